@@ -10,8 +10,11 @@ A process that holds many orders also sets Python's garbage collector here.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import field, fields
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -19,7 +22,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, MutableMapping
 
-    from prometheus_client import CollectorRegistry
+    from _typeshed import DataclassInstance
     from prometheus_client.metrics_core import Metric as Family
 
     Message = MutableMapping[str, Any]
@@ -77,6 +80,32 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
             yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
 
 
+def counted(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, or a Counter
+    """Return a field of a dataclass of counters; with `label` it counts for each of its values."""
+    about = {"help": text, "label": label}
+    if label:
+        return field(default_factory=Counter, metadata=about)
+    return field(default=0, metadata=about)
+
+
+def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], ...]:
+    """Return a counter `prefix`_NAME_total for each field NAME of `stats`, made by `counted`."""
+    return tuple(
+        Metric(
+            f"{prefix}_{each.name}_total", "counter", each.metadata["help"],
+            attrgetter(each.name), each.metadata["label"],
+        )
+        for each in fields(stats)
+    )  # fmt: skip
+
+
+def text_of(samples: Callable[[], Iterable[Sample]]) -> bytes:
+    """Return samples as Prometheus reads them. Needs the extra `monitoring`."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_Collector(samples))
+
+
 class MonitoredPart(Protocol):
     """What a Monitor looks at: a sequencer, a receiver, a relay, or a part of yours."""
 
@@ -119,11 +148,9 @@ class Monitor:
 
     def __init__(self, *parts: MonitoredPart) -> None:
         """Look at `parts`. Raises ModuleNotFoundError without the extra `monitoring`."""
-        from prometheus_client import CollectorRegistry
+        import prometheus_client  # noqa: F401 - if it is missing, that shows here
 
         self._parts = list(parts)
-        self._registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(self.samples))
 
     def add(self, part: MonitoredPart) -> None:
         """Look at `part` too."""
@@ -144,9 +171,7 @@ class Monitor:
 
     def text(self) -> bytes:
         """Return the page that Prometheus reads."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self._registry)
+        return text_of(self.samples)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""

@@ -1,14 +1,13 @@
 """Messages that must all arrive and be applied once, in any order."""
 
-from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.attempts import Refused
+from outbox.consumer.config import ConsumerConfig, ConsumerStats
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.inbox import InboxLog
-from outbox.consumer.offsets import ConsumeStart, StartFrom
-from outbox.consumer.outcomes import Refused
-from outbox.consumer.pace import ConsumerStats
 from outbox.consumer.record_source import move_start
 from outbox.destination import Destination
 from outbox.errors import (
@@ -22,11 +21,15 @@ from outbox.errors import (
 from outbox.message import Message, draw_message_ids
 from outbox.records import Confirm, Progress
 from outbox.sender.business import BusinessTransaction, add, add_many
-from outbox.sender.fire_after_commit import FireAfterCommit
-from outbox.sender.relay import Relay
-from outbox.sender.relay_config import KeepConfig, RelayConfig
-from outbox.sender.retention import Kept, keep_outbox
-from outbox.sender.setup import change_destination, create_destination_topics, save_destinations
+from outbox.sender.config import KeepConfig, RelayConfig
+from outbox.sender.relay import FireAfterCommit, Relay
+from outbox.sender.upkeep import (
+    Kept,
+    change_destination,
+    create_destination_topics,
+    keep_outbox,
+    save_destinations,
+)
 from outbox.statuses import Change, Status
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,6 +22,8 @@ from orderchain.text import printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+_T = TypeVar("_T")
 
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """Bound on an answer's body. Answers list ids; a longer one is something else."""
@@ -76,6 +78,17 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
     if 400 <= answered.status < 500 and answered.status not in {408, 429}:
         raise CallRefused(shown_url(url), answered)
     raise RetryError(f"{shown_url(url)}: status {answered.status}")
+
+
+async def ask(
+    method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
+) -> _T:
+    """Do the same, and return what the answer says. Raises RetryError for one that is no `kind`."""
+    answered = await call_json(method, url, token, content, seconds)
+    try:
+        return msgspec.json.decode(answered.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RetryError(f"{shown_url(url)} has answered: {reason_of(error)}") from error
 
 
 def check_url(field: str, url: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from orderchain.clients.kafka import DRIVER_ERRORS, not_allowed
 from orderchain.clock import Backoff
@@ -131,6 +131,41 @@ class Parts:
         self._ended.set()
         self._on_end()
         self.cancel(set(self._tasks) - self._spared)
+
+
+class ServiceOfParts:
+    """What is started, runs as parts, and is stopped in order; use it by `async with`.
+
+    Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end
+    of `async with` raise its error.
+    """
+
+    _parts: Parts
+
+    async def start(self) -> None:
+        """Begin."""
+        raise NotImplementedError
+
+    async def _stop(self) -> None:
+        """End all parts in order, within a deadline; never raise."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Raise what a part has raised, when one has ended; return at a stop."""
+        await self._parts.wait()
+
+    async def stop(self) -> None:
+        """End in order, within a deadline; also when cancelled. Otherwise never raises."""
+        await uninterrupted(self._stop())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.stop()
+        if kind is None:
+            self._parts.check()
 
 
 async def endless(

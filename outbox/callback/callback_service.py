@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from orderchain.clients.kafka import (
     AIOKafkaConsumer,
@@ -26,9 +26,10 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
+from orderchain.monitoring import counted, counters
 from orderchain.sql import OUTBOX_CALLBACK, load_sql
 from orderchain.text import printable, reason_of
-from outbox.callback.config import Reply, after_ask
+from outbox.callback.config import after_ask
 from outbox.errors import BadRecord
 from outbox.message import smallest_id
 from outbox.parts import endless
@@ -36,10 +37,13 @@ from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
 from outbox.session import OutboxSession, Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections import Counter
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orderchain.clock import Clock
-    from outbox.callback.config import CallbackConfig
+    from orderchain.monitoring import Sample
+    from outbox.callback.calls import SenderCalls
+    from outbox.callback.config import CallbackConfig, Reply
 
 
 _log = logging.getLogger(__name__)
@@ -117,8 +121,7 @@ class CallbackStore:
     ) -> None:
         """Keep confirms, by message and consumer, with their proofs; a repeat changes nothing."""
         ordered = sorted(confirms)
-        ids = [message_id for message_id, _ in ordered]
-        consumers = [consumer for _, consumer in ordered]
+        ids, consumers = zip(*ordered, strict=True)
         proofs = [confirms[each] for each in ordered]
         await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at, proofs)
 
@@ -147,16 +150,8 @@ class CallbackStore:
 
     async def asked(self, token: UUID, asked: Sequence[AskedDelivery]) -> None:
         """Write what became of questions."""
-        await self._session.fetch(
-            SQL["asked"],
-            [each.message_id for each in asked],
-            [each.consumer for each in asked],
-            [each.is_ended for each in asked],
-            [each.ask_count for each in asked],
-            [each.due_at for each in asked],
-            [each.trouble for each in asked],
-            token,
-        )
+        columns = zip(*map(astuple, asked), strict=True)
+        await self._session.fetch(SQL["asked"], *columns, token)
 
     async def returned(self, token: UUID, taken: Sequence[ClaimedDelivery]) -> None:
         """Write that senders know of confirms."""
@@ -185,45 +180,22 @@ class CallbackStore:
         await self._session.close()
 
 
-class SenderCalls(Protocol):
-    """How senders are called. Both raise RetryError or RefusedError if there was no answer."""
-
-    async def resend(
-        self, sender: str, consumer: str, message_ids: Sequence[UUID]
-    ) -> Mapping[UUID, Reply]:
-        """Ask to resend messages. Those that are left out were not answered."""
-        ...
-
-    async def confirmed(
-        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
-    ) -> Collection[UUID]:
-        """Report that a consumer has applied messages, with its proof of each.
-
-        Returns once the sender has stored it. Returns those whose proofs are wrong, which are not
-        stored.
-        """
-        ...
-
-
 @dataclass
 class CallbackStats:
     """Counters of one process; they only rise."""
 
-    checks: int = 0
-    """Messages that senders have asked to check."""
-    confirms: int = 0
-    asked: int = 0
-    """Deliveries about which senders were asked."""
-    unanswered: int = 0
-    """Those of them without an answer."""
-    returned: int = 0
-    """Confirms that were returned."""
-    forged: int = 0
-    """Confirms that their senders did not believe."""
-    returns: int = 0
-    """Calls that these returns took."""
-    bad_records: Counter[str] = field(default_factory=Counter)
-    """Records that were dropped, by reason."""
+    checks: int = counted("Messages that senders have asked to check.")
+    confirms: int = counted("Confirms that were stored.")
+    asked: int = counted("Deliveries about which senders were asked.")
+    unanswered: int = counted("Deliveries about which a sender was asked, and gave no answer.")
+    returned: int = counted("Confirms that were returned.")
+    forged: int = counted("Confirms that their senders did not believe.")
+    returns: int = counted("Calls by which confirms were returned.")
+    bad_records: Counter[str] = counted("Records that were dropped.", "reason")
+
+
+METRICS: Final = counters("orderchain_outbox_callback", CallbackStats)
+"""What a callback service counts."""
 
 
 class CallbackService:
@@ -241,6 +213,11 @@ class CallbackService:
     def stats(self) -> CallbackStats:
         """Return the counters as they are now."""
         return deepcopy(self._counters)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        for metric in METRICS:
+            yield from metric.samples(self._counters, {})
 
     async def check(self) -> None:
         """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""

@@ -23,15 +23,15 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.errors import OrderchainError, SettingError
 from orderchain.text import reason_of
 from outbox.callback.config import Reply
 from outbox.destination import CONFIRMS_MAX, NAME_CHARS_MAX
-from outbox.http_call import call_json
+from outbox.http_call import ask
 from outbox.records import PROOF_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from starlette.requests import Request
 
@@ -78,8 +78,24 @@ class Addressee(Protocol):
         ...
 
 
-_replies = msgspec.json.Decoder(Replies)
-_refusals = msgspec.json.Decoder(Refusals)
+class SenderCalls(Protocol):
+    """How senders are called. Both raise RetryError or RefusedError if there was no answer."""
+
+    async def resend(
+        self, sender: str, consumer: str, message_ids: Sequence[UUID]
+    ) -> Mapping[UUID, Reply]:
+        """Ask to resend messages. Those that are left out were not answered."""
+        ...
+
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> Collection[UUID]:
+        """Report that a consumer has applied messages, with its proof of each.
+
+        Returns once the sender has stored it. Returns those whose proofs are wrong, which are not
+        stored.
+        """
+        ...
 
 
 class HttpSenderCalls:
@@ -95,7 +111,7 @@ class HttpSenderCalls:
     ) -> Mapping[UUID, Reply]:
         """See `SenderCalls.resend`."""
         content = CalledMessages(consumer, list(message_ids))
-        replies = (await self._call(sender, "resend", content, _replies)).replies
+        replies = (await self._ask(sender, "resend", content, Replies)).replies
         return {each: replies[str(each)] for each in message_ids if str(each) in replies}
 
     async def confirmed(
@@ -104,20 +120,14 @@ class HttpSenderCalls:
         """See `SenderCalls.confirmed`."""
         shown = [proof.hex() for proof in proofs.values()]
         content = CalledMessages(consumer, list(proofs), shown)
-        return (await self._call(sender, "confirmed", content, _refusals)).refused
+        return (await self._ask(sender, "confirmed", content, Refusals)).refused
 
-    async def _call(
-        self, sender: str, name: str, content: CalledMessages, decoder: msgspec.json.Decoder[_T]
-    ) -> _T:
+    async def _ask(self, sender: str, name: str, content: CalledMessages, kind: type[_T]) -> _T:
         to = self._address(sender)
         if not to.callback_url:
             raise SettingError("callback_url", "", f"one for client {sender}")
         url = f"{to.callback_url.rstrip('/')}/{name}"
-        answered = await call_json("POST", url, to.call_token, content, self._seconds)
-        try:
-            return decoder.decode(answered.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RetryError(f"{sender} has answered to {name}: {reason_of(error)}") from error
+        return await ask("POST", url, to.call_token, content, self._seconds, kind)
 
 
 BODY_BYTES_MAX: Final = 2 * 2**20

@@ -19,19 +19,19 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.sql import load_sql
-from outbox.alerts import Alerts
 from outbox.callback.config import Reply
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
 from outbox.message import Message, draw_message_ids, smallest_id
-from outbox.parts import Parts, endless, uninterrupted
+from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
+from outbox.sender.config import RelayStats
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
-from outbox.sender.relay_config import RelayStats
 from outbox.sender.sending import Parcel, Sending, Tally
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import Abnormal, Applied, RelayStore, messages_of
+from outbox.sender.sweep import Alerts
 from outbox.sender.verdicts import CLAIMS_MAX
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
     from orderchain.clock import Clock
     from outbox.callback.config import CheckedConfig
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.config import RelayConfig
 
 SQL: Final = load_sql("outbox", "sql/checked_sender.sql")
 
@@ -71,8 +71,11 @@ class CheckedStats:
     abnormal: int = 0
 
 
-class CheckedSender:
-    """Sends after the commit, and answers the callback service."""
+class CheckedSender(ServiceOfParts):
+    """Sends after the commit, and answers the callback service.
+
+    A stop sends what waits, within `stop_seconds`.
+    """
 
     def __init__(
         self, config: RelayConfig, checked: CheckedConfig, *, clock: Clock | None = None
@@ -137,14 +140,6 @@ class CheckedSender:
     def _topics(self) -> set[str]:
         return topics_of(self._sending.destinations.values()) | {self._checked.check_topic}
 
-    async def run(self) -> None:
-        """Raise what a part has raised, when one has ended; return at a stop."""
-        await self._parts.wait()
-
-    async def stop(self) -> None:
-        """Send what waits, within `stop_seconds`; also when cancelled. Otherwise never raises."""
-        await uninterrupted(self._stop())
-
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             for close in (self._store.close, self._session.close, self._sender.close):
@@ -159,15 +154,6 @@ class CheckedSender:
     async def _finished(self) -> None:
         await self._sending.finish()
         await self._alerts.finish()
-
-    async def __aenter__(self) -> CheckedSender:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.stop()
-        if kind is None:
-            self._parts.check()
 
     @asynccontextmanager
     async def transaction(self, connection: Connection) -> AsyncIterator[BusinessTransaction]:

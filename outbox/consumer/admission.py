@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.consumer.attempts import FreshAttempt, ParkedAttempt
 from outbox.consumer.decisions import InboxVerdict, StoredDelivery, by_database, by_filter
+from outbox.consumer.inbox import AWAY
 from outbox.parts import uninterrupted
-from outbox.session import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
+    from outbox.consumer.attempts import Outcomes
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Attempt, Delivery
+    from outbox.consumer.delivery import Attempt, Delivery, Pace
     from outbox.consumer.filters import Filter
-    from outbox.consumer.inbox import Inbox
-    from outbox.consumer.key_queues import Lanes
-    from outbox.consumer.outcomes import Outcomes
-    from outbox.consumer.pace import Pace
-    from outbox.session import ConsumerConnections
+    from outbox.consumer.in_hand import Lanes
+    from outbox.consumer.inbox import ConsumerConnections, Inbox
 
 
 class _Opened(NamedTuple):

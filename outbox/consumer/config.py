@@ -1,16 +1,18 @@
-"""The settings of a consumer, as values."""
+"""The settings of a consumer, and what it counts."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
+from orderchain.monitoring import counted, counters
 from outbox.consumer.decisions import RetryLevels
-from outbox.consumer.offsets import ConsumeStart
+from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -77,3 +79,26 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         shown = DatabaseConfig.of(self.database).shown
         return f"ConsumerConfig({self.name!r}, {self.topics}, {shown})"
+
+
+@dataclass
+class ConsumerStats:
+    """Counts since the start; none of them falls."""
+
+    received: int = counted("Records, repeats included.")
+    bad_records: int = counted("Records that are not our messages. They are skipped.")
+    applied: int = counted("Messages whose effect has committed.")
+    repeated: int = counted(
+        "Messages that came again after that: no work was done, but the confirm was resent."
+    )
+    failures: int = counted("Calls of a handler that failed.")
+    parked: int = counted("Messages parked, for a retry or after another one of their key.")
+    dead: int = counted("Messages that became dead letters.")
+    waits: int = counted("Messages found in another worker's hands, and left alone for a while.")
+    interruptions: int = counted(
+        "Times that work was interrupted, mostly since the database was away; it was retried."
+    )
+
+
+METRICS: Final = counters("orderchain_outbox_consumer", ConsumerStats)
+"""What a consumer counts, with the label `consumer`."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.offsets import Partition
+    from outbox.consumer.in_hand import Partition
     from outbox.consumer.record_source import DestinationRecords
 
 

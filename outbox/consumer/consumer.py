@@ -26,16 +26,15 @@ from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
 from orderchain.text import reason_of
 from outbox.consumer.admission import Admission
+from outbox.consumer.attempts import Outcomes
+from outbox.consumer.config import METRICS, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
-from outbox.consumer.delivery import Handling
+from outbox.consumer.delivery import Handling, Pace
 from outbox.consumer.filters import Filter, MemoryFilter
-from outbox.consumer.inbox import Inbox
-from outbox.consumer.key_queues import Lanes
-from outbox.consumer.outcomes import Outcomes
-from outbox.consumer.pace import METRICS, ConsumerStats, Pace
+from outbox.consumer.in_hand import Lanes
+from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
 from outbox.consumer.record_source import DestinationRecords, Receiving
 from outbox.parts import Parts, uninterrupted
-from outbox.session import AWAY, ConsumerConnections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from orderchain.monitoring import Sample
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
-    from outbox.consumer.offsets import Partition
+    from outbox.consumer.in_hand import Partition
 
     Handler = Callable[[Delivery, Any], Awaitable[None]]
     """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""

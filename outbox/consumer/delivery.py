@@ -1,15 +1,20 @@
-"""One message on its way through the handler."""
+"""One message on its way through the handler, and the pace of the workers that handle messages."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
 
 from orderchain.clients.postgres import DriverUUID
+from orderchain.clock import Backoff
 from orderchain.errors import SettingError
+from orderchain.text import reason_of
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
@@ -18,7 +23,16 @@ if TYPE_CHECKING:
 
     from orderchain.clients.kafka import ConsumerRecord
     from orderchain.clients.postgres import Connection
+    from outbox.consumer.config import ConsumerStats
 
+
+_log = logging.getLogger(__name__)
+
+PAUSE_SECONDS_MIN: Final = 0.05
+"""Pause after the first interruption: a broken connection is most often back at once."""
+
+PAUSE_SECONDS_MAX: Final = 2.0
+"""Longest pause while a database stays away: how late its return may be noticed."""
 
 Given = TypeVar("Given")
 
@@ -185,3 +199,54 @@ def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
         confirm_token=read.confirm_token,
         oldest_unfinished=read.oldest_unfinished,
     )
+
+
+class Pace:
+    """When the workers of one consumer go on."""
+
+    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
+        """`busy_seconds`: how long a message that another worker has is left alone."""
+        self.is_stopping = False
+        self._busy_seconds = busy_seconds
+        self._stats = stats
+        self._changed = asyncio.Event()  # set when there may be work, or room, or the end
+        self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long nothing may be begun; 0 or less if work may go on."""
+        return self._paused_until - asyncio.get_running_loop().time()
+
+    def wake(self) -> None:
+        """End every `wait`: there may be work, or room, or the end."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self.is_stopping = True
+        self.wake()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until there may be something to do, or until `seconds` have passed."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._changed.wait()
+
+    def leave_alone(self, take_back: Callable[[], None]) -> None:
+        """Call `take_back` later: another worker has a message, and is given time."""
+        self._stats.waits += 1
+        asyncio.get_running_loop().call_later(self._busy_seconds, take_back)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
+        kind, reason = type(error).__name__, reason_of(error)
+        _log.warning("work was broken off, and is done again: %s: %s", kind, reason)
+        self._stats.interruptions += 1
+        pause = self._pauses.next_seconds()
+        self._paused_until = asyncio.get_running_loop().time() + pause
+
+    def worked(self) -> None:
+        """Record that the database is there."""
+        self._pauses.reset()

@@ -1,27 +1,33 @@
-"""The inbox: which messages were applied, which are parked, which are dead letters.
+"""The consumer's database: its connections, and the inbox.
 
-Every method runs its statements on the connection that it is given, in the transaction that is open
+The inbox knows which messages were applied, which are parked, which are dead letters. Each of its
+methods runs its statements on the connection that it is given, in the transaction that is open
 there: the caller decides what must commit together.
 """
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import Session, SessionConfig
-from orderchain.sql import OUTBOX_OPERATOR, load_sql, require_version
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
+from orderchain.clients.session import Connections, Session, SessionConfig
+from orderchain.errors import ConnectError, RetryError
+from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
+from outbox.session import BARRIER, keep_durable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection, Record
+    from outbox.consumer.config import ConsumerConfig
 
 
 INBOX_SCHEMA_VERSION: Final = 1
@@ -38,6 +44,69 @@ _ERROR_CHARS_MAX: Final = 2_000
 _SQL: Final = load_sql("outbox", "sql/inbox_queries.sql")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])
+
+
+_TRANSIENT_SQLSTATES: Final = frozenset({
+    "40001",  # could not serialize: nobody's fault, a retry may pass
+    "40P01",  # deadlock: another transaction went on
+    "55P03",  # a lock was not available in time
+    "57P01", "57P02", "57P03",  # the server is stopping or starting
+    "53300",  # no connection left
+})  # fmt: skip
+
+
+AWAY: Final = (RetryError, ConnectError, *DRIVER_ERRORS)
+"""Errors of a database that is away, or in trouble. TimeoutError is an OSError."""
+
+
+class ConsumerConnections(Connections):
+    """Connections of a consumer, whose commits last. Their settings are the handler's own."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        session = SessionConfig(
+            database=DatabaseConfig.of(config.database),
+            application_name=f"orderchain outbox consumer {config.name}",
+            role=OUTBOX_CONSUMER,
+            pooler="refused",  # what `keep_durable` pins is the session's own
+            watches_standby=True,
+            connect_seconds=config.connect_seconds,
+            statement_seconds=config.statement_seconds,
+            close_seconds=config.close_seconds,
+        )
+        super().__init__(session, prepare=self.check_durability)
+        self._is_unsafe = config.unsafe_durability
+
+    async def check_durability(self, connection: Connection) -> None:
+        """Raise DurabilityError if the server may lose what this connection has committed."""
+        async with asyncio.timeout(self._config.statement_seconds):
+            await keep_durable(connection, unsafe=self._is_unsafe)
+
+    def deadline(self) -> asyncio.Timeout:
+        """Return the deadline of our own statements, for `async with`."""
+        return asyncio.timeout(self._config.statement_seconds)
+
+    async def barrier(self) -> None:
+        """Return once what can be read here outlives a failover. Raises what a database raises."""
+        connection = await self.take()
+        try:
+            await connection.execute(BARRIER, timeout=self._config.statement_seconds)
+            self.check_commit(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        self.give_back(connection)
+
+    def refusal(self, error: Exception) -> Exception:
+        """Return what to raise after a statement raised `error`; see `statement_refusal`."""
+        return statement_refusal(error, self._config.database, self._config.role)
+
+
+def is_interruption(error: BaseException, connection: Connection | None) -> bool:
+    """Return whether work was interrupted from outside, so that the message is not to blame."""
+    if sqlstate_of(error) in _TRANSIENT_SQLSTATES:
+        return True
+    is_driver = isinstance(error, DRIVER_ERRORS)
+    return is_driver and connection is not None and connection.is_closed()
 
 
 class Inbox:

@@ -31,7 +31,7 @@ from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import printable, reason_of
 from outbox.consumer.delivery import read_delivery
-from outbox.consumer.offsets import (
+from outbox.consumer.in_hand import (
     ConsumeProgress,
     ConsumeStart,
     PartitionEnds,
@@ -47,11 +47,9 @@ if TYPE_CHECKING:
 
     from orderchain.clients.kafka import ConsumerRecord
     from orderchain.clock import Clock
-    from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Delivery
-    from outbox.consumer.key_queues import Lanes
-    from outbox.consumer.offsets import Partition
-    from outbox.consumer.pace import ConsumerStats, Pace
+    from outbox.consumer.config import ConsumerConfig, ConsumerStats
+    from outbox.consumer.delivery import Delivery, Pace
+    from outbox.consumer.in_hand import Lanes, Partition
 
 
 _log = logging.getLogger(__name__)
@@ -81,7 +79,7 @@ class DestinationRecords:
     """Where records come from, and how far they are processed.
 
     The group says which partitions are ours; we decide where to begin in them (see
-    `outbox.consumer.offsets`), and we commit the smallest unfinished offsets.
+    `outbox.consumer.in_hand`), and we commit the smallest unfinished offsets.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from orderchain.clients.postgres import Connection, Record
-    from outbox.sender.relay_config import RelayStats
+    from outbox.sender.config import RelayStats
     from outbox.sender.store import RelayStore
 
 

@@ -1,8 +1,12 @@
-"""The relay: sends what was stored, at once if it can, later if it must."""
+"""The relay: sends what was stored, at once if it can, later if it must.
+
+Fire after commit is its little sister without a table: it sends at once, or never.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -13,35 +17,37 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.text import reason_of
-from outbox.alerts import Alerts
-from outbox.destination import LOSS, topics_of
-from outbox.message import smallest_id
-from outbox.parts import Parts, endless, uninterrupted
+from outbox.acts import UNFINISHED, Unfinished, unfinished_of
+from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
+from outbox.errors import DestinationMissing, PartEnded
+from outbox.message import Message, check_message, draw_message_ids, smallest_id
+from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.sender.business import (
     BusinessCommit,
     BusinessTransaction,
     FailedBusiness,
     watched_transaction,
 )
+from outbox.sender.config import METRICS, WAITING, RelayStats
 from outbox.sender.message_sender import MessageSender
-from outbox.sender.relay_config import METRICS, WAITING, RelayStats
 from outbox.sender.results import AckWriter, ConfirmIntake
-from outbox.sender.retention import Retention
-from outbox.sender.sending import Parcel, Sending
+from outbox.sender.sending import NO_CLAIM, Parcel, Sending, Tally
 from outbox.sender.store import RelayStore
-from outbox.sender.sweep import Sweep
-from outbox.sender.unfinished import UnfinishedDeliveries
+from outbox.sender.sweep import Alerts, Sweep
+from outbox.sender.upkeep import Retention
+from outbox.session import OutboxSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from uuid import UUID
 
+    from orderchain.clients.kafka_config import KafkaConfig
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from orderchain.monitoring import Sample
     from outbox.destination import Destination
-    from outbox.message import Message
+    from outbox.sender.config import RelayConfig
     from outbox.sender.message_sender import Sent
-    from outbox.sender.relay_config import RelayConfig
     from outbox.sender.sweep import ConsumerLog
 
 
@@ -52,15 +58,50 @@ _SILENT_AGAIN_SECONDS: Final = 3_600.0
 """After so long a consumer that is not heard from is reported again."""
 
 
-class Relay:
+_READ_SECONDS: Final = 15.0
+"""How often the deliveries are counted at most: the count reads an index entry per delivery."""
+
+
+class UnfinishedDeliveries:
+    """Counts the unfinished deliveries for as long as somebody looks at the samples."""
+
+    def __init__(self, config: RelayConfig) -> None:
+        self._session = OutboxSession(config, "figures")  # the others must not wait for a count
+        self._is_wanted = asyncio.Event()
+        self._found: list[Unfinished] = []
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what was counted last, and have it counted again; nothing at the first time."""
+        self._is_wanted.set()
+        for one in self._found:
+            yield from one.samples()
+
+    async def run(self) -> None:
+        """Count until cancelled. Raises as `OutboxSession.fetch`; then nothing is shown."""
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            try:
+                self._found = unfinished_of(await self._session.fetch(UNFINISHED))
+            except BaseException:
+                self._found = []
+                raise
+            await asyncio.sleep(_READ_SECONDS)
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._session.close()
+
+
+class Relay(ServiceOfParts):
     """Sends, sweeps, takes confirms in, and cleans up. Any number may share the tables.
 
     It may run inside the business's own process: then `transaction` hands its messages over in
     memory, and neither the claim nor the message is read back from the database. What others store
     wakes it through the database. The sweep finds what it loses with its process.
 
-    Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end
-    of `async with` raise its error, and from then on `transaction` raises PartEnded.
+    When a part of it has ended, `transaction` raises PartEnded. A stop sends and writes what was
+    handed over, within `stop_seconds`; the rest is swept later.
     """
 
     def __init__(
@@ -118,11 +159,15 @@ class Relay:
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called.
         """
+        yield from self.own_samples()
+        yield from self._unfinished.samples()
+
+    def own_samples(self) -> Iterator[Sample]:
+        """Yield those of `samples` that say nothing about other processes."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {})
         yield from WAITING.samples(self.waiting, {})
-        yield from self._unfinished.samples()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why it sends nothing; None when it does."""
@@ -161,13 +206,6 @@ class Relay:
         for name, work in works:
             self._parts.begin(name, endless(name, work))
 
-    async def stop(self) -> None:
-        """Send and write what was handed over, within `stop_seconds`; the rest is swept later.
-
-        If cancelled meanwhile, it still runs to its end. Otherwise it never raises.
-        """
-        await uninterrupted(self._stop())
-
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._unfinished.close)
@@ -187,15 +225,6 @@ class Relay:
         with suppress(TimeoutError, OrderchainError):
             async with asyncio.timeout(self._config.stop_seconds):
                 await work()
-
-    async def __aenter__(self) -> Relay:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.stop()
-        if kind is None:
-            self._parts.check()
 
     @asynccontextmanager
     async def transaction(
@@ -266,10 +295,6 @@ class Relay:
         await self._failed.write()
         await self._alerts.finish()
 
-    async def run(self) -> None:
-        """Raise what a part of the relay has raised, when one has ended; return at a stop."""
-        await self._parts.wait()
-
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         return await self._sender.send(messages, {destination.name: destination}, self._oldest)
 
@@ -312,3 +337,125 @@ class Relay:
         while True:
             await self.keep()
             await asyncio.sleep(self._config.upkeep_seconds)
+
+
+WAITING_MAX: Final = 20_000
+"""Messages that may wait in memory to be sent, at most four fifths of them for one destination.
+Further ones are lost, and counted."""
+
+_ROUND_MAX: Final = 2_000
+
+_PROBE_SECONDS: Final = 1.0
+"""How often a broker that is away is tried."""
+
+_STOP_SECONDS: Final = 10.0
+
+
+class Firing:
+    """Messages of one business transaction that are sent if it commits."""
+
+    def __init__(self, destinations: Mapping[str, Destination]) -> None:
+        self._destinations = destinations
+        self.messages: list[Message] = []
+
+    def send(
+        self,
+        destination: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> UUID:
+        """Keep a message for after the commit. Raises MessageError, DestinationMissing."""
+        (message_id,) = draw_message_ids(1)
+        message = Message(message_id, destination, payload, key, headers)
+        check_message(message)
+        if destination not in self._destinations:
+            raise DestinationMissing(destination)
+        self.messages.append(message)
+        return message_id
+
+
+class FireAfterCommit(ServiceOfParts):
+    """Sends messages of committed transactions, once, and forgets them.
+
+    This is the fastest way, and it may lose messages. **What is lost**: messages that were
+    committed when the process died before the send (or before the acknowledgement); messages that
+    the broker refused; messages that are fired while the broker is away or the topic is missing;
+    messages beyond those that may wait. Nothing resends them. Except for a crash, what is lost is
+    counted and logged. Destinations are independent: one that is slow, or whose topic is missing,
+    loses only its own messages.
+    """
+
+    def __init__(
+        self,
+        kafka: str | KafkaConfig,
+        destinations: Iterable[Destination],
+        *,
+        send_seconds: float = 10.0,
+    ) -> None:
+        """`kafka`: a KafkaConfig, or the plaintext bootstrap servers. Raises SettingError."""
+        self._sender = MessageSender(kafka, send_seconds)
+        self._tally = Tally("lost")
+        self._sending = Sending(
+            self._sender,
+            self._tally,
+            self._send,
+            rows_max=WAITING_MAX,
+            round_rows_max=_ROUND_MAX,
+            probe_seconds=_PROBE_SECONDS,
+        )
+        self._sending.destinations = {each.name: each for each in destinations}
+        self._parts = Parts("fire after commit")
+
+    @property
+    def sent(self) -> int:
+        """Messages that the broker has acknowledged."""
+        return self._tally.sent_count
+
+    @property
+    def lost(self) -> int:
+        """Messages that were not sent, or whose outcome is unknown."""
+        return self._tally.unsent_count
+
+    async def start(self) -> None:
+        """Begin. The broker may be away."""
+        self._parts = Parts("fire after commit")
+        self._parts.begin("send", self._sending.run())
+        self._parts.begin("broker", endless("broker", self._sending.watch_broker))
+
+    async def _stop(self) -> None:
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._sender.close)
+            closing.callback(self._tally.log)
+            closing.callback(self._sending.drop_waiting)
+            closing.push_async_callback(self._parts.end)
+            with suppress(TimeoutError, PartEnded):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self.finish()
+
+    @asynccontextmanager
+    async def transaction(self, connection: Connection) -> AsyncIterator[Firing]:
+        """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
+
+        A send error is never raised here. Raises PartEnded if nothing is sent any more,
+        SettingError inside of a transaction.
+        """
+        firing = Firing(self._sending.destinations)
+        self._parts.check()
+        async with watched_transaction(connection) as commit:
+            yield firing
+            commit.matters = bool(firing.messages)
+        if commit.was_cut:
+            self._tally.give_up(len(firing.messages), "the commit may not outlive a failover")
+        else:
+            self._sending.hand_over(Parcel(NO_CLAIM, firing.messages))
+
+    async def finish(self) -> None:
+        """Return once nothing waits to be sent. Raises PartEnded if nothing is sent any more."""
+        await self._parts.during(self._sending.finish)
+
+    async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
+        # No table shows what other processes still have to send: only time does.
+        oldest = smallest_id(time.time() - OPEN_SECONDS_MAX)
+        return await self._sender.send(messages, {destination.name: destination}, oldest)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.destination import Destination
     from outbox.records import Confirm
+    from outbox.sender.config import RelayConfig, RelayStats
     from outbox.sender.message_sender import Sent, TopicTroubles
-    from outbox.sender.relay_config import RelayConfig, RelayStats
     from outbox.sender.sending import Claims, Sending
     from outbox.sender.store import RelayStore
     from outbox.sender.verdicts import Place

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from orderchain.clients.postgres import Connection, Record
     from outbox.records import Progress
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.config import RelayConfig
     from outbox.sender.sending import Share
 
 

@@ -7,11 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,17 +25,23 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
+from orderchain.monitoring import Metric, text_of
 from orderchain.text import printable, reason_of
 from outbox.destination import NAME_CHARS_MAX
 from outbox.message import Message
-from outbox.service import bodies, metrics
-from outbox.service.bodies import PAGE_ROWS_MAX
-from outbox.service.message_api import draw_missing
-from outbox.service.openapi import document
-from outbox.service.rates import Room, TokenBucket
-from outbox.service.refusals import (
+from outbox.service.config import Room, TokenBucket
+from outbox.service.interface import (
+    PAGE_ROWS_MAX,
+    Confirmed,
+    GivenConfirm,
+    GivenMessages,
+    NamedMessages,
+    document,
+)
+from outbox.service.message_api import (
     HttpRefusal,
     answer,
+    draw_missing,
     of_error,
     refused,
     too_fast,
@@ -47,11 +52,12 @@ from outbox.service.refusals import (
 from outbox.statuses import Change, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from orderchain.clock import Clock
-    from outbox.service.clients import Client, Clients
-    from outbox.service.config import ServiceConfig
+    from orderchain.monitoring import Sample
+    from outbox.acts import Unfinished
+    from outbox.service.config import Client, Clients, ServiceConfig
     from outbox.service.message_api import MessageDesk
 
 
@@ -109,17 +115,18 @@ _OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
 
 _BEARER: Final = "bearer "
 
+_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
 _CLOSE: Final = {"Connection": "close"}
 """The rest of a body that is refused is not read."""
 
 
-class Counted(Struct, frozen=True):
-    """What the other parts of this instance have counted since their start."""
-
-    parts: Mapping[str, Any]
-    """Their counters, by the part's name."""
-    waiting: int
-    """Messages in memory that are still to be sent."""
+REFUSALS: Final = Metric[Mapping[str, int]](
+    "orderchain_outbox_refusals_total", "counter", "Requests that were refused.", dict, "error"
+)
+DATABASE_UP: Final = Metric[bool](
+    "orderchain_outbox_database_up", "gauge", "1 when the database has answered, else 0.", float
+)
 
 
 class MessageApp:
@@ -132,7 +139,7 @@ class MessageApp:
         desk: MessageDesk,
         clock: Clock,
         is_working: Callable[[], bool] = lambda: True,
-        counted: Callable[[], Counted] = lambda: Counted({}, 0),
+        samples: Callable[[], Iterable[Sample]] = tuple,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         """Refused requests, by the word of their error."""
@@ -141,7 +148,7 @@ class MessageApp:
         self._desk = desk
         self._clock = clock
         self._is_working = is_working
-        self._counted = counted
+        self._samples = samples
         self._at_work = Room(config.requests_max, config.client_requests_max)
         self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
         self._requests: dict[str, TokenBucket] = {}
@@ -181,7 +188,7 @@ class MessageApp:
         return await self._store(client, request, is_prepared=True)
 
     async def _store(self, client: Client, request: Request, *, is_prepared: bool) -> Response:
-        given = (await self._body(request, bodies.GivenMessages)).messages
+        given = (await self._body(request, GivenMessages)).messages
         self._pace(self._messages, client, len(given))
         for one in given:
             if not client.may_send_to(one.destination):
@@ -208,13 +215,13 @@ class MessageApp:
         return await self._decide(client, request, Change.ROLLED_BACK)
 
     async def _decide(self, client: Client, request: Request, change: Change) -> Response:
-        given = await self._body(request, bodies.NamedMessages)
+        given = await self._body(request, NamedMessages)
         return answer(
             200, await self._desk.decide(client.name, change, uuids_of(given.message_ids))
         )
 
     async def _confirm(self, client: Client, request: Request) -> Response:
-        given = await self._body(request, bodies.GivenConfirm)
+        given = await self._body(request, GivenConfirm)
         if not client.may_confirm_as(given.consumer):
             expected = "one that this client may confirm as"
             raise HttpRefusal(403, "not_allowed", "consumer", given.consumer, expected)
@@ -225,7 +232,7 @@ class MessageApp:
                 "deliveries of this consumer; the others are confirmed",
                 more={"consumed": applied.consumed, "repeated": applied.repeated},
             )  # fmt: skip
-        return answer(200, bodies.Confirmed(applied.consumed, applied.repeated))
+        return answer(200, Confirmed(applied.consumed, applied.repeated))
 
     async def _get(self, client: Client, request: Request) -> Response:
         message_id = uuid_of("message_id", request.path_params["message_id"])
@@ -258,10 +265,16 @@ class MessageApp:
         except _OURS as error:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
-        counted = self._counted()
-        now = self._clock.wall_ns() / 1e9
-        page = metrics.render(counted.parts, self.refusals, counted.waiting, unfinished, now)
-        return Response(page, headers={"Content-Type": metrics.MEDIA_TYPE})
+        page = text_of(lambda: self._figures(unfinished))
+        return Response(page, headers={"Content-Type": _MEDIA_TYPE})
+
+    def _figures(self, unfinished: Sequence[Unfinished] | None) -> Iterator[Sample]:
+        """Yield what the parts count, then what is in the database; None: it does not answer."""
+        yield from self._samples()
+        yield from REFUSALS.samples(self.refusals, {})
+        yield from DATABASE_UP.samples(unfinished is not None, {})
+        for one in unfinished or ():
+            yield from one.samples()
 
     # ------------------------------------------------------------------------------ without a token
 

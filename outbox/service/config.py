@@ -1,15 +1,167 @@
-"""Settings of the message service."""
+"""The settings of the message service, and its clients: who may use it, for what, and how fast."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tomllib
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Final
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Struct
 
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from outbox.sender.check_loop import CheckingConfig
-from outbox.sender.relay_config import RelayConfig
+from outbox.destination import Name
+from outbox.http_call import check_url
+from outbox.sender.check_back import CheckingConfig
+from outbox.sender.config import RelayConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+CLIENTS_MAX: Final = 10_000
+"""Clients of one service: each request is compared with all of them."""
+
+FILE_BYTES_MAX: Final = 4 * 2**20
+
+TOKEN_CHARS_MAX: Final = 256
+"""The longest token that is looked at; ours have 43."""
+
+_Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Url = Annotated[str, Meta(max_length=2_000)]
+
+
+class Client(Config, frozen=True, kw_only=True):
+    """One client, as the file of clients describes it."""
+
+    name: Name
+    """The sender name under which its messages are stored."""
+    token_sha256: Annotated[tuple[_Sha256, ...], Meta(min_length=1, max_length=10)]
+    """SHA-256 of its token, in hexadecimal; two while a token is being changed."""
+    destinations: tuple[Name, ...] = ()
+    """Where it may send; `*` is everywhere."""
+    consumers: tuple[Name, ...] = ()
+    """As which consumers it may confirm; `*` is all."""
+    metrics: bool = False
+    """Whether it may read /metrics, which reports on the messages of all clients."""
+    check_url: _Url = ""
+    """Its check endpoint. Without it, its prepared messages stay so until it decides."""
+    callback_url: _Url = ""
+    """Its endpoint for the callback service: `/confirmed` and `/resend` are appended to it."""
+    call_token: Annotated[str, Meta(max_length=TOKEN_CHARS_MAX)] = ""
+    """The bearer token that we show when we call it."""
+    messages_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 2_000.0
+    """How fast it may send, on average, to each instance of the service."""
+    messages_burst: Annotated[int, Meta(ge=1, le=10**6)] = 10_000
+    """How many it may send at once before that average counts."""
+    requests_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 500.0
+    requests_burst: Annotated[int, Meta(ge=1, le=10**6)] = 1_000
+
+    def __post_init__(self) -> None:
+        """Raise SettingError for a name or a URL that can't be used."""
+        super().__post_init__()
+        if not self.name.isascii() or not self.name.isprintable():
+            raise SettingError("client name", self.name, "printable ASCII characters")
+        for field in ("check_url", "callback_url"):
+            if url := getattr(self, field):
+                check_url(f"{field} of client {self.name}", url)
+        if not self.call_token.isascii() or not self.call_token.isprintable():
+            expected = "printable ASCII characters"
+            raise SettingError(f"call_token of client {self.name}", "a secret", expected)
+
+    def __repr__(self) -> str:
+        """Show the name alone: the rest holds secrets."""
+        return f"Client(name={self.name!r})"
+
+    def may_send_to(self, destination: str) -> bool:
+        """Return whether it may send there."""
+        return destination in self.destinations or "*" in self.destinations
+
+    def may_confirm_as(self, consumer: str) -> bool:
+        """Return whether it may confirm as that consumer."""
+        return consumer in self.consumers or "*" in self.consumers
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    client: Annotated[list[Client], Meta(min_length=1, max_length=CLIENTS_MAX)]
+
+
+class Clients:
+    """All clients of a service."""
+
+    def __init__(self, clients: list[Client]) -> None:
+        self._by_name = {client.name: client for client in clients}
+        if len(self._by_name) != len(clients):
+            raise SettingError("client", "a name that is there twice", "each name once")
+        self._hashes = [
+            (bytes.fromhex(digest), client) for client in clients for digest in client.token_sha256
+        ]
+        if len({digest for digest, _ in self._hashes}) != len(self._hashes):
+            raise SettingError("token_sha256", "one that is there twice", "each token once")
+
+    def by_name(self, name: str) -> Client | None:
+        """Return the client of that name."""
+        return self._by_name.get(name)
+
+    def by_token(self, token: str) -> Client | None:
+        """Return whose token this is, in a time that reveals nothing about the others.
+
+        Tokens are drawn at random, so it is enough to keep one plain hash of each.
+        """
+        if not 0 < len(token) <= TOKEN_CHARS_MAX:
+            return None
+        given = hash_token(token)
+        found: Client | None = None
+        for known, client in self._hashes:
+            if hmac.compare_digest(known, given):
+                found = client  # and go on: the place in the list must not show
+        return found
+
+    def __iter__(self) -> object:
+        return iter(self._by_name.values())
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    """Refuse a file of secrets that others may read, or that they or its group may write."""
+    open_to = stat.S_IRWXO | stat.S_IWGRP
+    if mode & open_to:
+        expected = f"a file that others may not read (chmod {stat.S_IMODE(mode & ~open_to):o})"
+        raise SettingError("clients", f"{path} (mode {stat.S_IMODE(mode):o})", expected)
+
+
+def hash_token(token: str) -> bytes:
+    """Return what is stored of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def draw_token() -> str:
+    """Return a new token of 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+def read_clients(path: Path) -> Clients:
+    """Return the clients that a TOML file describes. Raises SettingError, without a secret."""
+    try:
+        with path.open("rb") as file:
+            _check_mode(path, os.fstat(file.fileno()).st_mode)
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise SettingError("clients", str(path), f"at most {FILE_BYTES_MAX} bytes of TOML")
+        decoded = msgspec.convert(tomllib.loads(content.decode()), _File)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingError("clients", str(path), f"a readable file: {reason}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise SettingError("clients", str(path), "a TOML file with [[client]] tables") from None
+    except msgspec.ValidationError as error:
+        raise SettingError("clients", str(path), f"clients as documented: {error}") from None
+    return Clients(decoded.client)
 
 
 class ServiceConfig(Config, frozen=True, kw_only=True):
@@ -52,3 +204,67 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
             if getattr(self, field) < self.body_bytes_max:
                 expected = f"at least body_bytes_max, {self.body_bytes_max}"
                 raise SettingError(field, getattr(self, field), expected)
+
+
+class TokenBucket(Struct):
+    """A bucket of tokens that fills at a steady rate up to its size; each thing done takes some."""
+
+    per_second: float
+    burst: int
+    level: float
+    filled_ns: int
+
+    @classmethod
+    def full(cls, per_second: float, burst: int, now_ns: int) -> TokenBucket:
+        """Return a full one."""
+        return cls(per_second, burst, float(burst), now_ns)
+
+    def take(self, count: int, now_ns: int) -> float:
+        """Take `count` and return 0; or take nothing, and return the seconds until they are there.
+
+        A count above what the bucket ever holds passes once it is full: such a request must be
+        possible, and it then waits for nobody but pays with a level below zero.
+        """
+        elapsed = max(now_ns - self.filled_ns, 0) / 1e9
+        self.level = min(self.level + elapsed * self.per_second, float(self.burst))
+        self.filled_ns = max(now_ns, self.filled_ns)
+        needed = min(count, self.burst)
+        if self.level >= needed:
+            self.level -= count
+            return 0.0
+        return (needed - self.level) / self.per_second
+
+
+class Room:
+    """What is at work at once, counted in one unit: in all, and per client.
+
+    Nobody waits for room: a request without room is refused, so that a client that leaves its
+    requests unfinished harms only itself.
+    """
+
+    def __init__(self, at_most: int, client_at_most: int) -> None:
+        self._at_most = at_most
+        self._client_at_most = client_at_most
+        self._taken: Counter[str] = Counter()
+        self.total = 0
+        """All that is taken."""
+
+    def has_client_room(self, client: str, count: int) -> bool:
+        """Return whether the client's own share has room for so much more."""
+        return self._taken[client] + count <= self._client_at_most
+
+    def has_room(self, count: int) -> bool:
+        """Return whether there is room for so much more, for any client."""
+        return self.total + count <= self._at_most
+
+    def take(self, client: str, count: int) -> None:
+        """Take so much; the caller has checked that there is room."""
+        self._taken[client] += count
+        self.total += count
+
+    def give_back(self, client: str, count: int) -> None:
+        """Give back what was taken."""
+        self._taken[client] -= count
+        self.total -= count
+        if not self._taken[client]:
+            del self._taken[client]

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from orderchain.errors import RetryError
+from orderchain.testing.process import alive, is_killed
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
-from outbox.consumer.offsets import PartitionEnds, begin_offset
+from outbox.consumer.in_hand import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords
 from outbox.records import encode_confirms
-from outbox.testing.standing_still import alive, is_killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from orderchain.clients.kafka import ConsumerRecord
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.offsets import ConsumeStart, Partition
+    from outbox.consumer.in_hand import ConsumeStart, Partition
     from outbox.records import Confirm, Progress
-    from outbox.testing.awkwardness import Faults
+    from outbox.testing.faults import Faults
 
 PARTITIONS: Final = 3
 """Partitions of each topic: enough for keys to overtake each other."""

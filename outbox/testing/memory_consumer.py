@@ -1,26 +1,280 @@
-"""The real consumer, with the broker and the database in memory at its ports."""
+"""The real consumer, with the broker and the database in memory at its ports, and its inbox.
+
+One lock replaces PostgreSQL's rules for changes of parked messages and dead letters: transactions
+that change them are short, no handler runs in them, and readers wait for their end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec.structs import replace
+
 from orderchain.testing.virtual_loop import virtual_clock
+from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
-from outbox.testing.crashing import CrashingAttempt, Stepped
+from outbox.consumer.decisions import StoredDelivery
+from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, shown
+from outbox.testing.faults import CrashingAttempt, Stepped
 from outbox.testing.memory_broker import MemoryConfirms, MemorySource
-from outbox.testing.memory_inbox import MemoryConnections, MemoryInbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from uuid import UUID
 
+    from orderchain.clients.postgres import Connection
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
-    from outbox.consumer.inbox import Inbox
-    from outbox.testing.crashing import CrashPlan
+    from outbox.testing.faults import CrashPlan
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import OutboxDatabase
-    from outbox.testing.memory_inbox import InboxRows
+    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase, OutboxTransaction
+
+
+@dataclass
+class Parked:
+    """A parked message."""
+
+    delivery: Delivery
+    failures: int
+    due_ns: int | None
+    """None: it waits for an earlier message of its key."""
+    error: str
+
+
+@dataclass
+class InboxRows:
+    """What has committed of one consumer's inbox, or is about to under the lock."""
+
+    consumer: str
+    applied: dict[UUID, Delivery] = field(default_factory=dict)
+    parked: dict[UUID, Parked] = field(default_factory=dict)  # in the order of arrival
+    dead: dict[UUID, DeadLetter] = field(default_factory=dict)
+
+    def head(self, key: bytes | None) -> Parked | None:
+        """Return the first parked message of a key; None if none is parked."""
+        if key is None:
+            return None
+        return next((row for row in self.parked.values() if row.delivery.key_bytes == key), None)
+
+    def is_held(self, delivery: Delivery) -> bool:
+        """Return whether a message, or an earlier one of its key, has failed or is parked."""
+        is_parked = delivery.message_id in self.parked or self.head(delivery.key_bytes) is not None
+        return is_parked or delivery.message_id in self.dead
+
+
+class MemoryConnections(ConsumerConnections):
+    """Hands out connections of the database in memory."""
+
+    def __init__(self, config: ConsumerConfig, database: OutboxDatabase) -> None:
+        super().__init__(config)
+        self._database = database
+
+    async def take(self) -> Connection:
+        """See `Connections.take`."""
+        await self._database.trip()
+        connection = self._database.connect()
+        connection.reports_rollback = True
+        return cast("Connection", connection)
+
+    async def check_durability(self, connection: Connection) -> None:
+        """Nothing here is lost."""
+
+    async def barrier(self) -> None:
+        """There is no standby."""
+
+    def give_back(self, connection: Connection) -> None:
+        """See `Connections.give_back`. A new one costs nothing, so none is kept."""
+        self.drop(connection)
+
+
+class MemoryInbox(Inbox):
+    """See `outbox.consumer.inbox.Inbox`: a connection is a `MemoryConnection` everywhere."""
+
+    def __init__(self, rows: InboxRows, database: OutboxDatabase, seconds: float) -> None:
+        super().__init__(0, seconds)
+        self._rows = rows
+        self._database = database
+        self._lock = ("parked and dead", rows.consumer)
+
+    # -- what was received -------------------------------------------------------------------------
+
+    async def claim(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """See `Inbox.claim`: it waits for another transaction that has the same id."""
+        await self._look(connection)
+        transaction = _of(connection).required
+        ours = set()
+        for delivery in sorted(deliveries, key=lambda each: each.message_id):
+            if not self._rows.is_held(delivery) and await self._insert(transaction, delivery):
+                ours.add(delivery.message_id)
+        return ours
+
+    async def admit(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """See `Inbox.admit`."""
+        await self._look(connection)
+        return {each.message_id for each in deliveries if not self._rows.is_held(each)}
+
+    async def judge(
+        self, connection: Connection, deliveries: Sequence[Delivery]
+    ) -> Mapping[UUID, StoredDelivery]:
+        """See `Inbox.judge`."""
+        await self._look(connection)
+        rows = self._rows
+        return {
+            each.message_id: StoredDelivery(
+                is_applied=each.message_id in rows.applied,
+                is_parked=each.message_id in rows.parked,
+                is_dead=each.message_id in rows.dead,
+                is_key_parked=rows.head(each.key_bytes) is not None,
+            )
+            for each in deliveries
+        }
+
+    # -- what is parked ----------------------------------------------------------------------------
+
+    async def park(
+        self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
+    ) -> None:
+        """See `Inbox.park`."""
+        await self._change(connection)
+        self._put_aside(delivery, failures, due_ns, shown(error))
+
+    async def park_in_turn(
+        self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
+    ) -> None:
+        """See `Inbox.park_in_turn`."""
+        await self._change(connection)
+        for delivery in deliveries:
+            self._put_aside(delivery, 0, now_ns, IN_TURN)
+
+    async def parked_until(
+        self, connection: Connection, deliveries: Sequence[Delivery]
+    ) -> dict[UUID, int]:
+        """See `Inbox.parked_until`."""
+        await self._look(connection)
+        until = {}
+        for delivery in deliveries:
+            if (row := self._rows.parked.get(delivery.message_id)) is not None:
+                head = row if row.due_ns is not None else self._rows.head(delivery.key_bytes)
+                if head is not None and head.due_ns is not None:
+                    until[delivery.message_id] = head.due_ns
+        return until
+
+    async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
+        """See `Inbox.take_due`: it skips those that others have taken."""
+        await self._look(connection)
+        transaction = _of(connection).required
+        due = [
+            (row.due_ns, message_id)
+            for message_id, row in self._rows.parked.items()
+            if row.due_ns is not None and row.due_ns <= now_ns
+        ]
+        for _, message_id in sorted(due, key=lambda each: each[0]):
+            if self._database.try_lock(transaction, ("parked", self._rows.consumer, message_id)):
+                row = self._rows.parked[message_id]
+                return replace(row.delivery, failures=row.failures)
+        return None
+
+    async def record(self, connection: Connection, delivery: Delivery) -> bool:
+        """See `Inbox.record`."""
+        await self._look(connection)
+        return await self._insert(_of(connection).required, delivery)
+
+    async def park_again(
+        self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
+    ) -> None:
+        """See `Inbox.park_again`."""
+        await self._change(connection)
+        row = self._rows.parked[delivery.message_id]
+        row.failures, row.due_ns, row.error = failures, due_ns, shown(error)
+
+    async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
+        """See `Inbox.unpark`."""
+        await self._change(connection)
+        self._rows.parked.pop(delivery.message_id, None)
+        head = self._rows.head(delivery.key_bytes)
+        if head is not None and head.due_ns is None:
+            head.due_ns = now_ns
+
+    async def bury(
+        self, connection: Connection, delivery: Delivery, *, failures: int, reason: str, error: str
+    ) -> None:
+        """See `Inbox.bury`."""
+        await self._change(connection)
+        rows = self._rows
+        letter = DeadLetter(
+            rows.consumer, delivery.message_id, delivery.destination, delivery.key, reason,
+            failures, shown(error), delivery.received_at, _now(), None,
+        )  # fmt: skip
+        rows.dead.setdefault(delivery.message_id, letter)
+
+    # -- retention: what is here is kept for good --------------------------------------------------
+
+    async def extend(self, connection: Connection, now_ns: int) -> None:
+        """There are no partitions."""
+
+    async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
+        """Nothing is dropped."""
+
+    async def hear_of_senders(
+        self, connection: Connection, oldest: Mapping[str, UUID | None]
+    ) -> None:
+        """Nothing is dropped."""
+
+    async def retire(self, connection: Connection, keep_from_ns: int) -> UUID | None:
+        """Nothing is dropped."""
+        return None
+
+    # -- shared ------------------------------------------------------------------------------------
+
+    async def _look(self, connection: Connection) -> None:
+        """Wait for a transaction that changes what is parked or dead."""
+        transaction = await _of(connection).step()
+        await self._database.until_free(transaction, self._lock)
+
+    async def _change(self, connection: Connection) -> None:
+        """Be the only one that changes what is parked or dead, until the transaction ends."""
+        await _of(connection).step()
+        transaction, rows = _of(connection).required, self._rows
+        await self._database.lock(transaction, self._lock)
+        parked = {message_id: copy(row) for message_id, row in rows.parked.items()}
+        dead = dict(rows.dead)
+
+        def undo() -> None:
+            rows.parked, rows.dead = parked, dead
+
+        transaction.add(undo=undo)
+
+    def _put_aside(self, delivery: Delivery, failures: int, due_ns: int, error: str) -> None:
+        rows = self._rows
+        if delivery.message_id not in rows.parked:
+            due = due_ns if rows.head(delivery.key_bytes) is None else None
+            # As a table returns it: what this attempt has noted on it is not stored.
+            stored = replace(
+                delivery, oldest_unfinished=None, is_alone=False, looked_before=False, handling=None
+            )
+            rows.parked[delivery.message_id] = Parked(stored, failures, due, error)
+
+    async def _insert(self, transaction: OutboxTransaction, delivery: Delivery) -> bool:
+        name = ("inbox", self._rows.consumer, delivery.message_id)
+        await self._database.lock(transaction, name)
+        applied = self._rows.applied
+        if delivery.message_id in applied:
+            self._database.unlock(transaction, name)
+            return False
+        transaction.add(lambda: applied.__setitem__(delivery.message_id, delivery))
+        return True
+
+
+def _of(connection: Connection) -> MemoryConnection:
+    return cast("MemoryConnection", connection)
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(virtual_clock().wall_ns() / 1e9, UTC)
 
 
 class MemoryConsumer(Consumer):

@@ -21,8 +21,7 @@ from orderchain.clients.postgres import (
     rolled_back,
 )
 from orderchain.errors import SettingError
-from orderchain.testing.process import current_process
-from outbox.testing.standing_still import alive
+from orderchain.testing.process import alive, current_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence

@@ -13,28 +13,26 @@ from orderchain.testing.process import Process
 from orderchain.testing.virtual_loop import VirtualLoop
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
-from outbox.sender.decision import CHECK, DECIDE
+from outbox.sender.check_back import CHECK, DECIDE
 from outbox.session import SYNCHRONOUS
-from outbox.testing.awkwardness import Faults
-from outbox.testing.crashing import CrashPlan
+from outbox.testing.faults import CrashPlan, Faults
 from outbox.testing.memory_broker import MemoryBroker
-from outbox.testing.memory_consumer import MemoryConsumer
+from outbox.testing.memory_consumer import InboxRows, MemoryConsumer
 from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
-from outbox.testing.memory_inbox import InboxRows
-from outbox.testing.memory_relay import MemoryDecisions, MemoryRelay
+from outbox.testing.memory_relay import MemoryDecisions, MemoryMessageClient, MemoryRelay
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
+    from outbox.acts import DeadLetter
     from outbox.consumer.consumer import Consumer
-    from outbox.dead_letter import DeadLetter
     from outbox.destination import Destination
     from outbox.sender.verdicts import CheckRules
-    from outbox.service.message_client import MessageClient
+    from outbox.service.interface import MessageClient
     from outbox.statuses import Status
-    from outbox.testing.awkwardness import Awkwardness
+    from outbox.testing.faults import Awkwardness
     from outbox.testing.memory_database import Answer
     from outbox.testing.memory_relay import Ask
 
@@ -162,15 +160,13 @@ class MemoryOutbox:
 
     def message_client(self, sender: str) -> MessageClient:
         """Return a client of the message service (mode 6), as which `sender` prepares messages."""
-        from outbox.testing.memory_client import MemoryMessageClient
-
         return MemoryMessageClient(sender, self._database, self._relay, self._faults)
 
     def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
         """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
         It returns an `outbox.sender.verdicts.Answer` for each id, as
-        `outbox.sender.decision.check_decisions` does; those that it leaves out were not answered.
+        `outbox.sender.check_back.check_decisions` does; those that it leaves out were not answered.
         An OrderchainError is no answer either. `rules` are those of all senders, by default the
         real ones.
         """

@@ -25,9 +25,9 @@ from outbox import (
     create_destination_topics,
     save_destinations,
 )
-from outbox.dead_letter import DeadLetter, DeadLetters
+from outbox.acts import DeadLetter, DeadLetters
 from outbox.sender.business import store_messages
-from outbox.sender.check_loop import CheckBack, CheckingConfig, decide_messages
+from outbox.sender.check_back import CheckBack, CheckingConfig, decide_messages
 from outbox.sender.verdicts import CheckRules
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change

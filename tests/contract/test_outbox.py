@@ -28,7 +28,7 @@ from outbox import (
     draw_message_ids,
 )
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
-from outbox.sender.decision import DecisionRefused, check_decision, check_decisions, decide
+from outbox.sender.check_back import DecisionRefused, check_decision, check_decisions, decide
 from outbox.sender.verdicts import Answer
 from outbox.statuses import Change
 

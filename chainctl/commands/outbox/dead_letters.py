@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chainctl.settings import Settings
-    from outbox.dead_letter import Content, DeadLetter, DeadLetterFilter, DeadLetters
+    from outbox.acts import Content, DeadLetter, DeadLetterFilter, DeadLetters
 
 REASONS: Final = ("tries used up", "refused by the handler", "older than the inbox")
 LIMIT: Final = 1_000
@@ -171,7 +171,7 @@ def _filter(
     older_than: float | None,
     limit: int,
 ) -> DeadLetterFilter:
-    from outbox.dead_letter import DeadLetterFilter
+    from outbox.acts import DeadLetterFilter
 
     before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     return DeadLetterFilter(
@@ -182,7 +182,7 @@ def _filter(
 
 @asynccontextmanager
 async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
-    from outbox.dead_letter import DeadLetters
+    from outbox.acts import DeadLetters
 
     async with connected(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR

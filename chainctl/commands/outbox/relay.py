@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox import InboxLog, Relay
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.retention import Kept
-    from outbox.service.clients import Clients
-    from outbox.service.config import ServiceConfig
+    from outbox.sender.upkeep import Kept
+    from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
 
@@ -257,7 +256,7 @@ def token(as_json: bool) -> None:
 
     The client keeps the token; its hash goes into the file of clients. It is not stored anywhere.
     """
-    from outbox.service.clients import draw_token, hash_token
+    from outbox.service.config import draw_token, hash_token
 
     drawn = draw_token()
     made = Token(token=drawn, token_sha256=hash_token(drawn).hex())
@@ -319,7 +318,7 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
     a proxy with TLS before them. /openapi.json describes what they take, /livez and /readyz say
     how they are, /metrics what they count.
     """  # fmt: skip
-    from outbox.service.clients import read_clients
+    from outbox.service.config import read_clients
 
     clients = read_clients(clients_path)
     callback = _callback_config(settings, given) if given["callback"] else None
@@ -347,8 +346,8 @@ async def _serve(
 
 def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     """Return the settings of the service. Raises SettingError."""
-    from outbox.sender.check_loop import CheckingConfig
-    from outbox.sender.relay_config import RelayConfig
+    from outbox.sender.check_back import CheckingConfig
+    from outbox.sender.config import RelayConfig
     from outbox.sender.verdicts import CheckRules
     from outbox.service.config import ServiceConfig
 

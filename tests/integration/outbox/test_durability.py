@@ -23,14 +23,14 @@ from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.message import draw_message_ids
-from outbox.sender.decision import check_decision, decide
+from outbox.sender.check_back import check_decision, decide
 from outbox.sender.verdicts import Answer
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
 
 from .conftest import CONSUMER, make_sender
-from .service_client import client, raw, service_config
+from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outbox import Status
-from outbox.sender.check_loop import CheckingConfig
+from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
-from outbox.service.clients import Clients
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
 from .hand_clock import HandClock
-from .service_client import client, endpoint, raw, service_config
+from .service.service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -11,14 +11,14 @@ import pytest
 from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from outbox.sender.fire_after_commit import Firing
-from outbox.service.clients import Clients
+from outbox.sender.relay import Firing
+from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 
 from .cutting import cut_at
 from .hand_clock import HandClock
-from .service_client import client, raw, service_config
+from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

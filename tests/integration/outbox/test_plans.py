@@ -17,7 +17,7 @@ from orderchain.sql import OUTBOX_RELAY
 from outbox import Message, draw_message_ids
 from outbox.callback.callback_service import SQL as CALLBACK_SQL
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
-from outbox.sender.check_loop import SQL as PREPARED_SQL
+from outbox.sender.check_back import SQL as PREPARED_SQL
 from outbox.sender.store import SQL
 from outbox.session import PLAN_SETTINGS, OutboxSession
 from outbox.statuses import SENDABLE, Change, sources

@@ -18,7 +18,7 @@ PROMISES = {
     "": ["orderchain.frame", "orderchain.seal", "orderchain.testing.memory_store"],
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
-    "outbox": ["outbox"],
+    "outbox": ["outbox", "outbox.service.interface", "outbox.testing"],
     "web": ["outbox.service.server", "outbox.callback.calls"],
     "cli": ["chainctl.main", "chainctl.commands.chain.sequence", "chainctl.commands.chain.receive"],
     "spark": ["chain_verifier.spark.verify"],

@@ -16,9 +16,9 @@ import yaml
 from chain_verifier.spark import follow
 from matcher_receiver import stats as receiver
 from orderchain.monitoring import READY
-from outbox.consumer import pace
-from outbox.sender import relay_config as relay
-from outbox.sender import unfinished
+from outbox import acts
+from outbox.consumer import config as consumer
+from outbox.sender import config as relay
 from sequencer import stats as sequencer
 from sequencer.intake import topic
 
@@ -27,9 +27,10 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, unfinished, pace, follow)
+PARTS = (sequencer, topic, receiver, relay, consumer, follow)
 EXPORTED = [
-    READY, relay.WAITING, *chain.from_iterable(part.METRICS for part in PARTS)
+    READY, relay.WAITING, *acts.UNFINISHED_METRICS,
+    *chain.from_iterable(part.METRICS for part in PARTS),
 ]  # fmt: skip
 SERIES = {
     metric.name + suffix

@@ -41,12 +41,11 @@ from outbox import (
 )
 from outbox.callback.callback_service import CallbackStore
 from outbox.callback.config import CallbackConfig
-from outbox.service.clients import Clients
-from outbox.service.config import ServiceConfig
-from outbox.service.message_client import MessageClient
+from outbox.service.config import Clients, ServiceConfig
+from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
 from tests.certificates import HOST, Authority
-from tests.integration.outbox.service_client import client
+from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.sockets import no_socket_left
 

@@ -32,7 +32,7 @@ from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.consumer.confirm_loop import ConfirmSender
-from outbox.consumer.offsets import ConsumeStart, StartFrom
+from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import DestinationRecords, move_start
 from sequencer import (
     Order,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import SettingError
+from outbox.acts import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
-from outbox.consumer.outcomes import Refused
-from outbox.dead_letter import DeadLetter, DeadLetterFilter, DeadLetters
 from outbox.records import RETRYING
 
 from ..hand_clock import HandClock

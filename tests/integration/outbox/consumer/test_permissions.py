@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orderchain.sql import INBOX_ROLES, OWNER
+from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.inbox import REFUSED, Inbox
-from outbox.dead_letter import DeadLetterFilter, DeadLetters
 from outbox.message import draw_message_ids
 
 from .permissions_page import table_below

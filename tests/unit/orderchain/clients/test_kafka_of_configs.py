@@ -13,7 +13,7 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import SettingError
 from outbox import ConsumerConfig, RelayConfig
 from outbox.callback.config import CallbackConfig
-from outbox.sender.fire_after_commit import FireAfterCommit
+from outbox.sender.relay import FireAfterCommit
 from sequencer import SequencerConfig, TopicIntakeConfig
 
 if TYPE_CHECKING:

@@ -1,0 +1,304 @@
+"""What a consumer has in hand of its partitions, and where it begins in them (mode 12). No I/O.
+
+A consumer that works on several messages at once finishes them out of order. It commits the offset
+below which everything is finished, so a crash repeats some messages and never skips one.
+
+Messages of one key are worked on one after the other, in the order received, and so are several
+records of one message; all others are worked on at once. A lane is a key, or the message's own id
+if it has no key.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
+
+from msgspec import Meta
+
+from orderchain.config import Config
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+class PartitionProgress:
+    """The received offsets of one partition, from `start` on.
+
+    Offsets rise, but may skip numbers: compaction and the broker's own marks take some.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._next = start  # above every received offset; never falls
+        self._received: deque[int] = deque()  # rising; its first one is not finished
+        self._unfinished: set[int] = set()  # members of _received
+
+    @property
+    def smallest_unfinished(self) -> int:
+        """The offset to commit: all below it is finished. Never falls."""
+        return self._received[0] if self._received else self._next
+
+    @property
+    def unfinished(self) -> int:
+        """How many received offsets are not finished."""
+        return len(self._unfinished)
+
+    def receive(self, offset: int) -> bool:
+        """Record a received offset. False for one that is not new: below those received."""
+        if offset < self._next:
+            return False
+        self._received.append(offset)
+        self._unfinished.add(offset)
+        self._next = offset + 1
+        return True
+
+    def finish(self, offset: int) -> None:
+        """Record that an offset is dealt with: applied, parked, or not to be worked on.
+
+        A second call, or one for an offset that was never received here, changes nothing: a
+        partition may have gone and come back meanwhile.
+        """
+        self._unfinished.discard(offset)
+        while self._received and self._received[0] not in self._unfinished:
+            self._received.popleft()
+
+    def pass_to(self, position: int) -> None:
+        """Record that no record is between the last received one and `position`."""
+        self._next = max(self._next, position)
+
+
+class ConsumeProgress:
+    """The progress of every partition that this process has been given."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[Partition, PartitionProgress] = {}
+        self._committed: dict[Partition, int] = {}
+
+    def assign(self, partition: Partition, start: int) -> None:
+        """Begin a partition at `start`, whatever was known of it before."""
+        self._partitions[partition] = PartitionProgress(start)
+        self._committed[partition] = start
+
+    def revoke(self, partitions: Iterable[Partition]) -> None:
+        """Forget partitions: another process works on them now."""
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+            self._committed.pop(partition, None)
+
+    def of(self, partition: Partition) -> PartitionProgress | None:
+        """Return the progress of one partition; None for one that is not ours."""
+        return self._partitions.get(partition)
+
+    def smallest_unfinished(self) -> dict[Partition, int]:
+        """Return the smallest unfinished offset of each partition."""
+        return {name: held.smallest_unfinished for name, held in self._partitions.items()}
+
+    def to_commit(self) -> dict[Partition, int]:
+        """Return what has moved since the last commit; empty when nothing has."""
+        return {
+            name: offset
+            for name, offset in self.smallest_unfinished().items()
+            if offset > self._committed[name]
+        }
+
+    def committed(self, offsets: dict[Partition, int]) -> None:
+        """Record a commit; nothing is kept of partitions that went meanwhile."""
+        for name, offset in offsets.items():
+            if name in self._committed:
+                self._committed[name] = max(self._committed[name], offset)
+
+
+class StartFrom(StrEnum):
+    """The kinds of start positions."""
+
+    FIRST = "first"
+    """The oldest record that the broker still holds."""
+    END = "end"
+    """After the last record: only what comes from now on."""
+    TIME = "time"
+    """The first record whose time is at or after a given one."""
+
+
+class ConsumeStart(Config, frozen=True, kw_only=True):
+    """Where to begin in a partition.
+
+    In a consumer's settings it says where a consumer with **no committed offset yet** begins. It is
+    ignored once there is one: otherwise each restart, and each partition that moves from one
+    process to another, would skip or repeat. To move a consumer that has one, stop it and call
+    `move_start`.
+    """
+
+    position: StartFrom = StartFrom.FIRST
+    time_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """Nanoseconds since 1970 UTC, with `time` only. Records carry milliseconds: the first record at
+    or after the millisecond that holds this is the first."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingError if a time is missing, or is given where none belongs."""
+        super().__post_init__()
+        if (self.position is StartFrom.TIME) != (self.time_ns is not None):
+            expected = f"one with position={StartFrom.TIME.value!r}, and none else"
+            raise SettingError("time_ns", self.time_ns, expected)
+
+    @property
+    def time_ms(self) -> int | None:
+        """The time as records carry it."""
+        return None if self.time_ns is None else self.time_ns // 1_000_000
+
+
+@dataclass(frozen=True)
+class PartitionEnds:
+    """What the broker says of one partition."""
+
+    first: int
+    """The oldest offset that it holds."""
+    end: int
+    """The offset after the last record."""
+    at_time: int | None = None
+    """The first offset whose record is at or after the time asked for; None: there is none."""
+
+
+def chosen_offset(start: ConsumeStart, ends: PartitionEnds) -> int:
+    """Return the offset of `start`. A time after every record is the end."""
+    match start.position:
+        case StartFrom.FIRST:
+            return ends.first
+        case StartFrom.END:
+            return ends.end
+        case StartFrom.TIME:
+            return ends.end if ends.at_time is None else ends.at_time
+
+
+def begin_offset(start: ConsumeStart, committed: int | None, ends: PartitionEnds) -> int:
+    """Return where a consumer begins: at its committed offset, otherwise where `start` says.
+
+    A committed offset that the broker does not hold leads to the oldest record that it has: below
+    that, records were dropped unread; above the end, the log was cut and may have been rewritten.
+    Repeats are harmless, and no existing record is skipped.
+    """
+    if committed is None:
+        return chosen_offset(start, ends)
+    return committed if is_held(committed, ends) else ends.first
+
+
+def is_held(offset: int, ends: PartitionEnds) -> bool:
+    """Return whether the broker can go on at `offset`."""
+    return ends.first <= offset <= ends.end
+
+
+class _Laned(Protocol):
+    @property
+    def lane(self) -> bytes: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=_Laned)
+
+
+class _KeyQueue(Generic[Item]):
+    """A lane with items that are being worked on."""
+
+    __slots__ = ("taken", "waiting")
+
+    def __init__(self) -> None:
+        self.taken = 0  # items that are worked on
+        self.waiting: deque[Item] = deque()  # what waits until there are none
+
+
+class Lanes(Generic[Item]):
+    """What waits to be worked on: each item is ready, or waits for one of its lane, or is taken."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when `take` may return more than before, or there is more room."""
+        self._changed = changed
+        self._ready: deque[Item] = deque()
+        self._lanes: dict[bytes, _KeyQueue[Item]] = {}
+        self._waiting = 0
+        self._taken = 0
+        self.held_bytes = 0  # the sizes of all that is held
+
+    @property
+    def held(self) -> int:
+        """How many items are in here, taken ones included."""
+        return len(self._ready) + self._waiting + self._taken
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `take` may return something. It may still find that all must wait."""
+        return bool(self._ready)
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Add `items` after all others."""
+        for item in items:
+            self._ready.append(item)
+            self.held_bytes += item.size
+        self._changed()
+
+    def take(self, most: int) -> list[Item]:
+        """Return up to `most` items whose lane has no earlier one that is worked on elsewhere.
+
+        Items of one lane may come together: the caller works on them in this order.
+        """
+        taken: list[Item] = []
+        while self._ready and len(taken) < most:
+            item = self._ready.popleft()
+            lane = self._lanes.get(item.lane)
+            if lane is None:
+                taken.append(item)
+            else:
+                lane.waiting.append(item)
+                self._waiting += 1
+        for item in taken:
+            name = item.lane
+            lane = self._lanes.get(name)
+            if lane is None:
+                lane = self._lanes[name] = _KeyQueue()
+            lane.taken += 1
+        self._taken += len(taken)
+        return taken
+
+    def release(self, items: Iterable[Item]) -> None:
+        """Record that taken items are dealt with; what waited for them is next."""
+        for item in items:
+            self.held_bytes -= item.size
+            self._leave(item)
+        self._changed()
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Take items back that were taken and not dealt with; they are the next of their lanes."""
+        for item in reversed(items):
+            self._lanes[item.lane].waiting.appendleft(item)
+            self._waiting += 1
+        for item in reversed(items):  # the last ones first, so that the first ones come first
+            self._leave(item)
+        self._changed()
+
+    def drop(self, is_dropped: Callable[[Item], bool]) -> None:
+        """Forget the items that match and are not taken."""
+        self._ready = self._without(self._ready, is_dropped)
+        for lane in self._lanes.values():
+            lane.waiting = self._without(lane.waiting, is_dropped)
+        self._waiting = sum(len(lane.waiting) for lane in self._lanes.values())
+
+    def _without(self, items: deque[Item], is_dropped: Callable[[Item], bool]) -> deque[Item]:
+        kept = deque(item for item in items if not is_dropped(item))
+        if len(kept) < len(items):
+            self.held_bytes -= sum(item.size for item in items) - sum(item.size for item in kept)
+        return kept
+
+    def _leave(self, item: Item) -> None:
+        lane = self._lanes[item.lane]
+        lane.taken -= 1
+        self._taken -= 1
+        if lane.taken == 0:
+            del self._lanes[item.lane]
+            self._waiting -= len(lane.waiting)
+            self._ready.extendleft(reversed(lane.waiting))

@@ -1,0 +1,360 @@
+"""Check-back: senders of prepared messages that are overdue are asked, and they answer.
+
+The asking side writes what follows from the answers. The sender's side decides in its local
+transaction, and answers checks: both write the same key in the sender's own database
+(`outbox/sql/decision.sql`), and the second one is refused. So a message that a check has cancelled
+can't belong to a transaction that commits later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import UUID, uuid4
+
+from msgspec import Meta, Struct
+
+from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.session import watch_for_cancelled_waits
+from orderchain.clock import SystemClock
+from orderchain.config import Config
+from orderchain.errors import OrderchainError, RefusedError, SettingError
+from orderchain.sql import load_sql
+from orderchain.text import printable, reason_of
+from outbox.parts import endless
+from outbox.sender.store import Abnormal
+from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
+from outbox.session import OutboxSession
+from outbox.statuses import Change, Status, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from orderchain.clients.postgres import Connection
+    from orderchain.clock import Clock
+    from outbox.sender.config import RelayConfig
+
+
+SQL: Final = load_sql("outbox", "sql/prepared.sql")
+
+_UNDECIDED: Final = {
+    change: sources(change, is_decided=False)
+    for change in (Change.COMMITTED, Change.ROLLED_BACK, Change.CHECKS_USED_UP)
+}
+_STATEMENTS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled_back"}
+
+
+class Checked(Struct, frozen=True):
+    """A prepared message whose sender is to be asked."""
+
+    message_id: UUID
+    check_count: int
+    """Answers so far."""
+    sender: str | None
+
+
+class Again(Struct, frozen=True):
+    """A check to be repeated."""
+
+    message_id: UUID
+    check_count: int
+    at: datetime
+    trouble: str
+    """What was answered, or why nothing was."""
+
+
+class MessageStanding(Struct, frozen=True):
+    """The state of a stored message."""
+
+    message_id: UUID
+    sender: str | None
+    pending: tuple[int, ...]
+    """Statuses of its unfinished deliveries."""
+    is_decided: bool
+    done: tuple[int, ...]
+    """Statuses of its finished ones."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its sender decided against it."""
+        return not self.pending and Status.CANCELLED in self.done
+
+    @property
+    def shown(self) -> str:
+        """Its statuses as a person reads them."""
+        found = sorted({*self.pending, *self.done})
+        return ", ".join(Status(status).name.lower() for status in found) or "none"
+
+
+async def decide_messages(
+    session: OutboxSession, change: Change, message_ids: Sequence[UUID], claim: UUID | None = None
+) -> set[UUID]:
+    """Commit or roll back prepared messages; return those that were undecided until now.
+
+    Abnormal messages that were never decided are decided too: late, but decided. With `claim`, only
+    those that the check of that token still holds. Raises RetryError.
+    """
+    statement = SQL[_STATEMENTS[change]]
+    rows = await session.fetch(statement, sorted(message_ids), _UNDECIDED[change], claim)
+    return {row[0] for row in rows}
+
+
+async def standings(
+    session: OutboxSession, message_ids: Sequence[UUID]
+) -> dict[UUID, MessageStanding]:
+    """Return the state of messages; unknown ones are left out. Raises RetryError."""
+    if not message_ids:
+        return {}
+    ids = sorted(message_ids)
+    rows = await session.fetch(SQL["standing"], ids, ids[0], ids[-1])
+    found = (MessageStanding(r[0], r[1], tuple(r[2]), r[3], tuple(r[4])) for r in rows)
+    return {standing.message_id: standing for standing in found}
+
+
+async def claim_checks(
+    session: OutboxSession, now: datetime, token: UUID, until: datetime, rows_max: int
+) -> list[Checked]:
+    """Claim checks that are due; unfinished ones fall due again at `until`."""
+    rows = await session.fetch(SQL["claim_checks"], now, token, until, rows_max)
+    return [Checked(*row) for row in rows]
+
+
+async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[Again]) -> None:
+    """Leave messages prepared, each with its next check at its time."""
+    await session.execute(
+        SQL["ask_again"],
+        [check.message_id for check in checks],
+        [check.check_count for check in checks],
+        [check.at for check in checks],
+        [check.trouble for check in checks],
+        token,
+    )
+
+
+async def give_up_checks(
+    session: OutboxSession, token: UUID, checks: Sequence[tuple[UUID, int]]
+) -> list[Abnormal]:
+    """Make messages abnormal whose checks are used up."""
+    rows = await session.fetch(
+        SQL["checks_used_up"],
+        [message_id for message_id, _ in checks],
+        [check_count for _, check_count in checks],
+        token,
+        _UNDECIDED[Change.CHECKS_USED_UP],
+    )
+    return [Abnormal(*row) for row in rows]
+
+
+_log = logging.getLogger(__name__)
+
+Ask = Callable[[str, Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
+"""Asks one sender, by name, about messages. Those that it leaves out were not answered. It raises
+RetryError or RefusedError if there was no answer at all."""
+
+_NOBODY: Final = "nobody to ask: it was prepared without a sender"
+_SILENT: Final = "no answer"
+
+
+class CheckingConfig(Config, frozen=True, kw_only=True):
+    """How checks are made."""
+
+    rules: CheckRules = CheckRules()
+    round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    """How often the loop looks for what is due."""
+    rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    """Checks of one round."""
+    ask_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Deadline of one call. Keep it above the time that a check may wait for a local
+    transaction."""
+
+
+class CheckBack:
+    """Makes checks. Any number may work side by side: each claims what it asks about."""
+
+    def __init__(
+        self,
+        database: RelayConfig,
+        ask: Ask,
+        config: CheckingConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        on_abnormal: Callable[[Sequence[Abnormal]], None] | None = None,
+    ) -> None:
+        self._config = config or CheckingConfig()
+        self._session = OutboxSession(database, "check-back")
+        self._ask = ask
+        self._clock = clock or SystemClock()
+        self._report = on_abnormal or _log_abnormal
+
+    async def run(self) -> None:
+        """Make checks forever; a database error is logged, and waited out."""
+        await endless("check-back", self._keep_checking)
+
+    async def _keep_checking(self) -> None:
+        while True:
+            if await self.check_once() < self._config.rows_max:
+                await asyncio.sleep(self._config.round_seconds)
+
+    async def check_once(self) -> int:
+        """Ask about the messages that are due now, and return how many. Raises RetryError."""
+        now, token = self._now(), uuid4()
+        # A process that dies in between leaves its claims until then; asking twice does no harm.
+        until = now + timedelta(seconds=self._config.ask_seconds * 3)
+        due = await claim_checks(self._session, now, token, until, self._config.rows_max)
+        by_sender: dict[str | None, list[Checked]] = {}
+        used_up: list[Checked] = []
+        for check in due:
+            if may_ask(self._config.rules, check.check_count):
+                by_sender.setdefault(check.sender, []).append(check)
+            else:
+                used_up.append(check)
+        await self._give_up(token, used_up)
+        # Side by side: a sender that is down must not delay the checks of another.
+        answers = await asyncio.gather(
+            *(self._answers(sender, checks) for sender, checks in by_sender.items())
+        )
+        for checks, (answered, trouble) in zip(by_sender.values(), answers, strict=True):
+            await self._write(token, checks, answered, trouble)
+        return len(due)
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._session.close()
+
+    async def _answers(
+        self, sender: str | None, checks: Sequence[Checked]
+    ) -> tuple[Mapping[UUID, Answer], str]:
+        """Return what a sender answered, and what to note if it did not."""
+        if sender is None:
+            return {}, _NOBODY
+        try:
+            async with asyncio.timeout(self._config.ask_seconds):
+                return await self._ask(sender, [check.message_id for check in checks]), _SILENT
+        except (OrderchainError, OSError) as error:
+            trouble = reason_of(error)
+            _log.warning("check-back: %s gave no answer: %s", printable(sender), trouble)
+            return {}, trouble
+
+    async def _write(
+        self,
+        token: UUID,
+        checks: Sequence[Checked],
+        answered: Mapping[UUID, Answer],
+        trouble: str,
+    ) -> None:
+        now = self._now()
+        decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
+        again: list[Again] = []
+        for check in checks:
+            answer = answered.get(check.message_id)
+            outcome = after_check(self._config.rules, check.check_count, answer)
+            if outcome.change is not None:
+                decided[outcome.change].append(check.message_id)
+            else:
+                at = now + timedelta(seconds=outcome.again_seconds)
+                note = trouble if answer is None else f"its sender said: {answer.value}"
+                again.append(Again(check.message_id, outcome.check_count, at, note))
+        for change, message_ids in decided.items():
+            if message_ids:
+                await decide_messages(self._session, change, message_ids, token)
+        if again:
+            await ask_again(self._session, token, again)
+
+    async def _give_up(self, token: UUID, used_up: Sequence[Checked]) -> None:
+        if used_up:
+            counts = [(check.message_id, check.check_count) for check in used_up]
+            if abnormal := await give_up_checks(self._session, token, counts):
+                self._report(abnormal)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+
+
+def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
+    for each in abnormal:
+        _log.error(
+            "message %s for %s is abnormal: %s",
+            each.message_id, printable(each.destination), printable(each.reason),
+        )  # fmt: skip
+
+
+WAIT_SECONDS: Final = 2.0
+"""How long a check waits for a local transaction that has decided and not yet committed. It is
+below the caller's deadline, or the answer would come too late."""
+
+DECIDE: Final = "SELECT outbox_decide($1)"
+CHECK: Final = "SELECT outbox_check_decision($1, $2)"
+_FORGET: Final = "SELECT outbox_forget_decisions($1, $2)"
+
+
+class DecisionRefused(RefusedError):
+    """The message was decided before. The transaction is broken, and must be rolled back.
+
+    `found` says by what: `not done`, a check; `done`, an earlier run of this same transaction,
+    whose effect is stored; `forgotten`, it is too old to be known; `not seen`, one of the first
+    two, in a transaction that can't see which.
+    """
+
+    def __init__(self, message_id: UUID, found: str) -> None:
+        super().__init__("message_id", str(message_id), f"one that is undecided, it is: {found}")
+        self.message_id = message_id
+        self.found = found
+
+
+async def decide(connection: Connection, message_id: UUID) -> None:
+    """Write into the local transaction that it is done for `message_id`.
+
+    An early call makes a check wait longer for the transaction; a late call wastes more work if a
+    check came first. Raises DecisionRefused; SettingError outside of a transaction.
+    """
+    if not connection.is_in_transaction():
+        expected = "one in a transaction: the decision is part of what it decides"
+        raise SettingError("connection", "outside of a transaction", expected)
+    try:
+        await connection.execute(DECIDE, message_id)
+    except DRIVER_ERRORS as error:
+        if sqlstate_of(error) != UNIQUE_VIOLATION:
+            raise
+        found = getattr(error, "detail", None) or "not seen"
+        raise DecisionRefused(message_id, found) from error
+
+
+async def check_decision(
+    connection: Connection, message_id: UUID, wait_seconds: float = WAIT_SECONDS
+) -> Answer:
+    """Answer one check, for the endpoint that is asked.
+
+    `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: an
+    answer that is then rolled back would be no fence. Raises SettingError in a transaction. The
+    answer is `UNKNOWN` if it is not known whether a synchronous standby has what would be answered.
+    """
+    if connection.is_in_transaction():
+        expected = "one outside of a transaction: the answer must be committed before it is given"
+        raise SettingError("connection", "in a transaction", expected)
+    with watch_for_cancelled_waits(connection) as was_cancelled:
+        found = await connection.fetchval(CHECK, message_id, int(wait_seconds * 1_000))
+        return Answer.UNKNOWN if was_cancelled() else Answer(found)
+
+
+async def check_decisions(
+    connection: Connection, message_ids: Iterable[UUID], wait_seconds: float = WAIT_SECONDS
+) -> dict[UUID, Answer]:
+    """Answer several checks; they share `wait_seconds`, so a slow transaction delays no answer."""
+    answers: dict[UUID, Answer] = {}
+    left = wait_seconds
+    for message_id in message_ids:
+        answers[message_id] = await check_decision(connection, message_id, left)
+        if answers[message_id] is Answer.UNKNOWN:
+            left = 0.0  # it has waited, or had nothing to wait for
+    return answers
+
+
+async def forget_decisions(connection: Connection, before: datetime, rows_max: int = 10_000) -> int:
+    """Remove decisions on messages made before `before`, at least a day ago; return how many.
+
+    From then on, checks of those messages are answered with `UNKNOWN`, never with `NOT_DONE`.
+    """
+    return int(await connection.fetchval(_FORGET, before, rows_max))

@@ -1,0 +1,195 @@
+"""The settings of a relay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta
+
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.config import Config
+from orderchain.errors import SettingError
+from orderchain.monitoring import Metric, counted, counters
+from outbox.destination import Name, Seconds
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+
+class RetentionConfig(Config, frozen=True, kw_only=True):
+    """The rules of retention."""
+
+    retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
+    """How long finished messages are kept, by the time at which they were stored."""
+    partition_seconds: Annotated[int, Meta(ge=3_600, le=366 * 86_400, multiple_of=3_600)] = (
+        6 * 3_600
+    )
+    """What one partition spans: the unit in which finished messages are dropped."""
+    history_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """First watermark: above so many bytes the oldest partitions are dropped earlier. 0: never. It
+    counts what the partitions of messages and of finished deliveries take on disk, with their
+    indexes; not unfinished deliveries, nor what a strange clock has put into the default partition.
+    Several partitions should fit below it: one that still takes messages is never dropped."""
+    outbox_bytes_max: Annotated[int, Meta(ge=0)] | None = None
+    """Second watermark: while the whole outbox takes more bytes, adding is refused with OutboxFull;
+    stored messages are still sent. It is stored in the database, one value for all relays: None
+    leaves what was set last, 0 is no bound. A round of retention checks it, so leave room above it
+    for what is added between two rounds."""
+    survivors_max: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
+    """Unfinished messages that may be moved out of a partition before it is dropped. A partition
+    with more stays."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError, also if the second watermark is not above the first."""
+        super().__post_init__()
+        if self.outbox_bytes_max and self.outbox_bytes_max <= self.history_bytes_max:
+            expected = f"more than history_bytes_max, {self.history_bytes_max}: drop, then refuse"
+            raise SettingError("outbox_bytes_max", self.outbox_bytes_max, expected)
+
+
+class KeepConfig(RetentionConfig, frozen=True, kw_only=True):
+    """The settings of one manual round of retention."""
+
+    database: str | DatabaseConfig
+    """The database with the outbox's tables, for `outbox_operator` or `outbox_relay`: a
+    DatabaseConfig, or a text as libpq takes it."""
+    unsafe_durability: bool = False
+    connect_seconds: Seconds = 10.0
+    statement_seconds: Seconds = 60.0
+
+    def __repr__(self) -> str:
+        """Show the settings without the password."""
+        return f"KeepConfig(database={DatabaseConfig.of(self.database).shown!r})"
+
+
+_ADDRESS_CHARS_MAX: Final = 4096
+
+
+class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
+    """The settings of a relay. Several may run side by side on the same tables."""
+
+    database: str | DatabaseConfig
+    """The database with the outbox's tables, for the role `outbox_relay`: a DatabaseConfig, or a
+    text as libpq takes it."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    name: Name = "orderchain-outbox-relay"
+    """The Kafka group in which the relays of this database share the confirm topics. Use another
+    one for every other database, or one would take the other's confirms."""
+
+    sweep_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    """How often the sweep looks for what is due. What others store is still sent at once: they wake
+    the relay when they commit."""
+    sweep_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
+    """Deliveries of one round of the sweep; full rounds follow each other at once."""
+    sweep_bytes_max: Annotated[int, Meta(ge=2**20, le=2**30)] = 32 * 2**20
+    """Payload bytes of one round."""
+    late_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    """How far before its last look the sweep begins, and how often it looks at everything. The
+    latter finds a transaction that took longer than this to commit."""
+
+    send_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
+    """Messages of one send. A round is formed from what comes while another one is under way."""
+    send_seconds: Seconds = 10.0
+    """Deadline of one send. After it the producer is discarded."""
+    waiting_rows_max: Annotated[int, Meta(ge=10, le=10**6)] = 20_000
+    """Messages that may wait in memory to be sent, at most four fifths of them for one destination.
+    The sweep finds further ones."""
+    ack_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    """The least time that an acknowledgement waits to be written with others; the most is twice
+    that. If the consumer confirms meanwhile, it need not be written at all: the delivery goes from
+    init to consumed. 0: each is written at once."""
+    probe_seconds: Seconds = 1.0
+    """How often a broker that is away is tried. Nothing is claimed meanwhile."""
+
+    upkeep_seconds: Seconds = 60.0
+    """How often partitions are made and dropped, the outbox is measured, and the destinations are
+    read again."""
+
+    silent_seconds: Seconds = 300.0
+    """A consumer that is not heard from for so long, although messages wait for it, is reported: in
+    the log, by the alerts, and in `chainctl outbox status`."""
+
+    unsafe_durability: bool = False
+    """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
+    `synchronous_commit`."""
+    connect_seconds: Seconds = 10.0
+    statement_seconds: Seconds = 30.0
+    stop_seconds: Seconds = 10.0
+    """Deadline of a stop. The next sweep sends what is not sent by then."""
+
+    alert_webhook: Annotated[str, Meta(max_length=_ADDRESS_CHARS_MAX)] = ""
+    """URL that gets a POST with JSON when deliveries become abnormal."""
+    alert_command: tuple[str, ...] = ()
+    """Program and arguments that are run then, with the same JSON on stdin."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError if settings contradict each other."""
+        super().__post_init__()
+
+    def __repr__(self) -> str:
+        """Show the settings without the password."""
+        shown = DatabaseConfig.of(self.database).shown
+        return f"RelayConfig(database={shown!r}, kafka={self.kafka!r})"
+
+
+@dataclass
+class RelayStats:
+    """Counters of this process; they only rise. Other processes may run alongside it."""
+
+    sent: int = counted("Messages that the broker has acknowledged.")
+    swept: int = counted(
+        "Deliveries that the sweep has claimed, woken or due; none if the fast path did all."
+    )
+    resent: int = counted("Those of them that were not sent for the first time.")
+    queued: int = counted(
+        "Times that a due delivery was left alone, since its consumer had not reached it yet."
+    )
+    found_applied: int = counted("Deliveries that were due, and found in the consumer's own log.")
+    released: int = counted(
+        "Messages whose claim was given back, since the broker was away or nobody could send."
+    )
+    failed: int = counted(
+        "Messages whose send failed though the broker was there: that counted as a try."
+    )
+    abnormal: int = counted("Deliveries that became abnormal.")
+    acks_written: int = counted(
+        "Deliveries for which the broker's acknowledgement (status 1) was written."
+    )
+    acks_overtaken: int = counted(
+        "Deliveries for which it need not be written, since their consumer had confirmed by then."
+    )
+    done_by_broker: int = counted("Deliveries that the broker's acknowledgement finished.")
+    consumed: int = counted("Deliveries that their consumer confirmed.")
+    early: int = counted("Confirms that came before the broker's acknowledgement was written.")
+    late: int = counted("Confirms of deliveries that had become abnormal.")
+    repeated: int = counted("Confirms of deliveries that were already done.")
+    unknown: int = counted("Confirms for deliveries that are not known, or no longer remembered.")
+    retrying: int = counted("Confirms in which a consumer said that it will retry by itself.")
+    bad_confirms: Counter[str] = counted("Records on confirm topics that were dropped.", "reason")
+    broker_away: int = counted("Times that the broker was found to be away.")
+    silent: int = counted(
+        "Reports of consumers that were not heard from although messages waited for them."
+    )
+    survivors: int = counted("Unfinished messages that were moved out of dropped partitions.")
+    partitions_dropped: int = counted("Partitions dropped.")
+    failed_kept: int = counted(
+        "Messages of failed businesses that were kept for people to look at."
+    )
+    failed_dropped: int = counted(
+        "Messages of failed businesses that were not kept, since there were too many."
+    )
+    found_full: int = counted(
+        "Rounds of retention that found the outbox full, so that nothing more is added."
+    )
+    alerts_failed: int = counted("Alerts that could not be delivered.")
+
+
+METRICS: Final = counters("orderchain_outbox_relay", RelayStats)
+"""What a relay counts. A message service exports the same names."""
+
+WAITING: Final = Metric[int](
+    "orderchain_outbox_waiting", "gauge", "Messages in memory, to be sent.", float
+)

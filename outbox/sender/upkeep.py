@@ -1,0 +1,255 @@
+"""Upkeep: destinations are set up, and finished messages are dropped.
+
+Destinations are set up in the table that every service reads, and as topics of the brokers.
+
+Finished messages are dropped by partition: after a time, or earlier above a watermark. Unfinished
+messages never are: they are moved out of a partition before it is dropped. Above a second watermark
+nothing more is added: the outbox is in the business's own database, and a full disk would stop the
+business itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orderchain.clients.kafka import (
+    close_client,
+    connecting,
+    create_topic,
+    make_admin,
+    start_client,
+)
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clock import SystemClock
+from orderchain.errors import SettingError
+from orderchain.sql import OUTBOX_OPERATOR
+from outbox.destination import Destination, changed_destination
+from outbox.sender.config import RelayStats
+from outbox.sender.store import SQL, History
+from outbox.session import OUTBOX_TABLES, OutboxSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orderchain.clients.postgres import Connection
+    from orderchain.clock import Clock
+    from outbox.sender.config import KeepConfig, RetentionConfig
+    from outbox.sender.store import PartitionSize, Space
+
+
+_log = logging.getLogger(__name__)
+
+_TABLES: Final = replace(OUTBOX_TABLES, role=OUTBOX_OPERATOR)
+
+
+def droppable(
+    partitions: Sequence[PartitionSize], now: datetime, keep: timedelta, bytes_max: int
+) -> list[PartitionSize]:
+    """Return the partitions to be dropped, oldest first.
+
+    These are the ones that ended `keep` ago; and, while all together are above `bytes_max` (0: no
+    bound), the ones that have ended at all. A partition that still takes messages is never among
+    them.
+    """
+    total = sum(partition.bytes for partition in partitions)
+    found: list[PartitionSize] = []
+    for partition in sorted(partitions, key=lambda each: each.lower_id):
+        is_old = partition.ends_at <= now - keep
+        is_too_much = bytes_max > 0 and total > bytes_max and partition.ends_at <= now
+        if is_old or is_too_much:
+            total -= partition.bytes
+            found.append(partition)
+    return found
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What a round has done."""
+
+    partitions_dropped: int
+    survivors: int
+    """Unfinished messages that were moved out of them."""
+    partitions_left: int
+    """Partitions that were to be dropped but hold too many unfinished messages."""
+    bytes: int
+    """What the outbox takes on disk after that."""
+    bytes_max: int
+    """Above it, nothing is added; 0: no bound."""
+    is_full: bool
+
+
+class Retention:
+    """Makes partitions ahead of time, drops old ones, and says when nothing more may be added."""
+
+    def __init__(
+        self, config: RetentionConfig, history: History, clock: Clock, stats: RelayStats
+    ) -> None:
+        self._config = config
+        self._history = history
+        self._clock = clock
+        self._stats = stats
+        self._was_full = False
+
+    async def keep(self) -> Kept:
+        """Do one round. Raises RetryError if a lock was not available: retry later.
+
+        Raises DurabilityError if the database was set to lose what it has committed.
+        """
+        await self._history.check_durability()
+        now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+        await self._history.extend(now, self._config.partition_seconds // 3_600)
+        try:
+            dropped, survivors, left = await self._drop(now)
+        finally:
+            # Also if history could not be dropped: that is when the disk fills.
+            space = await self._measure()
+        return Kept(
+            partitions_dropped=dropped, survivors=survivors, partitions_left=left,
+            bytes=space.bytes, bytes_max=space.bytes_max, is_full=space.is_full,
+        )  # fmt: skip
+
+    async def _drop(self, now: datetime) -> tuple[int, int, int]:
+        """Drop what may go; return how many partitions went, messages survived, partitions stay."""
+        config, dropped, moved, left = self._config, 0, 0, 0
+        keep = timedelta(seconds=config.retention_seconds)
+        partitions = await self._history.partitions()
+        for partition in droppable(partitions, now, keep, config.history_bytes_max):
+            survivors = await self._history.drop(partition.lower_id, config.survivors_max)
+            if survivors is None:
+                left += 1
+                _log.warning(
+                    "the partition up to %s holds too many unfinished messages to be dropped",
+                    partition.ends_at,
+                )
+                continue
+            dropped += 1
+            moved += survivors
+            self._stats.partitions_dropped += 1
+            self._stats.survivors += survivors
+        await self._history.trim(now - keep)
+        return dropped, moved, left
+
+    async def _measure(self) -> Space:
+        space = await self._history.measure(self._config.outbox_bytes_max)
+        self._stats.found_full += space.is_full
+        if space.is_full and not self._was_full:
+            _log.error(
+                "the outbox takes %d bytes and may take %d: nothing is added until history is "
+                "dropped (chainctl outbox keep)",
+                space.bytes,
+                space.bytes_max,
+            )
+        elif self._was_full and not space.is_full:
+            _log.warning("the outbox takes %d bytes: messages are added again", space.bytes)
+        self._was_full = space.is_full
+        return space
+
+
+async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> Kept:
+    """Do one round of retention by hand, alongside any relays.
+
+    Raises ConnectError, SchemaError, DurabilityError; RetryError if a lock was not available.
+    """
+    session = OutboxSession(config, "keep", tables=_TABLES)
+    try:
+        retention = Retention(config, History(session), clock or SystemClock(), RelayStats())
+        return await retention.keep()
+    finally:
+        await session.close()
+
+
+PARTITIONS_MAX: Final = 10_000
+"""Partitions of a topic that is created here; a broker has trouble with far fewer."""
+
+_CONNECT_SECONDS: Final = 10.0
+
+_ACT_SECONDS: Final = 30.0
+"""Deadline of all creations of one call."""
+
+_CLOSE_SECONDS: Final = 2.0
+
+_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete"}
+"""Set whatever the brokers' default is: a compacted topic would lose messages that share a key."""
+
+
+async def save_destinations(
+    connection: Connection,
+    destinations: Iterable[Destination],
+    *,
+    create_topics: KafkaConfig | str | None = None,
+    partitions: int = 1,
+) -> None:
+    """Set destinations up as they are given, or change them to that.
+
+    `create_topics` names the brokers at which their missing topics are created before that, as by
+    `create_destination_topics`. Needs the role `outbox_operator` or the owner.
+    """
+    chosen = list(destinations)
+    if create_topics is not None:
+        await create_destination_topics(create_topics, chosen, partitions=partitions)
+    await connection.executemany(
+        SQL["save_destination"], [msgspec.structs.astuple(each) for each in chosen]
+    )
+
+
+async def change_destination(
+    connection: Connection,
+    name: str,
+    *,
+    create_topics: KafkaConfig | str | None = None,
+    partitions: int = 1,
+    **changes: Any,  # noqa: ANN401 - fields of Destination
+) -> Destination:
+    """Change only these fields of a destination; return the result.
+
+    A new one needs its `topic`. Two concurrent changes are made one after the other. Otherwise as
+    `save_destinations`. Raises SettingError.
+    """
+    async with connection.transaction():
+        stored = await connection.fetchrow(SQL["destination_to_change"], name)
+        if stored is None:
+            # There is no row to lock: if two set it up at once, the second changes the first one's.
+            await connection.execute(SQL["lock_destinations"])
+            stored = await connection.fetchrow(SQL["destination_to_change"], name)
+        wanted = changed_destination(None if stored is None else dict(stored), name, changes)
+        await save_destinations(
+            connection, [wanted], create_topics=create_topics, partitions=partitions
+        )
+    return wanted
+
+
+async def create_destination_topics(
+    kafka: KafkaConfig | str, destinations: Iterable[Destination], *, partitions: int = 1
+) -> list[str]:
+    """Create the missing topics of destinations; return which were missing.
+
+    Topics of messages get so many `partitions`, topics of confirms one; the number of replicas is
+    the brokers' default. Raises SettingError, ConnectError, RetryError, OrderchainError.
+    """
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise SettingError("partitions", partitions, f"1 to {PARTITIONS_MAX}")
+    wanted: dict[str, int] = {}
+    for each in destinations:
+        wanted[each.topic] = partitions
+        if each.confirm_topic:
+            wanted.setdefault(each.confirm_topic, 1)
+    config = KafkaConfig.of(kafka)
+    admin = make_admin(config, "topics", request_timeout_ms=int(_ACT_SECONDS * 1_000))
+    try:
+        async with connecting(config, _CONNECT_SECONDS):
+            await start_client(admin)
+        async with connecting(config, _ACT_SECONDS, doing="create topics"):
+            return [
+                topic
+                for topic, count in wanted.items()
+                if await create_topic(
+                    admin, config, topic, partitions=count, settings=_TOPIC_SETTINGS
+                )
+            ]
+    finally:
+        await close_client(admin, _CLOSE_SECONDS)

@@ -1,0 +1,615 @@
+"""Mode 5: stored once, sent with a check record, and watched over by a callback service.
+
+The clock that delays go by is moved by the tests, and is the same for sender and callback service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chainctl.schema.parts import PARTS
+from orderchain.errors import RetryError
+from orderchain.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox import Confirm, Destination, Status, save_destinations
+from outbox.callback.callback_service import CallbackIntake, CallbackService
+from outbox.callback.calls import sender_app
+from outbox.callback.checked_sender import CheckedSender
+from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
+from outbox.records import RETRYING, decode_checks, encode_confirms
+from outbox.service.config import Clients
+from outbox.service.server import MessageService
+from tests.builders.topics import make_topics
+
+from ..conftest import DEADLINE_SECONDS
+from ..hand_clock import HandClock
+from ..service.service_client import client, endpoint, raw, service_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from local_stack import KafkaServer
+
+    from ..conftest import Sender
+
+ME = "payments"
+DELAY = 300.0
+CONSUMER = "clearing-service"
+PASSWORD = "a-password-of-tests"
+RULES = AskRules(again_seconds=300, again_seconds_max=600, unanswered_seconds=10)
+
+# A stop that comes right after a start cancels clients that are still connecting, and both of ours
+# leave their socket to the collector then. It is told of here, not in whatever test comes next.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+class Calls:
+    """The way from the callback service to the sender: looked at, and cut off."""
+
+    def __init__(self, to: CheckedSender) -> None:
+        self.to = to
+        self.is_cut = False
+        self.asked: list[UUID] = []
+        self.returns: list[int] = []
+
+    async def resend(
+        self, sender: str, consumer: str, message_ids: Sequence[UUID]
+    ) -> Mapping[UUID, Reply]:
+        assert sender == ME
+        self._check()
+        self.asked += message_ids
+        return await self.to.resend(consumer, message_ids)
+
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> Collection[UUID]:
+        assert sender == ME
+        self._check()
+        _, refused = await self.to.confirmed(consumer, proofs)
+        self.returns.append(len(proofs))
+        return refused
+
+    def _check(self) -> None:
+        if self.is_cut:
+            raise RetryError("the sender can't be reached")
+
+
+class Rig:
+    """A sender of mode 5, and callback services for it."""
+
+    def __init__(self, sender: Sender, destination: Destination, clock: HandClock) -> None:
+        self.sender = sender
+        self.destination = destination
+        self.clock = clock
+        self.check_topic = f"checks.{sender.name}"
+        self.checked = CheckedConfig(sender=ME, check_topic=self.check_topic, check_seconds=DELAY)
+        self.mode_5 = CheckedSender(sender.config(), self.checked, clock=clock)
+        self.calls = Calls(self.mode_5)
+
+    def config(self) -> CallbackConfig:
+        return CallbackConfig(
+            database=callback_dsn(self.sender),
+            kafka=self.sender.kafka,
+            check_topic=self.check_topic,
+            confirm_topics=(self.destination.confirm_topic,),
+            name=f"callback.{self.sender.name}",
+            rules=RULES,
+            return_seconds=1.0,
+            late_seconds=60.0,
+        )
+
+    @asynccontextmanager
+    async def callback(self) -> AsyncIterator[CallbackService]:
+        """A callback service that takes records in; tests tell it when to ask and to return."""
+        service = CallbackService(self.config(), self.calls, clock=self.clock)
+        intake = CallbackIntake(self.config(), service, clock=self.clock)
+        task = asyncio.create_task(intake.run())
+        try:
+            yield service
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await service.close()
+
+    async def send(self, count: int) -> list[UUID]:
+        connection = await self.sender.connect()
+        async with self.mode_5.transaction(connection) as business:
+            ids = [await business.add("clearing", f"pay {n}".encode()) for n in range(count)]
+        await self.mode_5.settle()
+        return ids
+
+    async def until_stored(self, checks: int, confirms: int) -> None:
+        """Wait until the callback service has stored so many deliveries, and so many confirms."""
+
+        async def holds() -> bool:
+            row = await self.sender.admin.fetchrow(
+                "SELECT count(*) FILTER (WHERE sender IS NOT NULL) AS checks,"
+                "       count(confirmed_at) AS confirms FROM callback_delivery"
+            )
+            return (row["checks"], row["confirms"]) == (checks, confirms)
+
+        await self.sender.until(holds)
+
+    async def until_read(self) -> None:
+        """Wait until the intake has come to what the clock says now."""
+
+        async def holds() -> bool:
+            read = await self.sender.admin.fetchval("SELECT min(read_until) FROM callback_intake")
+            return read is not None and read >= self.clock.now - timedelta(milliseconds=1)
+
+        await self.sender.until(holds)
+
+    async def ask_after(self, service: CallbackService, seconds: float) -> int:
+        self.clock.go(seconds)
+        await self.until_read()
+        return await service.ask_once()
+
+
+def callback_dsn(sender: Sender) -> str:
+    return sender.dsns[OUTBOX_RELAY].replace(OUTBOX_RELAY, OUTBOX_CALLBACK)
+
+
+@pytest.fixture
+async def rig(sender: Sender) -> AsyncIterator[Rig]:
+    async with set_up(sender) as made:
+        yield made
+
+
+@asynccontextmanager
+async def set_up(sender: Sender) -> AsyncIterator[Rig]:
+    """Make the callback service's tables, a destination, and a sender that runs."""
+    schema = PARTS["callback"].text()
+    async with sender.admin.transaction():
+        await sender.admin.execute(schema)
+    await sender.admin.execute(f"ALTER ROLE {OUTBOX_CALLBACK} PASSWORD '{PASSWORD}'")
+    destination = await sender.set_up(resend_seconds=3_600.0, resend_seconds_max=3_600.0)
+    made = Rig(sender, destination, HandClock())
+    await make_topics(sender.kafka, made.check_topic)
+    async with made.mode_5:
+        yield made
+
+
+async def test_confirms_return_in_one_batch_and_end_the_messages(rig: Rig, sender: Sender) -> None:
+    async with rig.callback() as service:
+        ids = await rig.send(50)
+        assert await sender.sent(rig.destination) == ids
+        assert {row["status"] for row in await sender.pending()} == {Status.INIT}
+        for begin in range(0, 50, 10):
+            await sender.confirm(rig.destination, *ids[begin : begin + 10])
+        await rig.until_stored(50, 50)
+        assert await service.return_once() == 0, "they wait a moment for others"
+        rig.clock.go(1)
+        assert await service.return_once() == 50
+        assert rig.calls.returns == [50], "one call, and one statement at the sender"
+        assert await rig.ask_after(service, DELAY) == 0
+    assert await sender.pending() == []
+    assert {row["status"] for row in await sender.done()} == {Status.CONSUMED}
+    assert rig.calls.asked == []
+
+
+async def test_check_record_stands_before_the_messages_and_names_them(
+    rig: Rig, sender: Sender
+) -> None:
+    begun_ns = rig.clock.wall_ns()
+    ids = await rig.send(5)
+    (record,) = await sender.records(rig.check_topic)
+    told = decode_checks(record.value)
+    assert (told.sender, told.consumers) == (ME, [CONSUMER])
+    assert told.due_unix_ns == begun_ns + int(DELAY) * 10**9
+    assert told.message_ids == [each.bytes for each in ids]
+
+
+async def test_sender_is_asked_exactly_for_what_was_not_confirmed(rig: Rig, sender: Sender) -> None:
+    async with rig.callback() as service:
+        ids = await rig.send(40)
+        unconfirmed = ids[::8]
+        await sender.confirm(rig.destination, *(each for each in ids if each not in unconfirmed))
+        await rig.until_stored(40, 35)
+        assert await rig.ask_after(service, DELAY - 1) == 0
+        assert await rig.ask_after(service, 1) == 5
+        assert rig.calls.asked == unconfirmed
+        sent = await sender.sent(rig.destination)
+        assert sorted(sent) == sorted([*ids, *unconfirmed]), "they were sent again, and no other"
+        # Confirmed after all: nobody is asked any more.
+        await sender.confirm(rig.destination, *unconfirmed)
+        await rig.until_stored(40, 40)
+        assert await rig.ask_after(service, 3_600) == 0
+        assert await service.return_once() == 40
+    assert await sender.pending() == []
+
+
+async def test_delay_is_honoured_across_restarts_of_the_callback_service(
+    rig: Rig, sender: Sender
+) -> None:
+    async with rig.callback():
+        ids = await rig.send(4)
+        await rig.until_stored(4, 0)
+    rig.clock.go(DELAY - 10)
+    async with rig.callback() as service:
+        assert await rig.ask_after(service, 9) == 0, "a restart does not make it due"
+    rig.clock.go(1)
+    async with rig.callback() as service:
+        assert await rig.ask_after(service, 0) == 4, "and loses none"
+    assert rig.calls.asked == ids
+
+
+async def test_confirm_that_came_while_the_service_was_down_is_read_before_anybody_is_asked(
+    rig: Rig, sender: Sender
+) -> None:
+    async with rig.callback():
+        ids = await rig.send(10)
+        await rig.until_stored(10, 0)
+    rig.clock.go(DELAY * 2)  # long overdue
+    await sender.confirm(rig.destination, *ids[1:])
+    down = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    assert await down.ask_once() == 0, "what may lie in the topic unread is not asked for"
+    await down.close()
+    async with rig.callback() as service:
+        assert await rig.ask_after(service, 0) == 1
+    assert rig.calls.asked == ids[:1]
+
+
+async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sender: Sender) -> None:
+    ids = await rig.send(3)
+    (record,) = await sender.records(rig.check_topic)
+    await sender.confirm(rig.destination, *ids)
+    confirm = (await sender.records(rig.destination.confirm_topic))[0].value
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    for take, value in (
+        (service.take_confirms, confirm),
+        (service.take_checks, record.value),
+        (service.take_checks, record.value),
+        (service.take_confirms, confirm),
+    ):
+        await take(value)
+    await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+    rig.clock.go(1)
+    assert await service.return_once() == 3
+    for take, value in ((service.take_checks, record.value), (service.take_confirms, confirm)):
+        await take(value)
+    rig.clock.go(DELAY)
+    await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+    assert (await service.ask_once(), await service.return_once()) == (0, 0), "all of it is known"
+    assert rig.calls.returns == [3]
+    for take in (service.take_checks, service.take_confirms):
+        await take(b"noise")
+        await take(None)
+    assert service.stats().bad_records == {"content": 2, "empty": 2}
+    await service.close()
+
+
+async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(
+    rig: Rig, sender: Sender
+) -> None:
+    (message_id,) = await rig.send(1)
+    (record,) = await sender.records(rig.check_topic)
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    forged = Confirm(message_id.bytes, 0, 0, 0, 0, bytes(16))
+    await service.take_checks(record.value)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert (service.stats().forged, service.stats().returned) == (1, 0)
+    assert await sender.statuses() == {message_id: Status.INIT}
+    await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+    assert await service.ask_once() == 1
+    assert await sender.sent(rig.destination) == [message_id] * 2
+    # The right one ends it, also after another forged one.
+    await sender.confirm(rig.destination, message_id)
+    await service.take_confirms(encode_confirms(CONSUMER, [forged]))
+    (right,) = await sender.records(rig.destination.confirm_topic)
+    await service.take_confirms(right.value)
+    rig.clock.go(1)
+    assert await service.return_once() == 1
+    assert await sender.statuses() == {message_id: Status.CONSUMED}
+    await service.close()
+
+
+async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
+    rig: Rig, sender: Sender
+) -> None:
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    lost = Destination(name="lost", topic=f"lost.{sender.name}", consumers=(CONSUMER,))
+    await save_destinations(operator, [lost])
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"1")
+    async with rig.mode_5.transaction(connection) as business:
+        await business.add("lost", b"2")
+        message_id = await business.add("clearing", b"3")
+
+    async def is_sent() -> bool:
+        return await sender.sent(rig.destination) == [message_id]
+
+    await sender.until(is_sent)
+    await make_topics(sender.kafka, lost.topic)
+    await rig.mode_5.settle()
+    assert len(await sender.sent(lost)) == 2
+
+
+async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
+    sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MAX", 0.1)
+    destination = await sender.set_up()
+    check_topic = f"late-checks.{sender.name}"
+    checked = CheckedConfig(sender=ME, check_topic=check_topic)
+    connection = await sender.connect()
+    async with CheckedSender(sender.config(probe_seconds=0.01), checked) as mode_5:
+        async with mode_5.transaction(connection) as business:
+            message_id = await business.add("clearing", b"1")
+        looks = 0
+        found = mode_5._sender.troubles.found
+
+        def counted(topic: str, reason: str) -> Exception:
+            nonlocal looks
+            looks += 1
+            return found(topic, reason)
+
+        monkeypatch.setattr(mode_5._sender.troubles, "found", counted)
+
+        async def was_looked_for_again() -> bool:
+            return looks >= 3
+
+        await sender.until(was_looked_for_again)
+        assert await sender.sent(destination) == []
+        await make_topics(sender.kafka, check_topic)
+        await mode_5.settle()
+        assert await sender.sent(destination) == [message_id]
+    lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
+    assert len([line for line in lines if "is not there" in line]) == 1
+    assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
+
+
+async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_the_check(
+    rig: Rig, sender: Sender
+) -> None:
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    narrow = Destination(name="narrow", topic=f"narrow.{sender.name}", consumers=(CONSUMER,))
+    await save_destinations(operator, [narrow])
+    await make_topics(sender.kafka, narrow.topic, configs={"max.message.bytes": "2000"})
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        large = await business.add("narrow", random.Random(1).randbytes(5_000))
+        ids = [await business.add("narrow", b"pay") for _ in range(3)]
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await rig.mode_5.settle()
+    assert sorted(await sender.sent(narrow)) == ids
+    assert (rig.mode_5.stats().sent, rig.mode_5.stats().dropped) == (3, 1)
+    (record,) = await sender.records(rig.check_topic)
+    assert large.bytes in decode_checks(record.value).message_ids, "it will be asked for"
+
+
+async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
+    # No callback service runs, and what the sender's process had in memory is lost with it.
+    ids = await rig.send(5)
+    rig.calls.is_cut = True
+    connection = await sender.connect()
+    dead = CheckedSender(sender.config(), rig.checked, clock=rig.clock)  # killed before it sends
+    async with dead.transaction(connection) as business:
+        lost = [await business.add("clearing", b"pay") for _ in range(5)]
+    assert await sender.sent(rig.destination) == ids
+    async with sender.relay() as relay:
+        assert await relay.sweep() == 0, "nothing is due yet"
+        await sender.let_time_pass()
+        await relay.sweep()  # it may have swept by itself just then
+        for each in (*ids, *lost):
+            await sender.until_status(each, Status.CONFIRMED)
+        assert relay.stats().swept == 10
+        assert sorted(await sender.sent(rig.destination)) == sorted([*ids, *ids, *lost])
+        await sender.confirm(rig.destination, *ids, *lost)
+        for each in (*ids, *lost):
+            await sender.until_status(each, Status.CONSUMED)
+
+
+async def test_sender_that_can_not_be_reached_is_asked_and_told_later(
+    rig: Rig, sender: Sender
+) -> None:
+    async with rig.callback() as service:
+        ids = await rig.send(6)
+        await sender.confirm(rig.destination, *ids[:4])
+        await rig.until_stored(6, 4)
+        rig.calls.is_cut = True
+        assert await rig.ask_after(service, DELAY) == 2
+        assert await service.return_once() == 4
+        assert await rig.ask_after(service, 9) == 0, "not at once"
+        assert await service.return_once() == 0
+        assert await rig.ask_after(service, 1) == 2
+        counted = await sender.admin.fetch("SELECT DISTINCT ask_count FROM callback_delivery")
+        assert [row[0] for row in counted] == [0], "questions without an answer are not counted"
+        rig.calls.is_cut = False
+        assert await rig.ask_after(service, 10) == 2
+        assert await service.return_once() == 4
+    assert sorted(rig.calls.asked) == sorted(ids[4:])
+    assert {row["message_id"] for row in await sender.pending()} == set(ids[4:])
+
+
+async def test_broker_that_is_away_makes_messages_wait_and_uses_up_no_try(
+    sender_to_break: Sender, kafka_to_break: KafkaServer
+) -> None:
+    sender = sender_to_break
+    async with set_up(sender) as rig:
+        connection = await sender.connect()
+        await asyncio.to_thread(kafka_to_break.kill)
+        async with rig.mode_5.transaction(connection) as business:
+            ids = [await business.add("clearing", b"pay") for _ in range(20)]
+        # Asked to send again meanwhile: nothing is answered, and nothing is counted.
+        assert await rig.mode_5.resend(CONSUMER, ids[:5]) == {}
+        tries = sum(row["send_count"] for row in await sender.pending())
+        await asyncio.to_thread(kafka_to_break.start)
+        await rig.mode_5.settle()
+        assert set(await sender.sent(rig.destination)) == set(ids)
+        assert await rig.mode_5.resend(CONSUMER, ids[:1]) == {ids[0]: Reply.SENT}
+        assert sum(row["send_count"] for row in await sender.pending()) == tries + 1
+
+
+async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender: Sender) -> None:
+    async with rig.callback() as service:
+        (message_id,) = await rig.send(1)
+        await rig.until_stored(1, 0)
+        asked = [await rig.ask_after(service, seconds) for seconds in (300, 300, 600, 86_400)]
+        assert asked == [1, 1, 1, 0], "three tries, and the end of it"
+        (row,) = await sender.pending()
+        assert (row["status"], row["send_count"]) == (Status.ABNORMAL, 3)
+        assert rig.mode_5.stats().abnormal == 1
+        # It was applied after all: the late confirm still comes home.
+        await sender.confirm(rig.destination, message_id)
+        await rig.until_stored(1, 1)
+        rig.clock.go(1)
+        assert await service.return_once() == 1
+    assert (await sender.statuses())[message_id] is Status.CONSUMED
+
+
+async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile(
+    rig: Rig, sender: Sender
+) -> None:
+    async with rig.callback() as service:
+        (message_id,) = await rig.send(1)
+        await rig.until_stored(1, 0)
+        until_ns = rig.clock.wall_ns() + 3_600 * 10**9
+        await sender.confirm(rig.destination, message_id, kind=RETRYING, until_ns=until_ns)
+
+        async def is_postponed() -> bool:
+            due = await sender.admin.fetchval("SELECT due_at FROM callback_delivery")
+            return bool(due > rig.clock.now + timedelta(seconds=3_600))
+
+        await sender.until(is_postponed)
+        assert await rig.ask_after(service, 3_600) == 0
+        assert await rig.ask_after(service, 60) == 1
+
+
+async def test_two_callback_services_ask_about_each_message_once(rig: Rig, sender: Sender) -> None:
+    async with rig.callback() as one, rig.callback() as other:
+        ids = await rig.send(200)
+        await rig.until_stored(200, 0)
+        rig.clock.go(DELAY)
+        await rig.until_read()
+        asked = await asyncio.gather(one.ask_once(), other.ask_once())
+        assert sum(asked) == 200
+    assert sorted(rig.calls.asked) == sorted(ids)
+
+
+async def test_trim_forgets_what_is_ended_and_nothing_else(rig: Rig, sender: Sender) -> None:
+    async with rig.callback() as service:
+        ids = await rig.send(3)
+        await sender.confirm(rig.destination, ids[0])
+        await rig.until_stored(3, 1)
+        rig.clock.go(1)
+        await service.return_once()
+        await service.trim()
+        assert await sender.admin.fetchval("SELECT count(*) FROM callback_delivery") == 3
+        rig.clock.go(73 * 3_600)
+        await service.trim()
+        left = await sender.admin.fetch("SELECT message_id FROM callback_delivery")
+        assert {row[0] for row in left} == set(ids[1:])
+
+
+# --------------------------------------------------------------------------- what it costs, mode 3
+
+COUNTED = """
+CREATE TABLE written (relation text, operation text);
+CREATE FUNCTION count_write() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO written VALUES (TG_ARGV[0], TG_OP);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER counted AFTER INSERT OR UPDATE OR DELETE ON outbox_message
+    FOR EACH ROW EXECUTE FUNCTION count_write('outbox_message');
+CREATE TRIGGER counted AFTER INSERT OR UPDATE OR DELETE ON outbox_pending
+    FOR EACH ROW EXECUTE FUNCTION count_write('outbox_pending');
+CREATE TRIGGER counted AFTER INSERT OR UPDATE OR DELETE ON outbox_done
+    FOR EACH ROW EXECUTE FUNCTION count_write('outbox_done');
+"""
+
+
+async def _writes_a_message(sender: Sender, count: int) -> dict[tuple[str, str], float]:
+    rows = await sender.admin.fetch("DELETE FROM written RETURNING relation, operation")
+    found: dict[tuple[str, str], float] = {}
+    for row in rows:
+        place = (row["relation"], row["operation"])
+        found[place] = found.get(place, 0) + 1 / count
+    return {place: round(each, 3) for place, each in found.items()}
+
+
+async def test_two_writes_a_message_where_mode_3_needs_three(rig: Rig, sender: Sender) -> None:
+    count = 100
+    await sender.admin.execute(COUNTED)
+    async with rig.callback() as service:
+        ids = await rig.send(count)
+        await sender.confirm(rig.destination, *ids)
+        await rig.until_stored(count, count)
+        rig.clock.go(1)
+        assert await service.return_once() == count
+    mode_5 = await _writes_a_message(sender, count)
+
+    connection = await sender.connect()
+    async with sender.relay() as relay:
+        async with relay.transaction(connection) as business:
+            ids = [await business.add("clearing", b"pay") for _ in range(count)]
+        for each in ids:
+            await sender.until_status(each, Status.CONFIRMED)
+        await sender.confirm(rig.destination, *ids)
+        for each in ids:
+            await sender.until_status(each, Status.CONSUMED)
+    mode_3 = await _writes_a_message(sender, count)
+
+    both = {
+        ("outbox_message", "INSERT"): 1,
+        ("outbox_pending", "INSERT"): 1,
+        ("outbox_pending", "DELETE"): 1,
+        ("outbox_done", "INSERT"): 1,
+    }
+    assert mode_5 == both, "stored, and ended"
+    assert mode_3 == {**both, ("outbox_pending", "UPDATE"): 1}, "and acknowledged in between"
+
+
+# ------------------------------------------------------------------------------------ over HTTP
+
+
+async def test_callback_service_of_the_message_service_reaches_a_sender_over_http(
+    rig: Rig, sender: Sender
+) -> None:
+    async with endpoint(sender_app(rig.mode_5, "ours")) as url:
+        known = Clients([client(ME, callback_url=url, call_token="ours")])
+        service = MessageService(
+            service_config(sender), known, callback=rig.config(), clock=rig.clock
+        )
+        async with service:
+            ids = await rig.send(10)
+            await sender.confirm(rig.destination, *ids[:9])
+            await rig.until_stored(10, 9)
+            rig.clock.go(DELAY)
+
+            async def has_asked() -> bool:
+                sent = await sender.sent(rig.destination)
+                return sorted(sent) == sorted([*ids, ids[9]])
+
+            await sender.until(has_asked)
+            for each in ids[:9]:
+                await sender.until_status(each, Status.CONSUMED)
+        # Nobody else is let in, and nothing else is taken.
+        body = b'{"consumer": "c", "message_ids": ["%s"]}' % str(ids[9]).encode()
+        for token, content, status in (
+            ("theirs", body, 401),
+            (None, body, 401),
+            ("ours", b"{}", 400),
+            ("ours", b"x" * (2 * 2**20 + 1), 413),
+            ("ours", body, 200),
+        ):
+            told = await raw(url, "POST", "/resend", content, token=token)
+            assert told[0] == status, told
+        assert told[2] == {"replies": {str(ids[9]): "ended"}}, "it has no such consumer"

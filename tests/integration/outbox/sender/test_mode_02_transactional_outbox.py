@@ -1,0 +1,280 @@
+"""Mode 2: stored in the business transaction, sent only after the commit, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+import outbox
+from orderchain.errors import SettingError
+from orderchain.sql import OUTBOX_WRITER
+from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
+from outbox.records import read_headers
+
+if TYPE_CHECKING:
+    from local_stack import KafkaServer
+    from outbox import Relay
+
+    from ..conftest import Sender
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+
+async def test_message_of_a_committed_transaction_arrives_and_the_sweep_is_idle(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        async with relay.transaction(business) as transaction:
+            await business.execute("INSERT INTO trade VALUES (1)")
+            message_id = await transaction.add(
+                "clearing", b"\x00trade", key="k", headers={"kind": "trade", "name": "Zürich"}
+            )
+            assert await sender.sent(clearing) == []  # never before the commit
+        await sender.until_status(message_id, Status.CONFIRMED)
+        assert await relay.sweep() == 0
+        assert relay.stats().swept == 0  # the fast path did it all
+    (record,) = await sender.records(clearing.topic)
+    headers = read_headers(record.headers)
+    assert (record.key, record.value) == (b"k", b"\x00trade")
+    assert (headers.message_id, headers.destination) == (message_id, "clearing")
+    assert headers.confirm_topic == clearing.confirm_topic
+    assert headers.own == {"kind": b"trade", "name": "Zürich".encode()}
+    (row,) = await sender.pending()
+    assert (row["topic"], row["partition"], row["offset"]) == (clearing.topic, 0, record.offset)
+    assert (row["send_count"], row["claim_token"]) == (1, None)
+
+
+async def trade_twice(relay: Relay, business: asyncpg.Connection[Any]) -> None:
+    async with relay.transaction(business) as transaction:
+        await transaction.add("clearing", b"never")
+        await business.execute("INSERT INTO trade VALUES (1), (1)")
+
+
+async def test_message_of_a_transaction_that_rolls_back_does_not_exist(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await trade_twice(relay, business)
+        async with relay.transaction(business) as transaction:
+            kept = await transaction.add("clearing", b"this one")
+        await sender.until_status(kept, Status.CONFIRMED)
+        assert await relay.sweep() == 0
+    assert await sender.sent(clearing) == [kept]
+
+
+async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        async with business.transaction():
+            by_python = await outbox.add(business, "clearing", b"1", headers={"a": "b"})
+            by_sql = await business.fetchval(
+                "SELECT outbox_add('clearing', '2', 'k', '{\"a\": \"b\"}')"
+            )
+        for message_id in (by_python, by_sql):
+            await sender.until_status(message_id, Status.CONFIRMED)
+        assert relay.stats().swept == 2
+        assert relay.stats().resent == 0
+    assert by_sql.version == 7
+    assert sorted(await sender.sent(clearing)) == sorted([by_python, by_sql])
+    records = await sender.records(clearing.topic)
+    assert {read_headers(record.headers).own["a"] for record in records} == {b"b"}
+
+
+CRASH = """
+import asyncio, json, os, sys
+import asyncpg
+from outbox import Relay, RelayConfig
+
+async def main():
+    given = json.loads(sys.argv[1])
+    business = await asyncpg.connect(given["business"])
+    async with Relay(RelayConfig(**given["relay"])) as relay:
+        async with relay.transaction(business) as transaction:
+            await transaction.add("clearing", b"before")
+            await business.execute("INSERT INTO trade VALUES (1)")
+            if given["when"] == "before the commit":
+                os.kill(os.getpid(), 9)
+        # No await since the commit: nothing can have been sent.
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("when", ["before the commit", "after the commit"])
+async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_message_arrives(
+    sender: Sender, when: str
+) -> None:
+    clearing = await sender.set_up()
+    config = sender.config()
+    given = {
+        "when": when,
+        "business": sender.dsns[OUTBOX_WRITER],
+        "relay": {"database": config.database, "kafka": config.kafka, "name": config.name},
+    }
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASH, json.dumps(given))
+    assert await process.wait() == -9
+    trades = await sender.admin.fetchval("SELECT count(*) FROM trade")
+    async with sender.relay() as relay:
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        if when == "before the commit":
+            assert (trades, await sender.statuses()) == (0, {})
+            assert await sender.sent(clearing) == []
+        else:
+            (message_id,) = await sender.statuses()
+            assert trades == 1
+            await sender.until_status(message_id, Status.CONFIRMED)
+            assert await sender.sent(clearing) == [message_id]
+            assert relay.stats().swept == 1
+
+
+async def test_broker_away_is_no_affair_of_the_business(
+    sender_to_break: Sender, kafka_to_break: KafkaServer
+) -> None:
+    sender = sender_to_break
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    async with sender.relay() as relay:
+        await asyncio.to_thread(kafka_to_break.kill)
+        async with relay.transaction(business) as transaction:
+            message_id = await transaction.add("clearing", b"first")
+        async with relay.transaction(business) as transaction:
+            await transaction.add("clearing", b"second")
+        assert await sender.statuses() == dict.fromkeys(await sender.statuses(), Status.INIT)
+        await asyncio.to_thread(kafka_to_break.start)
+        await sender.until_status(message_id, Status.CONFIRMED)
+    assert len(set(await sender.sent(clearing))) == 2
+
+
+async def test_many_messages_of_one_transaction_keep_their_keys_together(sender: Sender) -> None:
+    clearing = await sender.set_up(partitions=3)
+    business = await sender.connect()
+    ids = draw_message_ids(3_000)
+    messages = [
+        Message(each, "clearing", b"%d" % n, None if n % 3 == 0 else f"k{n % 7}")
+        for n, each in enumerate(ids)
+    ]
+    async with sender.relay() as relay:
+        async with relay.transaction(business) as transaction:
+            await transaction.add_many(messages)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await relay.settle()
+    records = await sender.records(clearing.topic)
+    assert sorted(read_headers(record.headers).message_id for record in records) == ids
+    partitions: dict[bytes, set[int]] = {}
+    for record in records:
+        if record.key is not None:
+            partitions.setdefault(record.key, set()).add(record.partition)
+    assert {len(found) for found in partitions.values()} == {1}
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"destination": "nowhere"}, "destination"),
+        ({"payload": bytes(256 * 1024 + 1)}, "payload"),
+        ({"payload": bytes(600 * 1024)}, "payload"),
+        ({"payload": "text"}, "payload"),
+        ({"headers": {"orderchain-message-id": "x"}}, "header name"),
+        ({"headers": {"a": 1}}, "header a"),
+        ({"key": ""}, "key"),
+        ({"message_id": "x"}, "message_id"),
+    ],
+)
+async def test_bad_input_is_refused_by_its_field_and_the_transaction_goes_on(
+    sender: Sender, given: dict[str, Any], field: str
+) -> None:
+    await sender.set_up()
+    business = await sender.connect()
+    arguments = {"destination": "clearing", "payload": b"x", **given}
+    async with business.transaction():
+        with pytest.raises((MessageError, DestinationMissing)) as caught:
+            await outbox.add(business, **arguments)
+        assert caught.value.field == field
+        await business.execute("INSERT INTO trade VALUES (1)")
+    assert await sender.statuses() == {}
+    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
+
+
+async def test_one_bad_message_refuses_all_that_came_with_it(sender: Sender) -> None:
+    await sender.set_up(payload_bytes_max=10)
+    business = await sender.connect()
+    first, second = draw_message_ids(2)
+    async with business.transaction():
+        with pytest.raises(MessageError, match=r"11 bytes.*at most 10 bytes for clearing"):
+            await outbox.add_many(
+                business, [Message(first, "clearing", b"x"), Message(second, "clearing", b"x" * 11)]
+            )
+    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
+
+
+async def test_id_that_is_stored_already_is_refused(sender: Sender) -> None:
+    await sender.set_up()
+    business = await sender.connect()
+    async with business.transaction():
+        message_id = await outbox.add(business, "clearing", b"x")
+    with pytest.raises(MessageError, match="message_id"):
+        async with business.transaction():
+            await outbox.add(business, "clearing", b"y", message_id=message_id)
+    payload = await sender.admin.fetchval("SELECT payload FROM outbox_message")
+    assert payload == b"x"
+
+
+async def test_add_outside_of_a_transaction_is_refused(sender: Sender) -> None:
+    await sender.set_up()
+    business = await sender.connect()
+    with pytest.raises(SettingError, match="outside of a transaction"):
+        await outbox.add(business, "clearing", b"x")
+
+
+async def test_id_of_a_strange_clock_goes_to_the_default_partition_and_is_sent(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    strange = [uuid.UUID(int=7), uuid.UUID(int=2**128 - 1)]
+    async with sender.relay():
+        async with business.transaction():
+            for message_id in strange:
+                await outbox.add(business, "clearing", b"x", message_id=message_id)
+        for message_id in strange:
+            await sender.until_status(message_id, Status.CONFIRMED)
+    assert sorted(await sender.sent(clearing)) == strange
+    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message_default") == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE outbox_pending SET status = 3",
+        "DELETE FROM outbox_pending",
+        "INSERT INTO outbox_message (message_id, destination, payload) VALUES"
+        " ('00000000-0000-7000-8000-000000000000', 'clearing', '')",
+        "SELECT payload FROM outbox_message",
+        "DELETE FROM outbox_done",
+        "INSERT INTO outbox_destination SELECT * FROM outbox_destination",
+        "SELECT outbox_drop('00000000-0000-7000-8000-000000000000', 0)",
+    ],
+)
+async def test_business_role_can_store_messages_and_nothing_else(
+    sender: Sender, change: str
+) -> None:
+    await sender.set_up()
+    business = await sender.connect()
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await business.execute(change)

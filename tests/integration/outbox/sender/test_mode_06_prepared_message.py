@@ -1,0 +1,532 @@
+"""Mode 6: prepared, then decided by the sender; and asked about where no decision comes.
+
+The sender's decisions and the outbox stand in one database here, reached over connections of their
+own; nothing uses that they do. The clock of the checks is moved by the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from chainctl.schema.parts import PARTS
+from orderchain.errors import RetryError, SettingError
+from orderchain.sql import OUTBOX_RELAY
+from outbox import Message, Status, TransitionRefused
+from outbox.message import MessageIds, draw_message_ids
+from outbox.sender.business import store_messages
+from outbox.sender.check_back import (
+    CheckBack,
+    CheckingConfig,
+    DecisionRefused,
+    check_decision,
+    check_decisions,
+    decide,
+    decide_messages,
+    forget_decisions,
+)
+from outbox.sender.verdicts import Answer, CheckRules
+from outbox.service.config import ServiceConfig
+from outbox.service.interface import MessageClient
+from outbox.service.message_api import HttpRefusal, MessageDesk
+from outbox.session import OutboxSession
+from outbox.statuses import Change
+
+from ..hand_clock import HandClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from uuid import UUID
+
+    from tests.integration.outbox.conftest import Sender
+
+ME = "payments"
+RULES = CheckRules(
+    first_seconds=30, again_seconds=30, again_seconds_max=60, unanswered_seconds=30, answers_max=3
+)
+WAIT_SECONDS = 0.05  # what a check waits for a transaction that is running
+
+
+class Business:
+    """The sender's business: a table, its decisions, and a check endpoint."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.asked: list[UUID] = []
+        self.is_down = False
+
+    async def connect(self) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(self._dsn)
+
+    @asynccontextmanager
+    async def local_transaction(self, message_id: UUID) -> AsyncIterator[asyncpg.Connection[Any]]:
+        connection = await self.connect()
+        try:
+            async with connection.transaction():
+                await connection.execute("INSERT INTO paid VALUES ($1)", message_id)
+                await decide(connection, message_id)
+                yield connection
+        finally:
+            await connection.close()
+
+    async def do(self, message_id: UUID) -> None:
+        async with self.local_transaction(message_id):
+            pass
+
+    async def paid(self) -> list[UUID]:
+        connection = await self.connect()
+        try:
+            return [row[0] for row in await connection.fetch("SELECT message_id FROM paid")]
+        finally:
+            await connection.close()
+
+    async def check(self, sender: str, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        """What its check endpoint does."""
+        assert sender == ME
+        if self.is_down:
+            raise RetryError("the sender is down")
+        self.asked += message_ids
+        connection = await self.connect()
+        try:
+            return await check_decisions(connection, message_ids, WAIT_SECONDS)
+        finally:
+            await connection.close()
+
+
+class Desk:
+    """The message service's side, without its HTTP."""
+
+    def __init__(self, sender: Sender, business: Business) -> None:
+        self.clock = HandClock()
+        self.business = business
+        self.sender = sender
+        config = CheckingConfig(rules=RULES)
+        self.desk = MessageDesk(ServiceConfig(relay=sender.config(), checking=config), self.clock)
+        self.abnormal: list[str] = []
+        self.checks = CheckBack(
+            sender.config(),
+            business.check,
+            config,
+            clock=self.clock,
+            on_abnormal=lambda told: self.abnormal.extend(each.reason for each in told),
+        )
+
+    async def prepare(self) -> UUID:
+        (message_id,) = draw_message_ids(1)
+        message = Message(message_id, "clearing", b"pay 10")
+        await self.desk.store(ME, [message], is_prepared=True)
+        return message_id
+
+    async def status(self, message_id: UUID) -> Status:
+        return (await self.sender.statuses())[message_id]
+
+    async def row(self, message_id: UUID) -> asyncpg.Record:
+        return next(r for r in await self.sender.pending() if r["message_id"] == message_id)
+
+    async def check_after(self, seconds: float) -> int:
+        self.clock.go(seconds)
+        return await self.checks.check_once()
+
+
+@pytest.fixture
+async def business(sender: Sender) -> Business:
+    schema = PARTS["decision"].text()
+    async with sender.admin.transaction():
+        await sender.admin.execute(schema)
+    await sender.admin.execute("CREATE TABLE paid (message_id uuid NOT NULL)")
+    await sender.admin.execute("ALTER ROLE outbox_decider PASSWORD 'a-password-of-tests'")
+    await sender.admin.execute("GRANT INSERT, SELECT ON paid TO outbox_decider")
+    dsn = sender.dsns[OUTBOX_RELAY].replace(OUTBOX_RELAY, "outbox_decider")
+    return Business(dsn)
+
+
+@pytest.fixture
+async def desk(sender: Sender, business: Business) -> AsyncIterator[Desk]:
+    made = Desk(sender, business)
+    yield made
+    await made.desk.close()
+    await made.checks.close()
+
+
+# --------------------------------------------------------------------------- the rows of the table
+
+
+async def test_prepare_fails_and_the_business_does_not_run() -> None:
+    # Nobody listens there: port 1 is never given to anybody.
+    client = MessageClient(["http://127.0.0.1:1"], "token", seconds=5.0)
+    ran = []
+    with pytest.raises(RetryError, match=r"127\.0\.0\.1:1"):
+        async with client.prepared([Message(draw_message_ids(1)[0], "clearing", b"x")]):
+            ran.append("business")
+    assert ran == []
+
+
+async def test_prepared_with_its_answer_lost_is_cancelled_and_never_sent(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    destination = await sender.set_up()
+    # The sender saw no answer, so its business has not run; it does not know that it is stored.
+    message_id = await desk.prepare()
+    assert await desk.check_after(29) == 0
+    assert await desk.check_after(1) == 1
+    assert await desk.status(message_id) is Status.CANCELLED
+    # Whoever would run it now is refused: the check has written the decision.
+    with pytest.raises(DecisionRefused) as caught:
+        await business.do(message_id)
+    assert caught.value.found == "not done"
+    assert await business.paid() == []
+    async with sender.relay() as relay:
+        await relay.sweep()
+        await relay.settle()
+    assert await sender.sent(destination) == []
+
+
+async def test_decision_lost_is_found_by_the_check_and_the_message_is_sent(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    destination = await sender.set_up()
+    message_id = await desk.prepare()
+    await business.do(message_id)  # and the commit never reaches the service
+    async with sender.relay() as relay:
+        await relay.sweep()
+        assert relay.stats().sent == 0, "a prepared message is never sent"
+        assert await desk.check_after(30) == 1
+        await sender.until_status(message_id, Status.CONFIRMED)
+    assert await sender.sent(destination) == [message_id]
+    row = await desk.row(message_id)
+    assert (row["is_decided"], row["send_count"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [(Change.COMMITTED, Status.INIT), (Change.ROLLED_BACK, Status.CANCELLED)],
+)
+async def test_decision_stored_late_ends_the_abnormal_message(
+    sender: Sender, desk: Desk, business: Business, change: Change, expected: Status
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+    # Its local transaction hangs: every check is answered, and never with a decision.
+    async with business.local_transaction(message_id):
+        for seconds in (30, 30, 60):
+            assert await desk.check_after(seconds) == 1
+        assert business.asked == [message_id] * 3
+        assert await desk.check_after(59) == 0
+        assert await desk.status(message_id) is Status.PREPARED, "the last answer has its time, too"
+        assert await desk.check_after(1) == 1
+        assert await desk.status(message_id) is Status.ABNORMAL
+    assert business.asked == [message_id] * 3
+    assert desk.abnormal == ["its sender was asked 3 times, and did not know"]
+    assert await desk.check_after(86_400) == 0, "an abnormal one is not asked about"
+    told = await desk.desk.decide(ME, change, [message_id])
+    assert (told.decided, told.repeated) == (1, 0)
+    assert await desk.status(message_id) is expected
+    told = await desk.desk.decide(ME, change, [message_id])
+    assert (told.decided, told.repeated) == (0, 1), "the same decision again is no error"
+
+
+async def test_sender_dead_for_an_hour_finds_its_message_as_it_left_it(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    done, undone = await desk.prepare(), await desk.prepare()
+    await business.do(done)
+    business.is_down = True
+    checks = [await desk.check_after(30) for _ in range(120)]
+    assert checks == [2] * 120
+    for message_id in (done, undone):
+        row = await desk.row(message_id)
+        assert (row["status"], row["check_count"]) == (Status.PREPARED, 0), "only answers count"
+        assert "down" in row["last_error"]
+    business.is_down = False
+    assert await desk.check_after(30) == 2
+    assert await desk.status(done) is Status.INIT
+    assert await desk.status(undone) is Status.CANCELLED
+
+
+@pytest.mark.parametrize("change", [Change.COMMITTED, Change.ROLLED_BACK])
+async def test_check_is_not_asked_once_the_decision_has_arrived(
+    sender: Sender, desk: Desk, business: Business, change: Change
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+    await desk.desk.decide(ME, change, [message_id])
+    assert [await desk.check_after(seconds) for seconds in (30, 60, 3600)] == [0, 0, 0]
+    assert business.asked == []
+
+
+@pytest.mark.parametrize("late", [Answer.UNKNOWN, Answer.NOT_DONE, None])
+async def test_answer_that_comes_after_the_decision_changes_nothing(
+    sender: Sender, desk: Desk, business: Business, late: Answer | None
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+
+    async def check(_: str, ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        await desk.desk.decide(ME, Change.COMMITTED, ids)  # arrives while the check is under way
+        return {} if late is None else dict.fromkeys(ids, late)
+
+    checks = CheckBack(sender.config(), check, CheckingConfig(rules=RULES), clock=desk.clock)
+    desk.clock.go(30)
+    assert await checks.check_once() == 1
+    await checks.close()
+    row = await desk.row(message_id)
+    assert (row["status"], row["is_decided"], row["check_count"]) == (Status.INIT, True, 0)
+
+
+# ------------------------------------------------------------------------------------- the fence
+
+
+async def test_not_done_refuses_a_transaction_that_is_still_running(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+    connection = await business.connect()
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("INSERT INTO paid VALUES ($1)", message_id)
+        assert await desk.check_after(30) == 1  # it runs, but has not decided
+        with pytest.raises(DecisionRefused):
+            await decide(connection, message_id)
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await connection.execute("SELECT 1")
+        await transaction.rollback()
+    finally:
+        await connection.close()
+    assert await desk.status(message_id) is Status.CANCELLED
+    assert await business.paid() == []
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_fence_holds_in_a_transaction_that_cannot_see_it(
+    business: Business, isolation: str
+) -> None:
+    (message_id,) = draw_message_ids(1)
+    connection, other = await business.connect(), await business.connect()
+    try:
+        transaction = connection.transaction(isolation=isolation)
+        await transaction.start()
+        await connection.fetchval("SELECT count(*) FROM paid")  # takes its snapshot
+        assert await check_decision(other, message_id) is Answer.NOT_DONE
+        with pytest.raises((DecisionRefused, asyncpg.SerializationError)):
+            await decide(connection, message_id)
+        await transaction.rollback()
+        assert await check_decision(other, message_id) is Answer.NOT_DONE
+    finally:
+        await connection.close()
+        await other.close()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_running_transaction_that_has_decided_is_unknown_until_it_ends(
+    sender: Sender, desk: Desk, business: Business, commits: bool
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+    connection = await business.connect()
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await decide(connection, message_id)
+        assert await desk.check_after(30) == 1
+        row = await desk.row(message_id)
+        assert (row["status"], row["check_count"]) == (Status.PREPARED, 1)
+        await (transaction.commit() if commits else transaction.rollback())
+    finally:
+        await connection.close()
+    assert await desk.check_after(30) == 1
+    assert await desk.status(message_id) is (Status.INIT if commits else Status.CANCELLED)
+
+
+async def test_local_transaction_and_check_at_once_never_disagree(business: Business) -> None:
+    ids = draw_message_ids(100)
+
+    async def run(message_id: UUID) -> bool:
+        try:
+            await business.do(message_id)
+        except DecisionRefused:
+            return False
+        return True
+
+    async def both(message_id: UUID) -> tuple[bool, Answer]:
+        connection = await business.connect()
+        try:
+            ran, answer = await asyncio.gather(
+                run(message_id), check_decision(connection, message_id)
+            )
+            return ran, answer
+        finally:
+            await connection.close()
+
+    slots = asyncio.Semaphore(8)
+
+    async def one(message_id: UUID) -> tuple[bool, Answer]:
+        async with slots:
+            return await both(message_id)
+
+    outcomes = await asyncio.gather(*(one(message_id) for message_id in ids))
+    assert set(outcomes) <= {(True, Answer.DONE), (False, Answer.NOT_DONE)}
+    paid = set(await business.paid())
+    assert paid == {each for each, (ran, _) in zip(ids, outcomes, strict=True) if ran}
+
+
+async def test_same_local_transaction_twice_is_refused_as_done(business: Business) -> None:
+    (message_id,) = draw_message_ids(1)
+    await business.do(message_id)
+    with pytest.raises(DecisionRefused) as caught:
+        await business.do(message_id)
+    assert caught.value.found == "done"
+    assert await business.paid() == [message_id]
+
+
+async def test_forgotten_decision_is_unknown_and_never_not_done(business: Business) -> None:
+    connection = await business.connect()
+    old_ns, new_ns = (time.time_ns() - days * 86_400 * 10**9 for days in (3, 0))
+    (old,), (new,) = (MessageIds(partial(int, at)).draw(1) for at in (old_ns, new_ns))
+    try:
+        async with connection.transaction():
+            await decide(connection, old)
+        before = datetime.now(UTC) - timedelta(days=2)
+        assert await forget_decisions(connection, before) == 1
+        assert await check_decision(connection, old) is Answer.UNKNOWN
+        with pytest.raises(DecisionRefused, match="forgotten"):
+            await business.do(old)
+        assert await check_decision(connection, new) is Answer.NOT_DONE
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await forget_decisions(connection, datetime.now(UTC))
+    finally:
+        await connection.close()
+
+
+async def test_decision_outside_of_a_transaction_and_check_inside_of_one_are_refused(
+    business: Business,
+) -> None:
+    connection = await business.connect()
+    (message_id,) = draw_message_ids(1)
+    try:
+        with pytest.raises(SettingError, match="outside of a transaction"):
+            await decide(connection, message_id)
+        async with connection.transaction():
+            with pytest.raises(SettingError, match="in a transaction"):
+                await check_decision(connection, message_id)
+    finally:
+        await connection.close()
+
+
+# ------------------------------------------------------------------------------ deciding, asking
+
+
+async def test_two_that_check_ask_about_each_message_once(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    ids = [await desk.prepare() for _ in range(30)]
+    others = [
+        CheckBack(
+            sender.config(), business.check, CheckingConfig(rules=RULES, rows_max=4),
+            clock=desk.clock,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    desk.clock.go(30)
+
+    async def work_off(checks: CheckBack) -> None:
+        while await checks.check_once():
+            pass
+
+    await asyncio.gather(*map(work_off, others))
+    for checks in others:
+        await checks.close()
+    assert sorted(business.asked) == sorted(ids)
+    assert set((await sender.statuses()).values()) == {Status.CANCELLED}
+
+
+async def test_destination_with_many_checks_keeps_no_other_from_its_turn(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    await sender.set_up("another")  # which is before it by name
+    (first,) = draw_message_ids(1)
+    await desk.desk.store(ME, [Message(first, "clearing", b"pay 10")], is_prepared=True)
+    others = [Message(each, "another", b"pay 10") for each in draw_message_ids(10)]
+    await desk.desk.store(ME, others, is_prepared=True)
+    checks = CheckBack(
+        sender.config(), business.check, CheckingConfig(rules=RULES, rows_max=4), clock=desk.clock
+    )
+    await sender.admin.execute(
+        "UPDATE outbox_pending SET next_send_at = next_send_at - interval '1 second'"
+        " WHERE message_id = $1", first,
+    )  # fmt: skip
+    desk.clock.go(30)
+    assert await checks.check_once() == 4
+    assert first in business.asked
+    await checks.close()
+
+
+async def test_decision_counts_for_every_consumer_of_the_message(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up(consumers=("ledger", "risk"))
+    message_id = await desk.prepare()
+    await business.do(message_id)
+    assert await desk.check_after(30) == 1, "one check, whatever the number of consumers"
+    rows = await sender.pending()
+    assert [(r["consumer"], r["status"]) for r in rows] == [("ledger", 0), ("risk", 0)]
+    assert business.asked == [message_id]
+
+
+async def test_decision_against_the_one_that_was_made_is_refused(
+    sender: Sender, desk: Desk
+) -> None:
+    await sender.set_up()
+    done, undone = await desk.prepare(), await desk.prepare()
+    await desk.desk.decide(ME, Change.COMMITTED, [done])
+    await desk.desk.decide(ME, Change.ROLLED_BACK, [undone])
+    with pytest.raises(TransitionRefused, match="init"):
+        await desk.desk.decide(ME, Change.ROLLED_BACK, [done])
+    with pytest.raises(TransitionRefused, match="cancelled"):
+        await desk.desk.decide(ME, Change.COMMITTED, [undone])
+    # One that can't be decided: none is touched.
+    third = await desk.prepare()
+    with pytest.raises(TransitionRefused):
+        await desk.desk.decide(ME, Change.COMMITTED, [third, undone])
+    assert await desk.status(third) is Status.PREPARED
+
+
+async def test_message_of_another_sender_is_unknown(sender: Sender, desk: Desk) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+    with pytest.raises(HttpRefusal, match="unknown_message"):
+        await desk.desk.decide("somebody else", Change.COMMITTED, [message_id])
+    assert await desk.status(message_id) is Status.PREPARED
+
+
+async def test_message_prepared_without_a_sender_waits_for_its_decision(
+    sender: Sender, desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sender.set_up()
+    connection = await sender.connect()
+    (message_id,) = draw_message_ids(1)
+    async with connection.transaction():
+        await store_messages(
+            connection, [Message(message_id, "clearing", b"x")], check_at=desk.clock.now
+        )
+    with caplog.at_level(logging.ERROR):
+        assert await desk.check_after(1) == 1
+    row = await desk.row(message_id)
+    assert (row["status"], row["check_count"]) == (Status.PREPARED, 0)
+    assert "nobody to ask" in row["last_error"]
+    session = OutboxSession(sender.config(), "test")
+    assert await decide_messages(session, Change.COMMITTED, [message_id]) == {message_id}
+    await session.close()
+    assert await desk.status(message_id) is Status.INIT

@@ -1,0 +1,146 @@
+"""Mode 10: what is merely queued at its consumer is not sent again, what is lost is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import outbox
+from outbox import Message, Status, draw_message_ids
+
+from ..conftest import CONSUMER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from ..conftest import Sender
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+BACKLOG = 100_000
+
+
+async def store(sender: Sender, ids: Sequence[UUID]) -> None:
+    business = await sender.connect()
+    async with business.transaction():
+        await outbox.add_many(business, [Message(each, "clearing", b"x") for each in ids])
+
+
+@pytest.mark.timeout(300)  # so many messages, on a machine that may do much else
+async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is_resent(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up(resend_filter=True)
+    ids = draw_message_ids(BACKLOG)
+    # A try is not what this is about: a machine that does much else may be slow to acknowledge.
+    async with sender.relay(sweep_rows_max=10_000, send_seconds=120.0) as relay:
+        for first in range(0, BACKLOG, 10_000):
+            await store(sender, ids[first : first + 10_000])
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await relay.settle()
+        assert relay.stats().sent == BACKLOG
+
+        # The consumer has not come to any of them, has not even said so: all are due, none is sent.
+        await sender.let_time_pass()
+        assert await relay.sweep() == BACKLOG
+        assert (relay.stats().queued, relay.stats().resent) == (BACKLOG, 0)
+        assert relay.stats().abnormal == 0
+
+        # It has come to the middle, and confirmed all that it has read but one.
+        middle = BACKLOG // 2
+        row = await sender.admin.fetchrow(
+            'SELECT message_id, "offset" FROM outbox_pending WHERE "offset" = $1', middle - 100
+        )
+        lost = row["message_id"]
+        read = await sender.admin.fetch(
+            'SELECT message_id FROM outbox_pending WHERE "offset" < $1 AND message_id <> $2',
+            middle, lost,
+        )  # fmt: skip
+        found = [each["message_id"] for each in read]
+        for first in range(0, len(found), 10_000):
+            await sender.confirm(clearing, *found[first : first + 10_000])
+        await sender.confirm(clearing, progress=(middle,))
+
+        async def is_told() -> bool:
+            at: int = await sender.admin.fetchval('SELECT "offset" FROM outbox_progress')
+            return at == middle
+
+        await sender.until(is_told)
+        assert relay.stats().consumed == middle - 1
+        await sender.let_time_pass()
+        assert await relay.sweep() == BACKLOG - middle + 1
+        await relay.settle()
+        assert relay.stats().resent == 1
+        assert relay.stats().sent == BACKLOG + 1
+    resent = [row for row in await sender.pending() if row["send_count"] == 2]
+    assert [row["message_id"] for row in resent] == [lost]
+    assert resent[0]["offset"] == BACKLOG  # where the topic ended
+
+
+async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    applied, lost = draw_message_ids(2)
+    asked: list[list[UUID]] = []
+
+    class Log:
+        async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
+            asked.append(list(message_ids))
+            return {applied}
+
+    async with sender.relay(consumer_logs={CONSUMER: Log()}) as relay:
+        await store(sender, [applied, lost])
+        await sender.until_status(lost, Status.CONFIRMED)
+        await relay.settle()
+        assert asked == []  # what was never sent is in nobody's log
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        assert asked == [[applied, lost]]
+        assert (relay.stats().found_applied, relay.stats().resent) == (1, 1)
+    assert await sender.statuses() == {applied: Status.CONSUMED, lost: Status.CONFIRMED}
+    assert sorted(await sender.sent(clearing)) == [applied, lost, lost]
+
+
+async def test_unknown_offset_and_an_age_beyond_the_cap_are_due_by_time_alone(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up(resend_filter=True, queue_seconds_max=3_600.0)
+    queued, unacknowledged, old = draw_message_ids(3)
+    async with sender.relay() as relay:
+        await store(sender, [queued, unacknowledged, old])
+        await sender.until_status(old, Status.CONFIRMED)
+        await relay.settle()
+        await sender.admin.execute(
+            'UPDATE outbox_pending SET status = 0, "offset" = NULL WHERE message_id = $1',
+            unacknowledged,
+        )
+        await sender.admin.execute(
+            "UPDATE outbox_pending SET sent_at = sent_at - interval '1 hour' WHERE message_id = $1",
+            old,
+        )
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        assert (relay.stats().queued, relay.stats().resent) == (1, 2)
+    sent = await sender.sent(clearing)
+    assert sorted(sent) == sorted([queued, unacknowledged, old, unacknowledged, old])
+
+
+async def test_progress_of_strangers_is_not_kept(sender: Sender) -> None:
+    clearing = await sender.set_up(resend_filter=True)
+    async with sender.relay():
+        await sender.confirm(clearing, progress=(5,), consumer="somebody-else")
+        await sender.confirm(clearing, progress=(7,))
+
+        async def is_told() -> bool:
+            return bool(await sender.admin.fetchval("SELECT count(*) FROM outbox_progress"))
+
+        await sender.until(is_told)
+    rows = await sender.admin.fetch(
+        'SELECT consumer, topic, "partition", "offset" FROM outbox_progress'
+    )
+    assert [tuple(row) for row in rows] == [(CONSUMER, clearing.topic, 0, 7)]

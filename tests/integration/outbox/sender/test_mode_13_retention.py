@@ -1,0 +1,246 @@
+"""Mode 13: finished messages are dropped by partition, unfinished ones never."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import msgspec
+import pytest
+
+import outbox
+from orderchain.errors import SettingError
+from orderchain.sql import OUTBOX_OPERATOR
+from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
+from outbox.message import MessageIds
+from outbox.service.config import Clients
+from outbox.service.server import MessageService
+
+from ..hand_clock import HandClock
+from ..service.service_client import client, raw, service_config
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from ..conftest import Sender
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+
+NOW_NS = time.time_ns()
+
+
+def at_hours(hours: float) -> int:
+    """Return the time so many hours from now."""
+    return NOW_NS + round(hours * 3_600e9)
+
+
+async def store(sender: Sender, hours: float = 0, count: int = 1) -> list[UUID]:
+    """Store messages as if so many hours from now."""
+    business = await sender.connect()
+    at_ns = at_hours(hours)
+    ids = MessageIds(wall_ns=lambda: at_ns).draw(count)
+    async with business.transaction():
+        payload = bytes(2_000)
+        await outbox.add_many(business, [Message(each, "clearing", payload) for each in ids])
+    return ids
+
+
+async def kept(sender: Sender) -> set[UUID]:
+    return {row[0] for row in await sender.admin.fetch("SELECT message_id FROM outbox_message")}
+
+
+async def tables(sender: Sender) -> int:
+    return int(
+        await sender.admin.fetchval(
+            "SELECT count(*) FROM pg_inherits WHERE inhparent IN "
+            "('outbox_message'::regclass, 'outbox_done'::regclass)"
+        )
+    )
+
+
+async def test_finished_messages_are_dropped_after_their_time_and_unfinished_ones_survive(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up(consumers=("a", "b"))
+    clock = HandClock(NOW_NS)
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        ids = await store(sender, count=20)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await relay.settle()
+        unfinished, half = ids[3], ids[7]
+        finished = [each for each in ids if each not in (unfinished, half)]
+        await sender.confirm(clearing, *finished, consumer="a")
+        await sender.confirm(clearing, *finished, half, consumer="b")
+        await sender.until_status(finished[-1], Status.CONSUMED)
+
+        async def is_taken() -> bool:
+            return relay.stats().consumed == 37
+
+        await sender.until(is_taken)
+        clock.now_ns = at_hours(71)
+        await relay.keep()
+        assert await kept(sender) == set(ids)
+        clock.now_ns = at_hours(80)
+        await relay.keep()
+        assert await kept(sender) == {unfinished, half}
+        assert relay.stats().survivors == 2
+        assert [(row["message_id"], row["consumer"]) for row in await sender.done()] == [
+            (half, "b")
+        ]
+
+        # They are as good as before: sent again, confirmed, and then gone in their turn.
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        assert (await sender.sent(clearing)).count(unfinished) == 2
+        await sender.confirm(clearing, unfinished, consumer="b")
+        await sender.confirm(clearing, unfinished, half, consumer="a")
+
+        async def is_done() -> bool:
+            return await sender.pending() == []
+
+        await sender.until(is_done)
+        clock.now_ns = at_hours(160)
+        await relay.keep()
+        assert await kept(sender) == set()
+        assert await sender.done() == []
+
+
+async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_default(
+    sender: Sender,
+) -> None:
+    await sender.set_up()
+    clock = HandClock(NOW_NS)
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        for hours in range(0, 60, 6):
+            clock.now_ns = at_hours(hours)
+            await relay.keep()
+            await store(sender, hours=hours + 12)  # the second one ahead
+        assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message_default") == 0
+        assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 10
+        before = await tables(sender)
+        await relay.keep()  # nothing left to make
+        assert await tables(sender) == before
+
+
+async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinished(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    clock = HandClock(NOW_NS)
+    settings = {"clock": clock, "upkeep_seconds": 3600.0, "history_bytes_max": 1}
+    async with sender.relay(**settings) as relay:
+        old, unfinished, *rest = await store(sender, count=500)
+        await sender.until_status(rest[-1], Status.CONFIRMED)
+        await relay.settle()
+        await sender.confirm(clearing, old, *rest)
+        await sender.until_status(rest[-1], Status.CONSUMED)
+        await relay.keep()
+        # The partition still takes messages: it is left, whatever it takes on disk.
+        assert await kept(sender) == {old, unfinished, *rest}
+
+        clock.now_ns = at_hours(13)  # long before the retention of 72 hours
+        await relay.keep()
+        (new,) = await store(sender, hours=13)
+        await relay.keep()
+        assert await kept(sender) == {unfinished, new}
+        assert (await sender.statuses())[unfinished] is Status.CONFIRMED
+
+
+async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: Sender) -> None:
+    await sender.set_up()
+    clock = HandClock(NOW_NS)
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0, survivors_max=2) as relay:
+        ids = await store(sender, count=3)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        clock.now_ns = at_hours(100)
+        await relay.keep()
+        assert await kept(sender) == set(ids)
+        assert (relay.stats().survivors, await sender.done()) == (0, [])
+        tables_now = await sender.admin.fetchval("SELECT count(*) FROM outbox_partition")
+        await relay.keep()
+        assert await sender.admin.fetchval("SELECT count(*) FROM outbox_partition") == tables_now
+
+
+async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    clock = HandClock(NOW_NS)
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        ids = await store(sender, count=500)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await relay.settle()
+        await sender.confirm(clearing, *ids)
+        await sender.until_status(ids[-1], Status.CONSUMED)
+
+    before = await keep_by_hand(sender)
+    assert not before.is_full
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0,
+                            outbox_bytes_max=before.bytes - 1) as relay:  # fmt: skip
+        await relay.keep()
+        assert relay.stats().found_full >= 1
+        with pytest.raises(OutboxFull, match=rf"takes {before.bytes} bytes .*chainctl outbox keep"):
+            async with relay.transaction(business) as transaction:
+                await transaction.add("clearing", b"trade")
+        with pytest.raises(asyncpg.InsufficientResourcesError, match="until history is dropped"):
+            await business.execute("SELECT outbox_add('clearing', 'trade')")
+        # Others leave the bound alone, and refuse as well.
+        async with business.transaction():
+            with pytest.raises(OutboxFull):
+                await outbox.add(business, "clearing", b"trade")
+        # Whole partitions go once they have ended, and there is room again.
+        clock.now_ns = at_hours(13)
+        dropped = await keep_by_hand(sender, clock, history_bytes_max=1)
+        assert (dropped.partitions_dropped >= 1, dropped.is_full) == (True, False)
+        assert (dropped.bytes < before.bytes, dropped.bytes_max) == (True, before.bytes - 1)
+        async with relay.transaction(business) as transaction:
+            added = await transaction.add("clearing", b"trade")
+    assert await kept(sender) == {added}
+
+
+async def test_messages_that_are_stored_are_sent_while_none_may_be_added(sender: Sender) -> None:
+    clearing = await sender.set_up()
+    (stored,) = await store(sender)
+    assert (await keep_by_hand(sender, outbox_bytes_max=1)).is_full
+    async with sender.relay() as relay:
+        await sender.until_status(stored, Status.CONFIRMED)
+        await relay.settle()
+        await sender.confirm(clearing, stored)
+        await sender.until_status(stored, Status.CONSUMED)
+    with pytest.raises(OutboxFull):
+        await store(sender)
+    # By hand: a bound of 0 is none.
+    assert not (await keep_by_hand(sender, outbox_bytes_max=0)).is_full
+    await store(sender)
+
+
+async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
+    await sender.set_up()
+    await keep_by_hand(sender, outbox_bytes_max=1)
+    (message_id,) = draw_message_ids(1)
+    message = {"message_id": str(message_id), "destination": "clearing", "payload": "aGk="}
+    body = msgspec.json.encode({"messages": [message]})
+    known = Clients([client("payments")])
+    async with MessageService(service_config(sender), known) as service:
+        for operation in ("send", "prepare"):
+            status, headers, told = await raw(
+                service.address, "POST", f"/v1/messages/{operation}", body
+            )
+            assert (status, told["error"]) == (503, "unavailable")
+            assert "chainctl outbox keep" in told["expected"]
+            assert int(headers["retry-after"]) >= 1
+
+
+async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sender) -> None:
+    for make in (sender.config, lambda **given: KeepConfig(database="postgresql://db/x", **given)):
+        with pytest.raises(SettingError, match="outbox_bytes_max"):
+            make(history_bytes_max=10, outbox_bytes_max=10)
+        make(history_bytes_max=10, outbox_bytes_max=0)
+
+
+async def keep_by_hand(
+    sender: Sender, clock: HandClock | None = None, **settings: Any
+) -> outbox.Kept:
+    config = KeepConfig(database=sender.dsns[OUTBOX_OPERATOR], **settings)
+    return await keep_outbox(config, clock=clock or HandClock(NOW_NS))

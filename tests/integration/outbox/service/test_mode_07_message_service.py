@@ -1,0 +1,575 @@
+"""Mode 7: the outbox over HTTP, for services that own none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import os
+import random
+import urllib.request
+from collections import Counter
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from msgspec.structs import replace
+from schemathesis import GenerationMode
+from schemathesis.core.parameters import ParameterLocation
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from orderchain.clock import SystemClock
+from orderchain.errors import ConnectError, RetryError
+from orderchain.sql import OUTBOX_RELAY
+from outbox import Message, Status
+from outbox.http_call import CallRefused
+from outbox.message import MessageIds, draw_message_ids
+from outbox.sender.check_back import CheckingConfig
+from outbox.sender.verdicts import CheckRules
+from outbox.service.app import MessageApp
+from outbox.service.config import Client, Clients
+from outbox.service.interface import MessageClient
+from outbox.service.message_api import MessageDesk
+from outbox.service.server import MessageService
+
+from .service_client import client, endpoint, raw, served, service_config, write_clients
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+    from uuid import UUID
+
+    from starlette.requests import Request
+
+    from ..conftest import Sender
+
+CONSUMER = "clearing-service"
+SEED = int(os.environ.get("ORDERCHAIN_SEED", random.randrange(2**32)))
+
+# A stop that comes right after a start cancels clients that are still connecting, and both of ours
+# leave their socket to the collector then. It is told of here, not in whatever test comes next.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@asynccontextmanager
+async def running(
+    sender: Sender, *clients: Client, **settings: Any
+) -> AsyncIterator[MessageService]:
+    known = Clients(list(clients) or [client("payments"), client("shop")])
+    async with MessageService(service_config(sender, **settings), known) as service:
+        yield service
+
+
+def messages(count: int, destination: str = "clearing") -> list[Message]:
+    return [
+        Message(each, destination, f"pay {n}".encode(), f"key {n % 5}", {"trace": str(n)})
+        for n, each in enumerate(draw_message_ids(count))
+    ]
+
+
+def caller(service: MessageService, name: str = "payments") -> MessageClient:
+    return MessageClient([service.address], f"{name}-token")
+
+
+# ------------------------------------------------------------------------------------- operations
+
+
+async def test_message_sent_over_http_arrives_and_is_consumed(sender: Sender) -> None:
+    destination = await sender.set_up()
+    async with running(sender) as service:
+        given = messages(20)
+        await caller(service).send(given)
+        for message in given:
+            await sender.until_status(message.message_id, Status.CONFIRMED)
+        assert sorted(await sender.sent(destination)) == [each.message_id for each in given]
+        ids = [message.message_id for message in given]
+        told = await caller(service, "shop").confirm(CONSUMER, ids)
+        assert (told.consumed, told.repeated) == (20, 0)
+        told = await caller(service, "shop").confirm(CONSUMER, ids[:3])
+        assert (told.consumed, told.repeated) == (0, 3)
+        shown = await caller(service).get(ids[7])
+        assert (shown.payload, shown.key, shown.headers) == (b"pay 7", "key 2", {"trace": "7"})
+        assert [(each.consumer, each.status) for each in shown.deliveries] == [
+            (CONSUMER, "consumed")
+        ]
+    assert await sender.pending() == []
+
+
+async def test_prepared_message_is_sent_once_committed_and_never_once_rolled_back(
+    sender: Sender,
+) -> None:
+    destination = await sender.set_up()
+    async with running(sender) as service:
+        one, other = messages(2)
+        async with caller(service).prepared([one]):
+            assert (await caller(service).get(one.message_id)).deliveries[0].status == "prepared"
+        await caller(service).prepare([other])
+        await caller(service).rollback([other.message_id])
+        await sender.until_status(one.message_id, Status.CONFIRMED)
+        with pytest.raises(CallRefused, match="decided_otherwise") as caught:
+            await caller(service).commit([other.message_id])
+        assert caught.value.status == 409
+        told = await caller(service).commit([one.message_id])
+        assert (told.decided, told.repeated) == (0, 1)
+    assert await sender.sent(destination) == [one.message_id]
+
+
+async def test_undecided_message_is_asked_about_at_the_clients_endpoint(sender: Sender) -> None:
+    destination = await sender.set_up()
+    asked: list[str] = []
+    done, undone, unknown = messages(3)
+    answers = {str(done.message_id): "done", str(undone.message_id): "not_done"}
+
+    async def check(request: Request) -> JSONResponse:
+        assert request.headers["authorization"] == "Bearer ours"
+        ids = (await request.json())["message_ids"]
+        asked.extend(ids)
+        return JSONResponse({"answers": {each: answers.get(each, "unknown") for each in ids}})
+
+    async with endpoint(Starlette(routes=[Route("/check", check, methods=["POST"])])) as url:
+        asking = client("payments", check_url=f"{url}/check", call_token="ours")
+        rules = CheckRules(first_seconds=0.01, again_seconds=0.01, answers_max=2)
+        checking = CheckingConfig(rules=rules, round_seconds=0.01)
+        async with running(sender, asking, checking=checking) as service:
+            await caller(service).prepare([done, undone, unknown])
+            await sender.until_status(done.message_id, Status.CONFIRMED)
+            await sender.until_status(undone.message_id, Status.CANCELLED)
+            await sender.until_status(unknown.message_id, Status.ABNORMAL)
+    assert await sender.sent(destination) == [done.message_id]
+    assert Counter(asked) == {
+        str(done.message_id): 1, str(undone.message_id): 1, str(unknown.message_id): 2
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        Response("no\nchainctl: error: forged\x1b[2J\u202e", status_code=404),
+        Response('{"answers": {"a\\nb\\u001b[2J": "no\\nsuch"}}'),
+    ],
+    ids=["refused", "answer-of-no-kind"],
+)
+async def test_check_endpoint_that_answers_with_line_feeds_and_escapes_is_logged_in_one_line(
+    sender: Sender, answered: Response, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sender.set_up()
+    (message,) = messages(1)
+    asked = asyncio.Event()
+    asked_again = asyncio.Event()
+
+    async def check(_: Request) -> Response:
+        (asked_again if asked.is_set() else asked).set()  # what came first is logged by then
+        return answered
+
+    async with endpoint(Starlette(routes=[Route("/check", check, methods=["POST"])])) as url:
+        asking = client("payments", check_url=f"{url}/check")
+        rules = CheckRules(first_seconds=0.01, unanswered_seconds=0.01)
+        checking = CheckingConfig(rules=rules, round_seconds=0.01)
+        async with running(sender, asking, checking=checking) as service:
+            await caller(service).prepare([message])
+            await asked_again.wait()
+    (told, *_) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("check-back: payments gave no answer: ")
+    ]
+    assert told.isprintable()
+    note = await sender.admin.fetchval("SELECT last_error FROM outbox_pending")
+    assert note.isprintable()
+
+
+async def test_same_request_again_stores_nothing_twice(sender: Sender) -> None:
+    await sender.set_up(confirm="none")
+    async with running(sender) as service:
+        given = messages(10)
+        await asyncio.gather(*(caller(service).send(given) for _ in range(8)))
+        await caller(service).send([*given[5:], *messages(2)])
+        other = replace(given[0], payload=b"something else")
+        for name, sent in (("payments", other), ("shop", given[0])):
+            with pytest.raises(CallRefused, match="id_taken") as caught:
+                await caller(service, name).send([sent])
+            assert caught.value.status == 409
+    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 12
+
+
+async def test_list_has_every_delivery_of_the_client_page_by_page(sender: Sender) -> None:
+    await sender.set_up(consumers=("ledger", "risk"))
+    async with running(sender) as service:
+        ours, theirs = messages(7), messages(3)
+        await caller(service).prepare(ours)
+        await caller(service, "shop").prepare(theirs)
+        await caller(service).rollback([ours[0].message_id])
+        found = []
+        query: dict[str, Any] = {"limit": 4}
+        while True:
+            page = await caller(service).page(**query)
+            found += [(each.message_id, each.consumer) for each in page.deliveries]
+            if page.after is None:
+                break
+            query |= {"after": str(page.after), "after_consumer": page.after_consumer}
+        assert found == [
+            (each.message_id, consumer) for each in ours for consumer in ("ledger", "risk")
+        ]
+        page = await caller(service).page(status="cancelled", destination="clearing")
+        assert {each.message_id for each in page.deliveries} == {ours[0].message_id}
+        assert (await caller(service).page(destination="ledger")).deliveries == []
+
+
+# ------------------------------------------------------------------------------ what is not right
+
+ONE = {"destination": "clearing", "payload": "eA=="}
+OLD, AHEAD = (
+    str(MessageIds(partial(int, ns)).draw(1)[0])
+    for ns in (10**18, int(4e18))
+)  # fmt: skip
+
+
+def body(**changes: Any) -> bytes:
+    return msgspec.json.encode({"messages": [{**ONE, **changes}]})
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "error", "field"),
+    [
+        (b"", 400, "not_json", "body"),
+        (b"hello", 400, "not_json", "body"),
+        (b'{"messages": [', 400, "not_json", "body"),
+        (b"\xff\xfe", 400, "not_json", "body"),
+        (b"[" * 100_000, 400, None, None),
+        (b"[]", 400, "invalid", "body"),
+        (b'{"messages": []}', 400, "invalid", "$.messages"),
+        (b'{"messages": [7]}', 400, "invalid", "$.messages[0]"),
+        (body(payload=None), 400, "invalid", "$.messages[0].payload"),
+        (body(payload="not base64!"), 400, "invalid", "$.messages[0].payload"),
+        (body(payload=7), 400, "invalid", "$.messages[0].payload"),
+        (body(destination=""), 400, "invalid", "$.messages[0].destination"),
+        (body(destination="x" * 101), 400, "invalid", "$.messages[0].destination"),
+        (body(destination="nowhere"), 404, "unknown_destination", "destination"),
+        (body(destination="secret"), 403, "not_allowed", "destination"),
+        (body(payload=base64.b64encode(bytes(300 * 1024)).decode()), 413, "too_large", "payload"),
+        (body(payload=base64.b64encode(bytes(513 * 1024)).decode()), 400, "invalid", None),
+        (body(key=""), 400, "invalid", "$.messages[0].key"),
+        (body(key="a\0b"), 400, "invalid", "$.messages[0].key"),
+        (body(headers={"a": 1}), 400, "invalid", None),
+        (body(headers={"orderchain-x": "1"}), 400, "invalid", "header name"),
+        (body(headers={"\u00e9": "1"}), 400, "invalid", None),
+        (body(headers={str(n): "x" * 1_000 for n in range(40)}), 400, "invalid", "headers"),
+        (body(colour="red"), 400, "invalid", "$.messages[0]"),
+        (body(message_id="1"), 400, "invalid", "$.messages[0].message_id"),
+        (body(message_id="9b2b2c4e-3c2a-4c1d-8f55-000000000000"), 400, "invalid", None),
+        (body(message_id=OLD), 409, "id_time", "message_id"),
+        (body(message_id=AHEAD), 409, "id_time", "message_id"),
+    ],
+)  # fmt: skip
+async def test_bad_body_gets_a_reason_and_nothing_is_stored(
+    bad_requests: MessageService,
+    sender: Sender,
+    content: bytes,
+    status: int,
+    error: str | None,
+    field: str | None,
+) -> None:
+    for operation in ("send", "prepare"):
+        told = await raw(bad_requests.address, "POST", f"/v1/messages/{operation}", content)
+        assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
+        assert error is None or told[2]["error"] == error, told
+        assert field is None or told[2]["field"] == field, told
+    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
+    assert sum(bad_requests.app.refusals.values()) == 2, "they are counted"
+
+
+@pytest.fixture
+async def bad_requests(sender: Sender) -> AsyncIterator[MessageService]:
+    await sender.set_up(payload_bytes_max=256 * 1024)
+    limited = client("payments", destinations=("clearing", "nowhere"))
+    async with running(sender, limited) as service:
+        yield service
+
+
+async def test_bad_requests_get_a_4xx_with_a_reason(sender: Sender) -> None:
+    await sender.set_up()
+    settings: dict[str, Any] = {"body_bytes_max": 10_000}
+    clients = (client("payments", consumers=("ledger",)), client("shop"))
+    async with running(sender, *clients, **settings) as service:
+        at = service.address
+        (theirs,) = messages(1)
+        await caller(service, "shop").prepare([theirs])
+        of_theirs = msgspec.json.encode({"message_ids": [str(theirs.message_id)]})
+        confirm = {"consumer": CONSUMER, "message_ids": [str(theirs.message_id)]}
+        refused = [
+            (401, await raw(at, "POST", "/v1/messages/send", body(), token=None)),
+            (401, await raw(at, "POST", "/v1/messages/send", body(), token="nobody")),
+            (401, await raw(at, "POST", "/v1/messages/send", body(), token="\u00e9")),
+            (401, await raw(at, "GET", "/v1/messages", token="", content_type="")),
+            (415, await raw(at, "POST", "/v1/messages/send", body(), content_type="text/plain")),
+            (415, await raw(at, "POST", "/v1/messages/send", body(), content_type="")),
+            (413, await raw(at, "POST", "/v1/messages/send", body(key="k" * 11_000))),
+            (404, await raw(at, "POST", "/v1/messages/commit", of_theirs)),
+            (404, await raw(at, "POST", "/v1/messages/rollback", of_theirs)),
+            (404, await raw(at, "GET", f"/v1/messages/{theirs.message_id}")),
+            (400, await raw(at, "GET", "/v1/messages/7")),
+            (403, await raw(at, "POST", "/v1/messages/confirm", msgspec.json.encode(confirm))),
+            (400, await raw(at, "GET", "/v1/messages?limit=0")),
+            (400, await raw(at, "GET", "/v1/messages?limit=99999999999999999999")),
+            (400, await raw(at, "GET", "/v1/messages?status=lost")),
+            (400, await raw(at, "GET", "/v1/messages?after=x")),
+            (400, await raw(at, "GET", "/v1/messages?colour=red")),
+            (404, await raw(at, "GET", "/v2")),
+            (405, await raw(at, "DELETE", "/v1/messages")),
+        ]
+        for status, told in refused:
+            assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
+            assert told[2]["error"], told
+        assert refused[0][1][1]["www-authenticate"] == "Bearer"
+        confirm["consumer"] = "ledger"
+        unknown = await raw(at, "POST", "/v1/messages/confirm", msgspec.json.encode(confirm))
+        assert (unknown[0], unknown[2]["error"]) == (404, "unknown_message")
+        assert (unknown[2]["consumed"], unknown[2]["repeated"]) == (0, 0)
+    assert [row["status"] for row in await sender.pending()] == [Status.PREPARED]
+
+
+async def test_client_that_goes_too_fast_is_told_when_to_come_again(sender: Sender) -> None:
+    await sender.set_up(confirm="none")
+    slow = client("payments", messages_per_second=0.001, messages_burst=10)
+    async with running(sender, slow, client("shop")) as service:
+        await caller(service).send(messages(10))
+        content = msgspec.json.encode({"messages": [ONE]})
+        status, headers, told = await raw(service.address, "POST", "/v1/messages/send", content)
+        assert (status, told["error"], told["field"]) == (429, "rate", "messages")
+        assert int(headers["retry-after"]) > 900
+        await caller(service, "shop").send(messages(10))  # others are not slowed down
+
+
+async def test_health_and_description_need_no_token(sender: Sender) -> None:
+    async with running(sender) as service:
+        for path in ("/livez", "/readyz", "/openapi.json"):
+            status, _, told = await raw(service.address, "GET", path, token=None)
+            assert status == 200, told
+        assert set(told["paths"]) >= {"/v1/messages/send", "/v1/messages/{message_id}"}
+        await sender.admin.execute("ALTER TABLE outbox_version RENAME TO outbox_version_away")
+        status, _, told = await raw(service.address, "GET", "/readyz", token=None)
+        assert (status, told["error"]) == (503, "unavailable")
+        status, _, _ = await raw(service.address, "GET", "/livez", token=None)
+        assert status == 200
+
+
+async def test_database_away_is_503_with_the_ids_to_repeat_it_by(
+    sender: Sender, postgres_server: Any
+) -> None:
+    await sender.set_up()
+    relay = replace(sender.config(), database=sender.dsns[OUTBOX_RELAY] + "_gone")
+    desk = MessageDesk(service_config(sender, relay=relay), SystemClock())
+    app = MessageApp(service_config(sender), Clients([client("payments")]), desk, SystemClock())
+    async with endpoint(app.asgi) as url:
+        status, headers, told = await raw(url, "POST", "/v1/messages/send", body())
+        assert (status, told["error"], headers["retry-after"]) == (503, "unavailable", "1")
+        assert len(told["message_ids"]) == 1
+        with pytest.raises(RetryError):
+            await MessageClient([url], "payments-token").send(messages(1))
+    await desk.close()
+
+
+async def test_start_where_nobody_may_listen_is_refused(sender: Sender) -> None:
+    with pytest.raises(ConnectError, match="listen"):
+        async with running(sender, host="203.0.113.1"):
+            raise AssertionError("it runs")
+
+
+# ---------------------------------------------------------------------------- several of them
+
+
+CLAIM_LOG = """
+CREATE TABLE claim_log (message_id uuid, claims integer);
+CREATE FUNCTION log_claim() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO claim_log VALUES (NEW.message_id, TG_ARGV[0]::integer);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER claimed_at_once AFTER INSERT ON outbox_pending
+   FOR EACH ROW WHEN (NEW.claim_token IS NOT NULL) EXECUTE FUNCTION log_claim('1');
+CREATE TRIGGER claimed AFTER UPDATE ON outbox_pending
+   FOR EACH ROW WHEN (NEW.claim_token IS NOT NULL
+                      AND NEW.claim_token IS DISTINCT FROM OLD.claim_token)
+   EXECUTE FUNCTION log_claim('1');
+CREATE TRIGGER released AFTER UPDATE ON outbox_pending
+   FOR EACH ROW WHEN (NEW.claim_token IS NULL AND OLD.claim_token IS NOT NULL
+                      AND NEW.status = OLD.status AND NEW.send_count = OLD.send_count)
+   EXECUTE FUNCTION log_claim('-1');
+"""
+"""Counts each claim by which a message could be sent: the tables forget those of the dead."""
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+async def test_two_instances_under_load_with_one_killed_lose_and_double_nothing(
+    sender: Sender, tmp_path: Path
+) -> None:
+    destination = await sender.set_up(
+        confirm="none", partitions=3, resend_seconds=2.0, tries_max=100
+    )
+    await sender.admin.execute(CLAIM_LOG)
+    clients = write_clients(tmp_path / "clients.toml", client("payments"))
+    given = [messages(25) for _ in range(80)]
+    acknowledged: list[Message] = []
+    waiting = list(given)
+    options = ("--group", sender.name, "--sweep-seconds", "0.2")
+    database = sender.dsns[OUTBOX_RELAY]
+    async with (
+        served(database, sender.kafka, clients, *options) as one,
+        served(database, sender.kafka, clients, *options) as other,
+    ):
+
+        async def load(urls: list[str]) -> None:
+            calling = MessageClient(urls, "payments-token")
+            while waiting:
+                batch = waiting.pop()
+                while True:
+                    try:
+                        await calling.send(batch)
+                        break
+                    except RetryError:
+                        continue  # the same again: what is stored is not stored twice
+                acknowledged.extend(batch)
+                if len(acknowledged) >= 25 * 30 and one.process.returncode is None:
+                    await one.kill()
+
+        urls = [one.address, other.address]
+        await asyncio.gather(*(load(urls if n % 2 else urls[::-1]) for n in range(6)))
+        assert one.process.returncode == -9
+
+        async def is_all_sent() -> bool:
+            return not await sender.pending()
+
+        await sender.until(is_all_sent)
+    assert other.process.returncode == 143, "SIGTERM, in good order"
+    assert len(acknowledged) == 25 * 80
+    done = {row["message_id"] for row in await sender.done()}
+    assert done == {message.message_id for message in acknowledged}
+    records = Counter(await sender.sent(destination))
+    assert set(records) == done, "nothing lost"
+    # What the killed one had claimed was claimed again, and only that may be there twice.
+    claims: Counter[UUID] = Counter()
+    for message_id, count in await sender.admin.fetch("SELECT * FROM claim_log"):
+        claims[message_id] += count
+    twice = {each: count for each, count in records.items() if count > claims[each]}
+    assert twice == {}, "nothing is sent that was not claimed for it"
+
+
+# ---------------------------------------------------------------------------------------- metrics
+
+
+async def metrics_of(address: str) -> dict[str, float]:
+    """Return the samples of the page, by name with labels."""
+    request = urllib.request.Request(  # noqa: S310 - our own service
+        f"{address}/metrics", headers={"Authorization": "Bearer watcher-token"}
+    )
+
+    def read() -> str:
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - the same
+            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            told: str = response.read().decode()
+            return told
+
+    lines = (await asyncio.to_thread(read)).splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender: Sender) -> None:
+    destination = await sender.set_up()
+    known = client("payments"), client("shop"), client("watcher", metrics=True)
+    async with running(sender, *known) as service:
+        given = messages(7)
+        await caller(service).send(given)
+        for message in given:
+            await sender.until_status(message.message_id, Status.CONFIRMED)
+        await sender.confirm(destination, *(message.message_id for message in given[:3]))
+
+        async def is_consumed() -> bool:
+            return service.relay.stats().consumed == 3
+
+        await sender.until(is_consumed)
+        status, _, told = await raw(service.address, "GET", "/metrics")
+        assert (status, told["error"]) == (403, "not_allowed")
+        found = await metrics_of(service.address)
+    assert found["orderchain_outbox_relay_sent_total"] == 7
+    assert found["orderchain_outbox_relay_consumed_total"] == 3
+    assert found["orderchain_outbox_relay_abnormal_total"] == 0
+    assert found['orderchain_outbox_refusals_total{error="not_allowed"}'] == 1
+    assert found["orderchain_outbox_waiting"] == 0
+    assert found["orderchain_outbox_database_up"] == 1
+    labels = '{destination="clearing",status="confirmed"}'
+    assert found[f"orderchain_outbox_deliveries{labels}"] == 4
+    assert found[f"orderchain_outbox_oldest_seconds{labels}"] >= 0
+
+
+# ------------------------------------------------------------------------------------------- fuzz
+
+
+POSTS = [
+    f"POST /v1/messages/{name}" for name in ("send", "prepare", "commit", "rollback", "confirm")
+]
+TOKEN = {"Authorization": "Bearer payments-token"}
+BARE = ["GET /livez", "GET /readyz", "GET /metrics"]
+"""They take nothing, so nothing can be wrong."""
+
+GETS = ["GET /v1/messages", "GET /v1/messages/{message_id}", *BARE]
+
+
+def described(sender: Sender) -> tuple[MessageApp, dict[str, Any]]:
+    """The service in this process, and its operations as it describes them."""
+    fuzzed = client("payments", requests_per_second=1e6, requests_burst=10**6, metrics=True)
+    known = Clients([fuzzed])
+    desk = MessageDesk(service_config(sender), SystemClock())
+    app = MessageApp(service_config(sender), known, desk, SystemClock())
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app.asgi)
+    found: Any = schema.get_all_operations()
+    return app, {each.ok().label: each.ok() for each in found}
+
+
+def test_every_operation_is_described(sender: Sender) -> None:
+    assert sorted(described(sender)[1]) == sorted(POSTS + GETS)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("label", POSTS + GETS)
+def test_fuzz_by_its_own_description_finds_nothing(sender: Sender, label: str) -> None:
+    print(f"ORDERCHAIN_SEED={SEED}")  # noqa: T201 - pytest shows it on failure
+    app, operations = described(sender)
+    _fuzz(operations[label], GenerationMode.POSITIVE)
+    if label in BARE:
+        return
+    _fuzz(operations[label], GenerationMode.NEGATIVE)
+    assert app.refusals["unauthenticated"] > 0, "it has tried without a token"
+
+
+def _fuzz(operation: Any, mode: GenerationMode) -> None:
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(
+        max_examples=25,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def fuzz(case: Any) -> None:
+        # A token of ours would make right again what is wrong in the headers alone.
+        header = case.meta.components.get(ParameterLocation.HEADER)
+        is_header_wrong = header is not None and header.mode is GenerationMode.NEGATIVE
+        case.call_and_validate(headers=None if is_header_wrong else TOKEN)
+
+    fuzz()

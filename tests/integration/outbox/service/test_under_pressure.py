@@ -1,0 +1,258 @@
+"""The message service among clients that are slow, greedy, or no clients at all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import resource
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from outbox.service import server
+from outbox.service.config import Clients
+from outbox.service.server import MessageService
+
+from .service_client import client, raw, service_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from ..conftest import Sender
+
+SEND = "/v1/messages/send"
+MESSAGE = {"destination": "clearing", "key": "7", "payload": base64.b64encode(b"pay 7").decode()}
+BODY = msgspec.json.encode({"messages": [MESSAGE]})
+
+
+@asynccontextmanager
+async def running(sender: Sender, **settings: Any) -> AsyncIterator[MessageService]:
+    clients = Clients([client("payments"), client("shop")])
+    async with MessageService(service_config(sender, **settings), clients) as service:
+        yield service
+
+
+class Wire:
+    """A connection on which bytes are written as they are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def write(self, content: bytes) -> None:
+        self.writer.write(content)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, Any]]:
+        """Read all until the end of the connection; return the first answer."""
+        told = await self.reader.read()
+        head, _, body = told.partition(b"\r\n\r\n")
+        return int(head.split()[1]), msgspec.json.decode(body)
+
+
+@asynccontextmanager
+async def wire(service: MessageService) -> AsyncIterator[Wire]:
+    host, _, port = service.address.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def begun(name: str, length: int) -> bytes:
+    """The header of a request, and the first byte of its body."""
+    return (
+        f"POST {SEND} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {name}-token\r\nContent-Length: {length}\r\n\r\n"
+    ).encode() + b"{"
+
+
+async def until_at_work(service: MessageService, count: int) -> None:
+    while service.app._at_work.total < count:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0.01)
+
+
+async def test_unfinished_bodies_of_one_client_shut_out_no_other(sender: Sender) -> None:
+    await sender.set_up(confirm="none")
+    async with running(sender, client_requests_max=5) as service:
+        async with AsyncExitStack() as wires:
+            for _ in range(5):
+                each = await wires.enter_async_context(wire(service))
+                await each.write(begun("payments", 1_000))
+            await until_at_work(service, 5)
+            status, headers, told = await raw(service.address, "POST", SEND, BODY)
+            assert (status, told["error"], headers["retry-after"]) == (429, "too_much", "1")
+            status, _, told = await raw(service.address, "POST", SEND, BODY, token="shop-token")
+            assert (status, told["repeated"]) == (200, 0)
+        while service.app._at_work.total:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        assert (await raw(service.address, "POST", SEND, BODY))[0] == 200
+
+
+async def test_bodies_take_no_more_memory_than_set(sender: Sender) -> None:
+    await sender.set_up(confirm="none")
+    sizes = {"body_bytes_max": 40_000, "client_bodies_bytes_max": 60_000}
+    async with running(sender, bodies_bytes_max=100_000, **sizes) as service, wire(service) as one:
+        await one.write(begun("payments", 39_000) + b" " * 38_000)
+        while service.app._bodies.total < 38_001:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.01)
+        large = BODY + b" " * 30_000
+        status, headers, told = await raw(service.address, "POST", SEND, large)
+        assert (status, told["error"], told["field"]) == (429, "too_much", "body")
+        assert headers["connection"] == "close"
+        async with wire(service) as other:
+            await other.write(begun("shop", 39_000) + b" " * 38_000)
+            while service.app._bodies.total < 76_002:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+            status, _, told = await raw(service.address, "POST", SEND, large, token="shop-token")
+            assert status == 429
+        service.app._bodies._client_at_most = 200_000
+        while service.app._bodies.total > 38_001:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        too_large = BODY + b" " * 39_000
+        assert (await raw(service.address, "POST", SEND, too_large, token="shop-token"))[0] == 200
+    assert service.app._bodies.total == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/messages/send HTTP/1.1\r\nHost: h"])
+async def test_connection_that_never_asks_is_ended(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    async with running(sender) as service, wire(service) as slow:
+        await slow.write(sent)
+        if not sent:
+            assert await slow.reader.read() == b""
+            return
+        trickle = asyncio.create_task(_trickle(slow))
+        status, told = await slow.answer()
+        trickle.cancel()
+        assert (status, told["error"]) == (408, "too_slow")
+
+
+async def _trickle(slow: Wire) -> None:
+    while True:
+        await slow.write(b"x")
+        await asyncio.sleep(0.05)
+
+
+async def test_body_that_trickles_in_after_its_refusal_does_not_hold_the_connection(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    async with running(sender) as service, wire(service) as slow:
+        await slow.write(begun("nobody", 1_000_000))
+        trickle = asyncio.create_task(_trickle(slow))
+        assert (await slow.answer())[0] == 401
+        trickle.cancel()
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_idle_connections_are_closed_for_those_that_ask(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sender.set_up(confirm="none")
+    monkeypatch.setattr(server, "connections_max", lambda: 20)
+    async with running(sender) as service:
+        idle = [wire(service) for _ in range(60)]
+        opened = [await each.__aenter__() for each in idle]
+        assert (await raw(service.address, "POST", SEND, BODY))[0] == 200
+        assert await opened[0].reader.read() == b"", "the one that had waited longest"
+        for each in idle:
+            await each.__aexit__(None, None, None)
+
+
+def test_connections_leave_descriptors_for_all_else() -> None:
+    with descriptors(1_024):
+        assert server.connections_max() == 896
+    with descriptors(100):
+        assert server.connections_max() == 16
+
+
+SMUGGLED = (
+    f"POST {SEND} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    "Authorization: Bearer payments-token\r\nContent-Length: 5\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    "GET /v1/messages HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer payments-token\r\n\r\n"
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (SMUGGLED, 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/one\r\n\r\n", 400),
+        (b"POST /v1/messages/send\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 40_000, 431),
+    ],
+    ids=["both lengths", "TLS", "version", "no version", "two lengths", "length", "header"],
+)
+async def test_what_is_no_http_is_refused_with_json_and_nothing_after_it_is_answered(
+    sender: Sender, sent: bytes, status: int
+) -> None:
+    async with running(sender) as service, wire(service) as strange:
+        await strange.write(sent)
+        answered = await strange.reader.read()
+        head, _, body = answered.partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert b"content-type: application/json" in head.lower()
+        assert msgspec.json.decode(body)["error"] == "not_http", "and no second answer"
+    assert await sender.pending() == []
+
+
+async def test_two_authorizations_are_refused(sender: Sender) -> None:
+    async with running(sender) as service:
+        status, _, told = await raw(
+            service.address, "POST", SEND, BODY, headers="Authorization: Bearer shop-token\r\n"
+        )
+        assert (status, told["field"], told["expected"]) == (400, "Authorization", "one")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", SEND, {"POST"}),
+        ("DELETE", SEND, {"POST"}),
+        ("BREW", SEND, {"POST"}),
+        ("POST", "/v1/messages", {"GET", "HEAD"}),
+        ("PUT", "/v1/messages/0197c0de-0000-7000-8000-000000000000", {"GET", "HEAD"}),
+        ("POST", "/livez", {"GET", "HEAD"}),
+    ],
+)
+async def test_method_that_a_path_has_not_is_405_with_those_that_it_has(
+    sender: Sender, method: str, path: str, allow: set[str]
+) -> None:
+    async with running(sender) as service:
+        status, headers, told = await raw(service.address, method, path)
+        assert (status, told["error"]) == (405, "unknown_method")
+        assert set(headers["allow"].split(", ")) == allow
+
+
+async def test_defect_of_the_service_is_json_too(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(sender) as service:
+
+        async def broken(*_: object) -> None:
+            raise KeyError("x")
+
+        monkeypatch.setattr(service._desk, "get", broken)
+        path = "/v1/messages/0197c0de-0000-7000-8000-000000000000"
+        status, headers, told = await raw(service.address, "GET", path)
+        assert (status, headers["content-type"]) == (500, "application/json")
+        assert told["error"] == "failed"

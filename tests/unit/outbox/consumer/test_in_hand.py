@@ -1,0 +1,317 @@
+"""What is in hand: which messages may be worked on, and how far a partition is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderchain.errors import SettingError
+from outbox.consumer.in_hand import (
+    ConsumeProgress,
+    ConsumeStart,
+    Lanes,
+    PartitionEnds,
+    PartitionProgress,
+    StartFrom,
+    begin_offset,
+    chosen_offset,
+)
+
+PLACE = ("trades", 0)
+
+
+def test_smallest_unfinished_with_a_gap_in_what_is_finished_stays_before_the_gap() -> None:
+    held = PartitionProgress(10)
+    assert [held.receive(offset) for offset in (10, 11, 12, 13)] == [True] * 4
+    held.finish(11)
+    held.finish(13)
+    assert held.smallest_unfinished == 10
+    held.finish(10)
+    assert held.smallest_unfinished == 12
+    held.finish(12)
+    assert held.smallest_unfinished == 14
+
+
+def test_smallest_unfinished_where_compaction_left_offsets_out_passes_them() -> None:
+    held = PartitionProgress(0)
+    for offset in (5, 9, 40):
+        assert held.receive(offset)
+    assert held.smallest_unfinished == 5
+    held.finish(9)
+    held.finish(5)
+    assert held.smallest_unfinished == 40
+    held.finish(40)
+    assert held.smallest_unfinished == 41
+    held.pass_to(50)
+    assert held.smallest_unfinished == 50
+    assert not held.receive(45)
+
+
+def test_an_offset_below_those_received_is_not_new() -> None:
+    held = PartitionProgress(7)
+    assert not held.receive(6)
+    assert held.receive(7)
+    assert not held.receive(7)
+    assert held.unfinished == 1
+
+
+def test_finish_of_a_partition_that_came_back_counts_only_what_was_received_again() -> None:
+    progress = ConsumeProgress()
+    progress.assign(PLACE, 3)
+    before = progress.of(PLACE)
+    assert before is not None
+    before.receive(3)
+    before.receive(4)
+    progress.revoke([PLACE])
+    assert progress.of(PLACE) is None
+    progress.assign(PLACE, 3)
+    again = progress.of(PLACE)
+    assert again is not None
+    again.finish(4)  # of an earlier time; not received again yet
+    assert progress.smallest_unfinished() == {PLACE: 3}
+    again.receive(3)
+    again.receive(4)
+    again.finish(3)
+    assert progress.smallest_unfinished() == {PLACE: 4}
+
+
+def test_to_commit_names_only_what_has_moved() -> None:
+    progress = ConsumeProgress()
+    progress.assign(PLACE, 0)
+    progress.assign(("trades", 1), 5)
+    held = progress.of(PLACE)
+    assert held is not None
+    assert progress.to_commit() == {}
+    held.receive(0)
+    assert progress.to_commit() == {}
+    held.finish(0)
+    assert progress.to_commit() == {PLACE: 1}
+    progress.committed({PLACE: 1, ("gone", 0): 9})
+    assert progress.to_commit() == {}
+    assert progress.smallest_unfinished() == {PLACE: 1, ("trades", 1): 5}
+
+
+@given(st.data())
+def test_smallest_unfinished_is_what_a_plain_count_says(data: st.DataObject) -> None:
+    offsets = sorted(data.draw(st.sets(st.integers(0, 60), max_size=30)))
+    held = PartitionProgress(0)
+    received: list[int] = []
+    finished: set[int] = set()
+    waiting = list(offsets)
+    lowest = 0
+    while waiting or len(finished) < len(received):
+        open_ones = [offset for offset in received if offset not in finished]
+        if waiting and (not open_ones or data.draw(st.booleans())):
+            offset = waiting.pop(0)
+            assert held.receive(offset)
+            received.append(offset)
+        else:
+            offset = data.draw(st.sampled_from(open_ones))
+            held.finish(offset)
+            held.finish(offset)  # a second time changes nothing
+            finished.add(offset)
+        open_ones = [offset for offset in received if offset not in finished]
+        expected = min(open_ones) if open_ones else (received[-1] + 1 if received else 0)
+        assert held.smallest_unfinished == expected
+        assert held.smallest_unfinished >= lowest
+        assert held.unfinished == len(open_ones)
+        lowest = held.smallest_unfinished
+
+
+@given(st.lists(st.integers(0, 50)), st.sets(st.integers(0, 50)))
+def test_what_lies_below_the_smallest_unfinished_is_finished(
+    received: list[int], finished: set[int]
+) -> None:
+    """The promise of mode 11: a crash repeats, it never skips."""
+    held = PartitionProgress(0)
+    new = [offset for offset in received if held.receive(offset)]
+    for offset in finished:
+        held.finish(offset)
+    assert all(offset in finished for offset in new if offset < held.smallest_unfinished)
+
+
+@pytest.mark.parametrize("count", [0, 1, 10_000])
+def test_finish_in_the_reverse_order_ends_behind_the_last(count: int) -> None:
+    held = PartitionProgress(0)
+    for offset in range(count):
+        held.receive(offset)
+    for offset in reversed(range(count)):
+        assert held.smallest_unfinished == 0
+        held.finish(offset)
+    assert held.smallest_unfinished == count
+
+
+FIRST = ConsumeStart()
+END = ConsumeStart(position=StartFrom.END)
+TIME = ConsumeStart(position=StartFrom.TIME, time_ns=1_700_000_000_123_999_999)
+
+
+def test_a_start_without_more_is_the_first_record() -> None:
+    assert FIRST.position is StartFrom.FIRST
+    assert chosen_offset(FIRST, PartitionEnds(first=3, end=9)) == 3
+
+
+def test_the_end_is_behind_the_last_record() -> None:
+    assert chosen_offset(END, PartitionEnds(first=3, end=9)) == 9
+
+
+def test_a_time_is_looked_up_by_its_millisecond() -> None:
+    assert TIME.time_ms == 1_700_000_000_123
+    assert chosen_offset(TIME, PartitionEnds(first=3, end=9, at_time=5)) == 5
+
+
+def test_a_time_behind_every_record_is_the_end() -> None:
+    assert chosen_offset(TIME, PartitionEnds(first=3, end=9, at_time=None)) == 9
+
+
+@pytest.mark.parametrize("start", [FIRST, END, TIME])
+def test_a_committed_offset_goes_before_every_start(start: ConsumeStart) -> None:
+    assert begin_offset(start, 7, PartitionEnds(first=3, end=9, at_time=5)) == 7
+    assert begin_offset(start, 9, PartitionEnds(first=3, end=9, at_time=5)) == 9
+
+
+@pytest.mark.parametrize("committed", [2, 10])
+def test_a_committed_offset_that_is_not_in_the_log_leads_to_the_oldest_record(
+    committed: int,
+) -> None:
+    assert begin_offset(END, committed, PartitionEnds(first=3, end=9)) == 3
+
+
+@pytest.mark.parametrize(
+    ("position", "time_ns"), [(StartFrom.TIME, None), (StartFrom.FIRST, 1), (StartFrom.END, 1)]
+)
+def test_a_time_that_is_missing_or_out_of_place_is_refused(
+    position: StartFrom, time_ns: int | None
+) -> None:
+    with pytest.raises(SettingError, match="time_ns"):
+        ConsumeStart(position=position, time_ns=time_ns)
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.none() | st.integers(0, 250), st.data())
+def test_a_consumer_with_a_committed_offset_never_skips_what_is_there(
+    first: int, length: int, committed: int | None, data: st.DataObject
+) -> None:
+    ends = PartitionEnds(first=first, end=first + length)
+    start = data.draw(st.sampled_from([FIRST, END]))
+    begin = begin_offset(start, committed, ends)
+    assert ends.first <= begin <= ends.end
+    if committed is not None:
+        assert begin <= max(committed, ends.first)
+
+
+@dataclass(frozen=True)
+class Item:
+    key: str
+    number: int
+
+    @property
+    def lane(self) -> bytes:
+        return self.key.encode()
+
+    @property
+    def size(self) -> int:
+        return self.number
+
+
+def items(*keys: str) -> list[Item]:
+    return [Item(key, number) for number, key in enumerate(keys)]
+
+
+def test_take_with_one_of_the_key_worked_on_gives_others_only() -> None:
+    a0, a1, b2, a3 = items("a", "a", "b", "a")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add([a0, a1, b2, a3])
+    assert lanes.take(1) == [a0]
+    assert lanes.take(5) == [b2]
+    assert lanes.held == 4
+    lanes.release([a0])
+    assert lanes.take(5) == [a1, a3]
+    assert lanes.held == 3
+
+
+def test_take_of_many_gives_those_of_one_key_together_in_order() -> None:
+    given_items = items("a", "b", "a", "a")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add(given_items)
+    assert lanes.take(3) == given_items[:3]
+    assert lanes.take(3) == []
+    lanes.release(given_items[:2])
+    assert lanes.take(3) == []  # one of the key is still worked on
+    lanes.release([given_items[2]])
+    assert lanes.take(3) == [given_items[3]]
+
+
+def test_put_back_makes_items_the_next_of_their_keys_in_their_order() -> None:
+    given_items = items("a", "b", "a", "b", "a")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add(given_items)
+    taken = lanes.take(4)
+    lanes.put_back(taken)
+    again = lanes.take(9)
+    assert [item.number for item in again if item.key == "a"] == [0, 2, 4]
+    assert [item.number for item in again if item.key == "b"] == [1, 3]
+    assert lanes.held == 5
+
+
+def test_put_back_keeps_the_order_between_keys() -> None:
+    given_items = items("a", "b", "c", "b")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add(given_items)
+    lanes.put_back(lanes.take(3))
+    assert lanes.take(9) == given_items
+
+
+def test_drop_forgets_what_is_not_taken() -> None:
+    a0, a1, b2 = items("a", "a", "b")
+    lanes: Lanes[Item] = Lanes()
+    lanes.add([a0, a1, b2])
+    assert lanes.take(1) == [a0]
+    lanes.take(0)
+    lanes.drop(lambda item: item.key == "a")
+    assert lanes.held == 2
+    assert lanes.held_bytes == 0 + 2
+    lanes.release([a0])
+    assert lanes.take(5) == [b2]
+    lanes.release([b2])
+    assert lanes.held == 0
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.data())
+def test_each_key_goes_in_order_and_by_one_worker_at_a_time(
+    keys: list[str], data: st.DataObject
+) -> None:
+    lanes: Lanes[Item] = Lanes()
+    given_items = items(*keys)
+    coming = list(given_items)
+    working: list[list[Item]] = []
+    done: dict[str, list[int]] = defaultdict(list)
+    while coming or working or lanes.has_ready:
+        acts = ["add"] * bool(coming) + ["take"] * lanes.has_ready
+        acts += ["release", "release", "put back"] * bool(working)
+        act = data.draw(st.sampled_from(acts))
+        if act == "add":
+            lanes.add([coming.pop(0)])
+        elif act == "take":
+            taken = lanes.take(data.draw(st.integers(1, 4)))
+            busy = {item.key for worker in working for item in worker}
+            assert busy.isdisjoint(item.key for item in taken)
+            working += [taken] * bool(taken)
+        else:
+            worker = working.pop(data.draw(st.integers(0, len(working) - 1)))
+            if act == "put back":
+                lanes.put_back(worker)
+            else:
+                for item in worker:
+                    done[item.key].append(item.number)
+                lanes.release(worker)
+        assert lanes.held == len(given_items) - len(coming) - sum(map(len, done.values()))
+        came = given_items[: len(given_items) - len(coming)]
+        gone = sum(sum(numbers) for numbers in done.values())
+        assert lanes.held_bytes == sum(item.size for item in came) - gone
+    for key, numbers in done.items():
+        assert numbers == [item.number for item in given_items if item.key == key]
+    assert sum(map(len, done.values())) == len(given_items)

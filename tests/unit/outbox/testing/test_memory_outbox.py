@@ -1,0 +1,485 @@
+"""The outbox in memory by itself: what it does to handlers, and that it can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orderchain.errors import RetryError, SettingError
+from outbox import (
+    ConsumerConfig,
+    Destination,
+    Message,
+    Refused,
+    RetryLevels,
+    Status,
+    draw_message_ids,
+)
+from outbox.sender.verdicts import Answer, CheckRules
+from outbox.testing import MemoryOutbox, NotWorkedOff
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from outbox import Consumer, Delivery
+
+APPLY = "INSERT INTO effect VALUES ($1)"
+NOTES = [f"note {number}" for number in range(8)]
+ONCE = dict.fromkeys(NOTES, 1)
+SEEDS = range(25)
+
+
+def make_outbox(seed: int = 0, **settings: Any) -> MemoryOutbox:
+    outbox = MemoryOutbox(seed)
+    given = {"name": "clearing", "topic": "clearing", "consumers": ("clearing",), **settings}
+    outbox.set_up(Destination(**given))
+    outbox.tables["effect"] = Counter()
+    outbox.answer(APPLY, lambda tables, note: tables["effect"].update([note]))
+    return outbox
+
+
+@pytest.fixture(params=SEEDS)
+def outbox(request: pytest.FixtureRequest) -> Iterator[MemoryOutbox]:
+    """One for each seed."""
+    made = make_outbox(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one() -> Iterator[MemoryOutbox]:
+    made = make_outbox()
+    yield made
+    made.close()
+
+
+def add_all(outbox: MemoryOutbox, key: str | None = None) -> list[UUID]:
+    return [outbox.add("clearing", note.encode(), key=key) for note in NOTES]
+
+
+async def apply(delivery: Delivery, connection: Any) -> None:
+    await connection.execute(APPLY, delivery.payload.decode())
+
+
+# -- handlers that are right, and such as are not ------------------------------------------------
+
+
+def test_careful_handler_has_one_effect_per_message_with_any_seed(outbox: MemoryOutbox) -> None:
+    ids = add_all(outbox)
+    outbox.work_off(apply)
+    assert outbox.tables["effect"] == ONCE
+    assert sorted(outbox.applied()) == sorted(ids)
+    assert outbox.statuses() == dict.fromkeys(ids, Status.CONSUMED)
+    # It has not passed because nothing happened.
+    assert outbox.faults["cut_off"] >= len(ids)
+    assert outbox.faults["killed_at_await"] >= 2
+    assert outbox.faults["killed_after_commit"] >= 1
+
+
+def test_effect_outside_of_the_transaction_is_caught_with_any_seed(outbox: MemoryOutbox) -> None:
+    add_all(outbox)
+    mails: Counter[str] = Counter()
+
+    async def careless(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        mails[delivery.payload.decode()] += 1
+
+    outbox.work_off(careless)
+    assert outbox.tables["effect"] == ONCE
+    assert min(mails.values()) >= 2  # each of them
+
+
+def test_effect_outside_after_an_await_is_caught_with_any_seed(outbox: MemoryOutbox) -> None:
+    add_all(outbox)
+    held: dict[str, int] = {}
+
+    async def careless(delivery: Delivery, connection: Any) -> None:
+        note = delivery.payload.decode()
+        before = held.get(note, 0)
+        await asyncio.sleep(0.1)
+        held[note] = before + 1
+
+    outbox.work_off(careless)
+    assert min(held.values()) >= 2
+
+
+def test_second_connection_of_a_handlers_own_is_caught_with_any_seed(
+    outbox: MemoryOutbox,
+) -> None:
+    add_all(outbox)
+
+    async def careless(delivery: Delivery, connection: Any) -> None:
+        other = await outbox.connect()
+        await other.execute(APPLY, delivery.payload.decode())  # commits at once
+        await other.close()
+
+    outbox.work_off(careless)
+    assert min(outbox.tables["effect"].values()) >= 2
+
+
+def test_handler_that_calls_itself_idempotent_and_is_not_is_caught_with_any_seed(
+    outbox: MemoryOutbox,
+) -> None:
+    add_all(outbox)
+    counted: Counter[str] = Counter()
+
+    async def careless(delivery: Delivery, connection: None) -> None:
+        counted[delivery.payload.decode()] += 1
+
+    outbox.work_off(careless, outbox.config(idempotent=True))
+    assert min(counted.values()) >= 2
+
+
+def test_half_an_effect_is_caught_where_its_handler_awaits_between(one: MemoryOutbox) -> None:
+    add_all(one)
+    first: set[str] = set()
+    halves: set[str] = set()
+
+    async def careless(delivery: Delivery, connection: Any) -> None:
+        note = delivery.payload.decode()
+        if note in first:  # "seen before": but was it done?
+            return
+        first.add(note)
+        await apply(delivery, connection)
+        halves.add(note)
+
+    one.work_off(careless)
+    assert one.tables["effect"] != ONCE
+
+
+def test_careful_loop_of_ones_own_has_one_effect_with_any_seed(outbox: MemoryOutbox) -> None:
+    add_all(outbox)
+    begun: Counter[str] = Counter()
+
+    async def service(consumer: Consumer) -> None:
+        async for delivery in consumer:
+            begun[delivery.payload.decode()] += 1
+            async with delivery.transaction() as connection:
+                await apply(delivery, connection)
+
+    outbox.work_off_by(service)
+    assert outbox.tables["effect"] == ONCE
+    assert min(begun.values()) >= 2
+    assert outbox.faults["killed_at_await"] >= 1
+
+
+def test_batches_have_one_effect_per_message_with_any_seed(outbox: MemoryOutbox) -> None:
+    add_all(outbox)
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        for delivery in deliveries:
+            await apply(delivery, connection)
+        if any(each.payload == b"note 3" and each.failures < 2 for each in deliveries):
+            raise ValueError("not yet")
+
+    outbox.work_off(handler, many=True)
+    assert outbox.tables["effect"] == ONCE
+    assert outbox.dead_letters() == []
+
+
+def test_several_at_once_have_one_effect_per_message_with_any_seed(outbox: MemoryOutbox) -> None:
+    add_all(outbox)
+    outbox.work_off(apply, outbox.config(at_once=4))
+    assert outbox.tables["effect"] == ONCE
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_message_is_skipped_where_nobody_sends_it_again_with_any_seed(seed: int) -> None:
+    """Without confirms only the committed offset says what a new process begins with."""
+    outbox = make_outbox(seed, confirm="none", consumers=())
+    add_all(outbox)
+    outbox.work_off(apply, outbox.config(commit_seconds=0.01, at_once=3))
+    assert outbox.tables["effect"] == ONCE
+    outbox.close()
+
+
+# -- crashes -------------------------------------------------------------------------------------
+
+
+def test_process_is_killed_at_each_await_in_turn(one: MemoryOutbox) -> None:
+    one.awkward.calm()
+    one.awkward.at_each_await = True
+    one.add("clearing", b"note")
+    reached = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        try:
+            for step in range(3):
+                reached.append(step)
+                await asyncio.sleep(0)
+            reached.append(3)
+        finally:
+            reached.append(-1)
+
+    one.work_off(handler)
+    # Before the first step, at each of three awaits, at the end, after the commit. A process that
+    # is killed runs no `finally`: there is one for each of the last two.
+    assert reached == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, -1, 0, 1, 2, 3, -1]
+    assert one.faults["killed_at_await"] == 4
+    assert (one.faults["cut_off"], one.faults["killed_after_commit"]) == (1, 1)
+
+
+def test_commit_whose_answer_is_lost_is_found_in_the_inbox(one: MemoryOutbox) -> None:
+    one.awkward.calm()
+    one.awkward.commit_answer_lost = 0.5
+    add_all(one)
+    one.work_off(apply)
+    assert one.faults["commit_answer_lost"] >= 1
+    assert one.tables["effect"] == ONCE
+
+
+def test_nothing_goes_wrong_in_a_calm_world(one: MemoryOutbox) -> None:
+    one.awkward.calm()
+    add_all(one)
+    calls: list[bytes] = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        calls.append(delivery.payload)
+        await apply(delivery, connection)
+
+    one.work_off(handler)
+    assert sorted(calls) == sorted(note.encode() for note in NOTES)
+    assert +one.faults == Counter()
+
+
+def test_records_are_reordered_and_repeated_with_any_seed(outbox: MemoryOutbox) -> None:
+    outbox.awkward.cut_off, outbox.awkward.at_each_await = 0, False
+    ids = add_all(outbox) + add_all(outbox) + add_all(outbox)
+    outbox.work_off(apply)
+    assert outbox.applied() != ids
+    assert outbox.tables["effect"] == dict.fromkeys(NOTES, 3)
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+def test_retries_of_hours_take_no_time(one: MemoryOutbox) -> None:
+    (bad, *good) = add_all(one)
+    failed = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        if delivery.payload == b"note 0":
+            failed.append(delivery.failures)
+            raise ValueError("never")
+        await apply(delivery, connection)
+
+    one.work_off(handler)  # the default levels: 16 tries in 4 h 45 min
+    assert sorted(set(failed)) == list(range(17))
+    assert [letter.failures for letter in one.dead_letters("clearing")] == [17]
+    assert one.statuses() == {bad: Status.ABNORMAL, **dict.fromkeys(good, Status.CONSUMED)}
+
+
+def test_refused_message_is_told_of(one: MemoryOutbox) -> None:
+    one.add("clearing", b"x")
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        raise Refused("no such account")
+
+    one.work_off(handler)
+    assert [letter.last_error for letter in one.dead_letters()] == ["Refused: no such account"]
+    assert one.applied() == []
+
+
+def test_two_consumers_of_a_destination_have_each_its_delivery() -> None:
+    outbox = make_outbox(consumers=("clearing", "ledger"))
+    message_id = outbox.add("clearing", b"note 1")
+    settings: dict[str, Any] = {
+        "topics": ("clearing",),
+        "kafka": "host:9092",
+        "database": "postgresql://db/x",
+    }
+    for name in ("clearing", "ledger"):
+        outbox.work_off(apply, ConsumerConfig(name=name, **settings))
+    assert outbox.tables["effect"] == {"note 1": 2}
+    for name in ("clearing", "ledger"):
+        assert outbox.statuses(name) == {message_id: Status.CONSUMED}
+        assert outbox.applied(name) == [message_id]
+    outbox.close()
+
+
+# -- the business --------------------------------------------------------------------------------
+
+
+def test_business_and_its_messages_stand_or_fall_together(one: MemoryOutbox) -> None:
+    one.tables["trade"] = []
+    one.answer("INSERT INTO trade\n  VALUES ($1)", lambda tables, n: tables["trade"].append(n))
+
+    async def business(number: int) -> None:
+        connection = await one.connect()
+        async with one.transaction(connection) as messages:
+            await connection.execute("INSERT INTO trade VALUES ($1)", number)
+            await messages.add("clearing", b"trade %d" % number)
+            if number % 2:
+                raise ValueError("refused")
+
+    for number in range(4):
+        try:
+            one.run(business(number))
+        except ValueError:
+            assert number % 2
+    one.work_off(apply)
+    assert one.tables["trade"] == [0, 2]
+    assert one.tables["effect"] == {"trade 0": 1, "trade 2": 1}
+
+
+def test_hidden_error_of_the_business_raises_in_place_of_its_commit(one: MemoryOutbox) -> None:
+    async def business() -> None:
+        connection = await one.connect()
+        async with one.transaction(connection) as messages:
+            await messages.add("clearing", b"never")
+            with pytest.raises(TypeError):
+                await connection.execute(APPLY)  # an argument is missing
+
+    with pytest.raises(Exception, match="aborted"):
+        one.run(business())
+    one.work_off(apply)
+    assert one.statuses() == {}
+
+
+def test_prepared_messages_whose_answers_are_lost_follow_the_decision(
+    outbox: MemoryOutbox,
+) -> None:
+    outbox.awkward.check_unanswered = 0.5
+    rules = CheckRules(answers_max=2)
+    client = outbox.message_client("payments")
+    done, not_done, unknown = ids = draw_message_ids(3)
+    asked: list[UUID] = []
+
+    async def ask(message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        asked.extend(message_ids)
+        if len(asked) < 5:
+            raise RetryError("busy")
+        return {done: Answer.DONE, not_done: Answer.NOT_DONE, unknown: Answer.UNKNOWN}
+
+    async def business() -> None:
+        messages = [Message(each, "clearing", b"note") for each in ids]
+        while True:
+            try:
+                return await client.prepare(messages)
+            except RetryError:
+                continue
+
+    outbox.on_check("payments", ask, rules)
+    outbox.run(business())
+    outbox.work_off(apply)
+    assert outbox.tables["effect"] == {"note": 1}
+    assert outbox.applied() == [done]
+    assert outbox.statuses() == {
+        done: Status.CONSUMED, not_done: Status.CANCELLED, unknown: Status.ABNORMAL,
+    }  # fmt: skip
+
+
+def test_client_decides_once_and_tells_repeats(one: MemoryOutbox) -> None:
+    one.awkward.calm()
+    client = one.message_client("payments")
+    (message_id,) = draw_message_ids(1)
+
+    async def business() -> list[int]:
+        async with client.prepared([Message(message_id, "clearing", b"note")]) as ids:
+            assert ids == [message_id]
+        decided = await client.commit([message_id])
+        return [decided.decided, decided.repeated]
+
+    assert one.run(business()) == [0, 1]
+    one.work_off(apply)
+    assert one.tables["effect"] == {"note": 1}
+
+
+# -- misuse --------------------------------------------------------------------------------------
+
+
+def test_statement_without_an_answer_is_named(one: MemoryOutbox) -> None:
+    one.add("clearing", b"note")
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await connection.execute("UPDATE   balance SET held = $1", 1)
+
+    with pytest.raises(SettingError, match=r"UPDATE balance SET held = \$1"):
+        one.work_off(handler)
+
+
+def test_second_connection_that_would_wait_for_the_first_one_is_refused(one: MemoryOutbox) -> None:
+    one.add("clearing", b"note")
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        other = await one.connect()
+        await apply(delivery, other)
+
+    one.work_off(handler, one.config(retries=RetryLevels(tries_max=0)))
+    (letter,) = one.dead_letters()
+    assert "one connection at a time" in letter.last_error
+
+
+def test_what_never_ends_is_told_with_what_is_left(one: MemoryOutbox) -> None:
+    one.add("clearing", b"note")
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        raise ValueError
+
+    with pytest.raises(NotWorkedOff, match=r"unfinished deliveries 1 .*parked messages 1"):
+        one.work_off(handler, one.config(retries=RetryLevels(tries_max=10_000)), seconds=3_600)
+
+
+def test_service_that_raises_ends_the_test(one: MemoryOutbox) -> None:
+    async def service(consumer: Consumer) -> None:
+        raise KeyError("of the service's own")
+
+    one.add("clearing", b"note")
+    with pytest.raises(KeyError):
+        one.work_off_by(service)
+
+
+def test_unclear_consumer_is_refused() -> None:
+    outbox = make_outbox(consumers=("clearing", "ledger"))
+    with pytest.raises(SettingError, match="ConsumerConfig"):
+        outbox.work_off(apply)
+    outbox.close()
+
+
+async def test_outbox_in_a_running_loop_is_refused() -> None:
+    outbox = make_outbox()
+    with pytest.raises(SettingError, match="a plain def"):
+        outbox.add("clearing", b"note")
+    outbox.close()
+
+
+# -- repeatable ----------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+from tests.unit.outbox.testing.test_memory_outbox import apply, make_outbox
+from outbox import Delivery
+outbox, told = make_outbox(int(sys.argv[1])), []
+for number in range(20):
+    outbox.add("clearing", b"%d" % number, key="anna" if number % 3 else None)
+async def handler(delivery, connection):
+    told.append((delivery.payload, delivery.partition, delivery.offset, delivery.failures))
+    await apply(delivery, connection)
+    if delivery.failures == 0 and delivery.offset % 4 == 0:
+        raise ValueError
+outbox.work_off(handler, outbox.config(at_once=3))
+print(told, sorted(outbox.faults.items()))
+outbox.close()
+"""
+
+
+def test_same_seed_takes_the_same_steps_and_another_one_others() -> None:
+    def story(seed: int, hashes: int) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": str(hashes)}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(seed)],
+            env=environment, capture_output=True, text=True, timeout=100, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    first = story(1, 1)
+    assert first == story(1, 2)
+    assert first != story(2, 1)
