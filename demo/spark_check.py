@@ -55,7 +55,7 @@ class VerifiedComparison(Struct, frozen=True):
     source: str
     against: str
     is_equal: bool
-    counts: dict[str, int]
+    row_counts: dict[str, int]
 
 
 class VerifyReport(Struct, frozen=True):
@@ -82,7 +82,7 @@ class SparkVerdict(Struct, frozen=True, kw_only=True):
             if (source.verdict, source.rows) != ("complete", rows)
         ]
         objections += [
-            f"{compared.source} and {compared.against} differ{_counted(compared.counts)}"
+            f"{compared.source} and {compared.against} differ{_counted(compared.row_counts)}"
             for compared in report.comparisons
             if not compared.is_equal
         ]

@@ -37,7 +37,9 @@ SPARK = {
         {"source": "database", "verdict": "complete", "rows": ROWS, "counts": {}},
         {"source": "journal:j", "verdict": "complete", "rows": ROWS, "counts": {}},
     ],
-    "comparisons": [{"source": "journal:j", "against": "database", "is_equal": True, "counts": {}}],
+    "comparisons": [
+        {"source": "journal:j", "against": "database", "is_equal": True, "row_counts": {}}
+    ],
 }
 
 
