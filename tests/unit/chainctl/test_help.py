@@ -17,6 +17,7 @@ import chainctl
 from chainctl.examples import EXAMPLES
 from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
 from chainctl.settings import SETTING_NAMES, has_flag, load_settings
+from chainctl.units import Size, Span
 from tests.command_lines import command_lines, refusal_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ def settings_are_taken(words: list[str]) -> bool:
     flags = {f"--{name.replace('_', '-')}": name for name in SETTING_NAMES}
     given = {flags[word]: words[at + 1] for at, word in enumerate(words) if word in flags}
     return load_settings(given, {}) is not None
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_option_of_time_or_size_takes_a_unit(path: str) -> None:
+    words = re.compile(r"seconds|minutes|hours|bytes|idle|older|since|watch|every|wait")
+    for option in LEAVES[path].params:
+        name = str(option.name)
+        is_number = isinstance(option.type, click.types.FloatParamType | click.types.IntParamType)
+        assert not (words.search(name) and is_number), name
+        if option.metavar in ("SPAN", "SIZE"):
+            assert name.startswith("setting_") or isinstance(option.type, Span | Size), name
 
 
 def test_page_of_operators_names_every_command_and_setting() -> None:
