@@ -231,10 +231,18 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
     return decorated
 
 
+class _Choices(click.Choice):  # type: ignore[type-arg] # generic only in new versions
+    """Completes the values of a setting. It is checked later, as one from a variable or file is."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value`."""
+        return value
+
+
 def _type_of(name: str) -> click.ParamType | None:  # type: ignore[type-arg] # see units.Span
     """Return the type of a setting's flag, which completes it; its value is checked later."""
     if choices(name):
-        return click.Choice(choices(name))
+        return _Choices(choices(name))
     return click.Path() if name.endswith(("file", "_dir")) else None
 
 

@@ -289,6 +289,31 @@ SELECT name, setting FROM pg_settings
  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'max_connections',
                 'idle_in_transaction_session_timeout', 'wal_level', 'archive_mode')
 
+-- login: who this is, which of the roles it has the rights of, which are missing, and whether the
+-- server is a standby
+SELECT session_user::text AS login, pg_is_in_recovery() AS is_standby,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS is_superuser,
+       ARRAY(SELECT rolname::text FROM pg_roles
+              WHERE rolname = ANY($1::text[]) AND pg_has_role(current_user, oid, 'USAGE')
+              ORDER BY rolname) AS roles,
+       ARRAY(SELECT name FROM unnest($1::text[]) AS wanted (name)
+              WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)) AS missing
+
+-- replication: for which standbys commits wait, and which are there; other logins see only how many
+SELECT current_setting('synchronous_standby_names') AS wanted, count(*) AS standbys,
+       count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) AS synchronous,
+       count(*) FILTER (WHERE state IS NULL) AS hidden
+  FROM pg_stat_replication
+
+-- connections: how many are in use, and how many logins without a privilege may use
+SELECT (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
+       current_setting('max_connections')::integer
+       - current_setting('superuser_reserved_connections')::integer AS available
+
+-- halts: the receivers of a chain, or of all, that have halted
+SELECT chain_id, receiver, reason, at_id FROM receiver_halt
+ WHERE $1::integer IS NULL OR chain_id = $1 ORDER BY chain_id, receiver
+
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 

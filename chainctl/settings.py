@@ -8,6 +8,7 @@ need not be there.
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from pathlib import Path
@@ -547,8 +548,10 @@ def _parse_config(path: Path, field: str) -> dict[str, object]:
 def _refuse_unknown(path: Path, table: Mapping[str, object]) -> None:
     for name in table:
         if name not in SETTING_NAMES:
-            known = ", ".join(SETTING_NAMES)
-            raise SettingError(f"a setting in {path}", name, f"one of {known}")
+            nearest = difflib.get_close_matches(name, SETTING_NAMES, n=1)
+            hint = f"{nearest[0]}, most likely; or another" if nearest else "one"
+            expected = f"{hint} of those that chainctl config show lists"
+            raise SettingError(f"a setting in {path}", name, expected)
 
 
 def _all_of(value: object) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,23 +22,21 @@ from chainctl.options import (
     SuggestingGroup,
     json_option,
     some_chain_option,
-    uses_settings,
     uses_sourced_settings,
 )
 from chainctl.output import data_json, data_text, table, talk
 from chainctl.running import run_async
-from chainctl.settings import SETTING_NAMES, shown, unknown_variables
+from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from orderchain.errors import OrderchainError
-from orderchain.sql import AUDITOR, GAP_READER, SCHEMA_VERSION
+from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from chainctl.commands.chain.chains import Topics
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
-    from orderchain.clients.database_config import DatabaseConfig
-
 
 # -- doctor ---------------------------------------------------------------------------------------
 
@@ -52,10 +51,11 @@ DISK_SHARE_MIN: Final = 0.1
 DISK_BYTES_MIN: Final = 2 * 10**9
 """Free space below which a disk of this machine is reported: journals and archives need it."""
 
-REPLICAS_MIN: Final = 3
-"""With fewer replicas, one broker that is lost for good can lose frames. The database has them."""
+CONNECTIONS_SHARE_MAX: Final = 0.9
+"""Of the server's connections: above it, a service that reconnects may find none."""
 
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
+_EXTRA: Final = "pip install 'orderchain[cli]'"
 
 
 class DoctorLine(Struct, frozen=True, kw_only=True):
@@ -71,14 +71,14 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 @click.command(cls=Command)
 @some_chain_option
 @json_option
-@uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
-def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
-    """Check what sequencer, receiver and verifier need: settings, database, roles, schema, topics,
-    replication, clock, versions, disk. Nothing is changed.
+@uses_sourced_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
+def doctor(sourced: SourcedSettings, chain_id: int | None, as_json: bool) -> ExitCode:
+    """Check what sequencer, receiver and verifier need: settings, database, login and roles,
+    schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed.
 
     Exit code 1 when something would make a start fail.
     """
-    checks = run_async(_examine(settings, chain_id))
+    checks = run_async(_examine(sourced, chain_id))
     if as_json:
         data_json(checks)
     else:
@@ -93,25 +93,22 @@ def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     return ExitCode.FINDINGS if failed else ExitCode.CLEAN
 
 
-async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
-    checks = [_python(), *_disks()]
+async def _examine(sourced: SourcedSettings, chain_id: int | None) -> list[DoctorLine]:
+    settings = sourced.settings
+    checks = [_python(), *_settings(sourced), _disk()]
     topics: list[str] = []
+    checks += await _guarded("database", partial(_database, settings), "see docs/operations.md")
     if settings.database:
-        checks += await _guarded(
-            "database", partial(_database, settings, chain_id, topics), "see docs/operations.md"
-        )
-    else:
-        checks.append(
-            DoctorLine(what="database", state=FAILED, found="not set", to_do="set --database")
-        )
-    gap_dsns = settings.gap_dsns() if settings.gap_database else ()
-    for number, config in enumerate(gap_dsns, 1):
+        checks += await _guarded("schema", partial(_schema, settings), "chainctl schema apply")
+        needs = "set --audit-database: a login with the auditor's rights"
+        checks += await _guarded("chains", partial(_chains, settings, chain_id, topics), needs)
+    for number, database in enumerate(settings.gap_database, 1):
         what = f"gap database {number}"
-        checks += await _guarded(what, partial(_reader, settings, config, what), "")
-    if settings.kafka:
-        checks += await _guarded("kafka", partial(_topics, settings, topics), "see --kafka")
-    else:
-        checks.append(DoctorLine(what="kafka", state=FAILED, found="not set", to_do="set --kafka"))
+        checks += await _guarded(what, partial(_other, settings, database, GAP_READER, what), "")
+    if settings.audit_database:
+        what, database = "audit database", settings.audit_database
+        checks += await _guarded(what, partial(_other, settings, database, AUDITOR, what), "")
+    checks += await _guarded("kafka", partial(_topics, settings, topics), "see --kafka")
     return checks
 
 
@@ -122,66 +119,82 @@ async def _guarded(
     try:
         return await look()
     except (OrderchainError, OSError, TimeoutError) as error:
-        return [DoctorLine(what=what, state=FAILED, found=error_line(error), to_do=to_do)]
+        return [_failed(what, error_line(error), to_do)]
+
+
+def _ok(what: str, found: str) -> DoctorLine:
+    return DoctorLine(what=what, state=OK, found=found)
+
+
+def _warning(what: str, found: str, to_do: str) -> DoctorLine:
+    return DoctorLine(what=what, state=WARNING, found=found, to_do=to_do)
+
+
+def _failed(what: str, found: str, to_do: str) -> DoctorLine:
+    return DoctorLine(what=what, state=FAILED, found=found, to_do=to_do)
+
+
+# This machine.
 
 
 def _python() -> DoctorLine:
     version = ".".join(map(str, sys.version_info[:3]))
-    missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if not _is_installed(name)]
-    if missing:
-        return DoctorLine(
-            what="python",
-            state=FAILED if missing != ["uvloop"] else WARNING,
-            found=f"{version}, without {', '.join(missing)}",
-            to_do="pip install 'orderchain[cli]'",
-        )
-    return DoctorLine(what="python", state=OK, found=version)
+    missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
+    if not missing:
+        return _ok("python", version)
+    found = f"{version}, without {', '.join(missing)}"
+    if missing == ["uvloop"]:
+        return _warning("python", found, _EXTRA)
+    return _failed("python", found, _EXTRA)
 
 
-def _is_installed(name: str) -> bool:
-    from importlib.util import find_spec
+def _settings(sourced: SourcedSettings) -> list[DoctorLine]:
+    """Look at the file of settings, and at variables that look like settings."""
+    checks = [
+        _warning("settings", f"{name} is no setting", "correct its name, or remove it")
+        for name in unknown_variables(os.environ)
+    ]
+    path = sourced.config_path
+    if path is not None:
+        of_file = [name for name in SETTING_NAMES if sourced.sources[name] == path]
+        secrets = {name for name in of_file if is_secret(name)}
+        if secrets and Path(path).stat().st_mode & _FOR_OTHERS:
+            found = f"others can read {path}, which may hold a password"
+            checks.append(_warning("settings", found, f"chmod 600 {path}"))
+        else:
+            checks.append(_ok("settings", f"{counted(len(of_file), 'setting')} of {path}"))
+    return checks
 
-    return find_spec(name) is not None
+
+_FOR_OTHERS: Final = 0o007
 
 
-def _disks() -> list[DoctorLine]:
+def _disk() -> DoctorLine:
     folder = Path.cwd()
     usage = shutil.disk_usage(folder)
-    found = f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f}"
-    is_low = usage.free < max(DISK_BYTES_MIN, usage.total * DISK_SHARE_MIN)
-    return [
-        DoctorLine(
-            what=f"disk of {folder}",
-            state=WARNING if is_low else OK,
-            found=found,
-            to_do="free space before journals and archives stop" if is_low else "",
-        )
-    ]
+    what, found = (
+        f"disk of {folder}",
+        f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f}",
+    )
+    if usage.free < max(DISK_BYTES_MIN, usage.total * DISK_SHARE_MIN):
+        return _warning(what, found, "free space before journals and archives stop")
+    return _ok(what, found)
 
 
-async def _database(
-    settings: Settings, chain_id: int | None, topics: list[str]
-) -> list[DoctorLine]:
-    """Look at the primary; the topics of its chains are added to `topics`."""
+# The database.
+
+
+async def _database(settings: Settings) -> list[DoctorLine]:
+    """Look at the primary, and at the login, as any login can."""
     async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
-        checks = [DoctorLine(what="database", state=OK, found=await _server(connection))]
-        its_id = await database_id(connection)
-        checks.append(
-            DoctorLine(
-                what="schema", state=OK, found=f"version {SCHEMA_VERSION}, database {its_id}"
-            )
-        )
-        checks += [await _clock(connection), *await _durability(connection)]
-        checks += await _steps_left(connection)
-        chains = await connection.fetch(SQL["chain_status"], chain_id)
-    if not chains:
-        what = "chains" if chain_id is None else f"chain {chain_id}"
-        to_do = f"chainctl chain create {chain_id or 'N'}"
-        checks.append(DoctorLine(what=what, state=FAILED, found="none", to_do=to_do))
-    for chain in chains:
-        topics.append(chain["topic"])
-        checks.append(_leader(chain))
-    return checks
+        return [
+            _ok("database", await _server(connection)),
+            *await _login(connection),
+            await _clock(connection),
+            *await _durability(connection),
+            await look_at_replication(connection),
+            await _connections(connection),
+        ]
 
 
 async def _server(connection: Connection) -> str:
@@ -189,18 +202,58 @@ async def _server(connection: Connection) -> str:
     return f"PostgreSQL {version // 10_000}.{version % 10_000}, {encoding}"
 
 
+async def _login(connection: Connection) -> list[DoctorLine]:
+    found = await connection.fetchrow(SQL["login"], [*LOGIN_ROLES, OWNER])
+    checks = []
+    if found["is_standby"]:
+        to_do = "set --database to the primary, or add target_session_attrs=read-write"
+        checks.append(_failed("database", "a standby, which takes no orders", to_do))
+    if found["missing"]:
+        missing = ", ".join(found["missing"])
+        checks.append(_failed("roles", f"missing: {missing}", "chainctl grants print | psql"))
+    name, roles = found["login"], ", ".join(found["roles"])
+    if found["is_superuser"]:
+        to_do = "give each service a login of its own (docs/permissions.md)"
+        checks.append(_warning("login", f"{name}, a superuser", to_do))
+    elif roles:
+        checks.append(_ok("login", f"{name}, with the rights of {roles}"))
+    else:
+        to_do = f"GRANT {LOGIN_ROLES[0]} TO {name}, or the role of what it runs"
+        checks.append(_failed("login", f"{name}, with the rights of none of our roles", to_do))
+    return checks
+
+
+async def _schema(settings: Settings) -> list[DoctorLine]:
+    """Look at the tables; needs one of our roles."""
+    from chainctl.schema.facts import differences, read_facts, shipped_facts
+    from chainctl.schema.parts import PARTS
+
+    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+        its_id = await database_id(connection)
+        facts = await read_facts(connection, PARTS["chain"])
+        steps = await connection.fetch(SQL["steps"])
+    found = differences(facts, shipped_facts(PARTS["chain"]))
+    what = f"version {SCHEMA_VERSION}, database {its_id}"
+    checks = [_ok("schema", what)]
+    if found:
+        text = f"{counted(len(found), 'difference')} from what was shipped: {found[0]}"
+        checks = [_warning("schema", f"{what}; {text}", "chainctl schema check")]
+    return checks + [
+        _warning("schema step", f"not done: {row['step']}", "run it")
+        for row in steps
+        if not row["is_done"]
+    ]
+
+
 async def _clock(connection: Connection) -> DoctorLine:
     before = time.time()
     there = await connection.fetchval(SQL["clock"])
     # Half the trip: the answer is as old as its way back.
     off = there - (before + time.time()) / 2
-    is_off = abs(off) > CLOCK_SECONDS_MAX
-    return DoctorLine(
-        what="clock",
-        state=WARNING if is_off else OK,
-        found=f"{off * 1e3:+.0f} ms from the database's",
-        to_do="synchronise both machines (NTP)" if is_off else "",
-    )
+    found = f"{off * 1e3:+.0f} ms from the database's"
+    if abs(off) > CLOCK_SECONDS_MAX:
+        return _warning("clock", found, "synchronise both machines (NTP)")
+    return _ok("clock", found)
 
 
 async def _durability(connection: Connection) -> list[DoctorLine]:
@@ -209,7 +262,7 @@ async def _durability(connection: Connection) -> list[DoctorLine]:
     if settings["synchronous_commit"] in {"off", "local"}:
         unsafe["synchronous_commit"] = settings["synchronous_commit"]
     if not unsafe:
-        return [DoctorLine(what="durability", state=OK, found="a commit survives a crash")]
+        return [_ok("durability", "a commit survives a crash")]
     return [
         DoctorLine(
             what="durability",
@@ -220,41 +273,78 @@ async def _durability(connection: Connection) -> list[DoctorLine]:
     ]
 
 
-async def _steps_left(connection: Connection) -> list[DoctorLine]:
-    return [
-        DoctorLine(
-            what="schema step", state=WARNING, found=f"not done: {row['step']}", to_do="run it"
-        )
-        for row in await connection.fetch(SQL["steps"])
-        if not row["is_done"]
-    ]
+async def look_at_replication(connection: Connection) -> DoctorLine:
+    """Look whether the standbys for which commits wait are there; some logins cannot see which."""
+    found = await connection.fetchrow(SQL["replication"])
+    standbys, wanted = counted(found["standbys"], "standby", "standbys"), found["wanted"]
+    if not wanted:
+        return _ok("replication", f"{standbys}, and commits wait for none")
+    text = f"commits wait for {wanted}; {standbys}"
+    if found["synchronous"] + found["hidden"] > 0:
+        return _ok("replication", text)
+    to_do = "start a standby of that name, or change synchronous_standby_names"
+    return _failed("replication", f"{text}, none of which is synchronous: no commit ends", to_do)
 
 
-def _leader(chain: Any) -> DoctorLine:  # noqa: ANN401 - a record of the driver
-    from chainctl.commands.status import leader_state
-
-    state = leader_state(chain)
-    is_silent = state == "silent"
-    return DoctorLine(
-        what=f"leader of chain {chain['chain_id']}",
-        state=WARNING if is_silent else OK,
-        found=state if not chain["owner"] else f"{state} ({chain['owner']})",
-        to_do="start a sequencer, or look why its standby does not lead" if is_silent else "",
-    )
+async def _connections(connection: Connection) -> DoctorLine:
+    used, limit = await connection.fetchrow(SQL["connections"])
+    found = f"{used} of {limit} are in use"
+    if used > limit * CONNECTIONS_SHARE_MAX:
+        to_do = "raise max_connections, or find who holds them (pg_stat_activity)"
+        return _warning("connections", found, to_do)
+    return _ok("connections", found)
 
 
-async def _reader(settings: Settings, config: str | DatabaseConfig, what: str) -> list[DoctorLine]:
-    async with connected(config, settings.connect_seconds, GAP_READER) as connection:
+async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
+    """Look at chains, leaders and receivers; the topics of the chains are added to `topics`."""
+    async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
+        chains = await connection.fetch(SQL["chain_status"], chain_id)
+        halts = await connection.fetch(SQL["halts"], chain_id)
+    if not chains:
+        what = "chains" if chain_id is None else f"chain {chain_id}"
+        return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
+    topics += [chain["topic"] for chain in chains]
+    return [*map(_leader, chains), *map(_halted, halts)]
+
+
+def _leader(chain: Mapping[str, Any]) -> DoctorLine:
+    from chainctl.commands.status import leader_life, leader_state
+
+    what, life = f"leader of chain {chain['chain_id']}", leader_life(chain)
+    found = life if not chain["owner"] else f"{chain['owner']}: {life}"
+    if leader_state(chain) == "silent":
+        return _warning(what, found, "start a sequencer, or look why its standby does not lead")
+    return _ok(what, found)
+
+
+def _halted(halt: Mapping[str, Any]) -> DoctorLine:
+    what = f"receiver {halt['receiver']} of chain {halt['chain_id']}"
+    to_do = f"verify the chain, then chainctl unhalt --chain {halt['chain_id']}"
+    return _failed(what, f"has halted: {halt['reason']} at {halt['at_id']}", to_do)
+
+
+async def _other(settings: Settings, database: str, role: str, what: str) -> list[DoctorLine]:
+    """Look at a database other than the primary's address, and at the login there."""
+    dsn = checked_dsn(what, database, "its setting")
+    async with connected(dsn, settings.connect_seconds, role) as connection:
         await database_id(connection)
-        found = await _server(connection)
-    return [DoctorLine(what=what, state=OK, found=found)]
+        login = await connection.fetchrow(SQL["login"], [role])
+        server = await _server(connection)
+    if not login["roles"]:
+        to_do = f"GRANT {role} TO {login['login']}"
+        return [_failed(what, f"{login['login']} has not the rights of {role}", to_do)]
+    is_standby = ", a standby" if login["is_standby"] else ""
+    return [_ok(what, f"{server}{is_standby}, as {login['login']}")]
+
+
+# Kafka.
 
 
 async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     kafka = settings.kafka_config()
     checks: list[DoctorLine] = []
     async with connected_topics(kafka, settings.connect_seconds) as topics:
-        checks.append(DoctorLine(what="kafka", state=OK, found="answers"))
+        checks.append(_ok("kafka", "answers"))
         for name in names:
             checks += await _guarded(
                 f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
@@ -262,22 +352,24 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     return checks
 
 
-async def _topic(topics: Any, name: str) -> list[DoctorLine]:  # noqa: ANN401 - chainctl.commands.chain.chains.Topics
+async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
+    from orderchain.clients.topic_durability import certain_copies
+
     what = f"topic {name}"
     found = await topics.described(name)
     if not found.is_there:
-        return [DoctorLine(what=what, state=FAILED, found="none", to_do="chainctl chain create N")]
+        return [_failed(what, "none", "chainctl chain create N")]
     await topics.check(name)
-    if found.replicas >= REPLICAS_MIN:
-        return [DoctorLine(what=what, state=OK, found=f"{found.replicas} replicas")]
-    return [
-        DoctorLine(
-            what=what,
-            state=WARNING,
-            found=counted(found.replicas, "replica"),
-            to_do=f"raise it to {REPLICAS_MIN}, and min.insync.replicas to 2",
-        )
-    ]
+    copies = certain_copies(found)
+    minimum = found.settings.get("min.insync.replicas", "1")
+    text = f"{counted(found.replicas, 'replica')}, min.insync.replicas {minimum}"
+    if copies == 0:
+        return [
+            _failed(what, f"{text}: no record is ever acknowledged", "lower min.insync.replicas")
+        ]
+    if copies == 1:
+        return [_warning(what, text, "3 replicas and min.insync.replicas=2 outlive a broker")]
+    return [_ok(what, text)]
 
 
 # -- config ---------------------------------------------------------------------------------------

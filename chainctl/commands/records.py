@@ -121,15 +121,25 @@ def rejects(
 @chain_option
 @since_option
 @limit_option
+@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def acts(
-    settings: Settings, chain_id: int, since_seconds: float | None, limit: int, as_json: bool
+    settings: Settings,
+    chain_id: int,
+    since_seconds: float | None,
+    limit: int,
+    watch_seconds: float | None,
+    as_json: bool,
 ) -> None:
     """Show what people did to a chain by hand, and why; the last first."""
-    found = run_async(_fetch(settings, chain_id, "acts", since_seconds, limit))
-    columns = ("act_id", "acted_at", "act", "receiver", "actor", "login", "reason", "detail")
-    _write(columns, [_plain(row) for row in found], as_json=as_json)
+
+    def show_acts() -> None:
+        found = run_async(_fetch(settings, chain_id, "acts", since_seconds, limit))
+        columns = ("act_id", "acted_at", "act", "receiver", "actor", "login", "reason", "detail")
+        _write(columns, [_plain(row) for row in found], as_json=as_json)
+
+    repeated(watch_seconds, show_acts)
 
 
 # -- show -----------------------------------------------------------------------------------------

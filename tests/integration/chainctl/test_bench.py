@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         (["--repeats", "100000000000"], "--repeats"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes", "-1"], "--minutes"),
-        (["--minutes", "nan"], "NaN"),
+        (["--minutes", "nan"], "is no time span"),
         (["--minutes", "inf"], "--minutes"),
         (["--fast"], "--fast"),
         (["comparison"], "comparison"),

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from orderchain.sql import AUDITOR
+from orderchain.sql import AUDITOR, SEQUENCER_WRITER
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -140,9 +140,87 @@ def test_doctor_says_what_would_fail_and_what_to_do(
         states
     )
     assert "failed" not in states.values()
+    assert states["login"] == "warning"  # a superuser
     broken = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     done = call("doctor", "--chain", filled_once + 1, "--json", settings=broken)
     assert done.code == 1, done
     failed = {each["what"]: each for each in json.loads(done.out) if each["state"] == "failed"}
     assert set(failed) == {f"chain {filled_once + 1}", "kafka"}
     assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"
+
+
+def lines_of(call: Call, settings: Settings, *arguments: object) -> dict[str, Any]:
+    """What `doctor` says, by what it looked at."""
+    done = call("doctor", "--json", *arguments, settings=settings)
+    return {each["what"]: each for each in json.loads(done.out)}
+
+
+def test_doctor_names_what_a_login_may_not_do(
+    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    postgres_server.execute("CREATE ROLE stranger LOGIN PASSWORD 'a-password-of-tests'")
+    port = postgres_server.config.port
+    stranger = f"postgresql://stranger:a-password-of-tests@127.0.0.1:{port}/{name}"
+    try:
+        found = lines_of(call, {**module_settings, "CHAINCTL_DATABASE": stranger})
+    finally:
+        postgres_server.execute("DROP ROLE stranger")
+    assert found["database"]["state"] == found["durability"]["state"] == "ok"
+    assert "with the rights of none of our roles" in found["login"]["found"]
+    assert {found[each]["state"] for each in ("login", "schema", "chains")} == {"failed"}
+    writer = {**module_settings, "CHAINCTL_DATABASE": postgres_server.dsn(SEQUENCER_WRITER, name)}
+    found = lines_of(call, writer)
+    assert found["login"]["found"] == "sequencer_writer, with the rights of sequencer_writer"
+    assert found["schema"]["state"] == "ok"
+    assert (found["chains"]["state"], "--audit-database" in found["chains"]["to_do"]) == (
+        "failed", True,
+    )  # fmt: skip
+    auditor = {**writer, "CHAINCTL_AUDIT_DATABASE": postgres_server.dsn(AUDITOR, name)}
+    found = lines_of(call, auditor, "--chain", filled_once)
+    assert found[f"leader of chain {filled_once}"]["state"] == "ok"
+    assert found["audit database"]["found"].endswith(", as auditor")
+    wrong = {**auditor, "CHAINCTL_GAP_DATABASE": postgres_server.dsn(AUDITOR, name)}
+    found = lines_of(call, wrong)
+    assert found["gap database 1"]["to_do"] == "GRANT gap_reader TO auditor"
+
+
+def test_doctor_names_settings_that_are_none_and_a_file_that_others_can_read(
+    call: Call, module_settings: Settings, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('kafka_sasl_password = "sesame"\nbatch_rows = 7\n')
+    path.chmod(0o644)
+    settings = {**module_settings, "CHAINCTL_CONFIG": str(path)}
+    done = call("doctor", "--json", settings=settings)
+    (line,) = [each for each in json.loads(done.out) if each["what"] == "settings"]
+    assert (line["state"], line["to_do"]) == ("warning", f"chmod 600 {path}")
+    path.chmod(0o600)
+    found = lines_of(call, settings)["settings"]
+    assert (found["state"], found["found"]) == ("ok", f"2 settings of {path}")
+    misspelt = {**module_settings, "CHAINCTL_DATABSE": "x"}
+    assert lines_of(call, misspelt)["settings"]["found"] == "CHAINCTL_DATABSE is no setting"
+
+
+def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
+    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    postgres_server.execute(
+        "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)"
+        " SELECT chain_id, 'm', 7, 'ForkFound', 'x' FROM chain_head;"
+        "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL",
+        database=name,
+    )
+    try:
+        found = lines_of(call, module_settings, "--chain", filled_once)
+    finally:
+        postgres_server.execute(
+            "DELETE FROM receiver_halt; ALTER TABLE chain_act ALTER COLUMN detail SET NOT NULL",
+            database=name,
+        )
+    halted = found[f"receiver m of chain {filled_once}"]
+    assert (halted["state"], halted["found"]) == ("failed", "has halted: ForkFound at 7")
+    assert f"unhalt --chain {filled_once}" in halted["to_do"]
+    assert found["schema"]["state"] == "warning"
+    assert "1 difference from what was shipped: table chain_act: column" in found["schema"]["found"]

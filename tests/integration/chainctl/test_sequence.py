@@ -430,6 +430,23 @@ def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
     assert done.code == 0, done
 
 
+def test_sequence_without_kafka_starts_where_that_is_allowed_under_the_name_it_is_given(
+    call: Call, refused: Refused, module_settings: dict[str, str], chain: int, tmp_path: Path
+) -> None:
+    (tmp_path / "o.csv").write_text("n\n1\n2\n")
+    away = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    sequence = ("sequence", "--chain", chain, "--input", tmp_path / "o.csv", "--connect-seconds", 1)
+    assert "kafka was" in refused(*sequence, settings=away)
+    optional = {**away, "CHAINCTL_KAFKA_AT_START": "optional"}
+    done = call(*sequence, "--owner", "pit-1", "--stop-seconds", "100ms", settings=optional)
+    assert done.code == 0, done
+    leader = json.loads(call("leader", "--chain", chain, "--json", settings=away).out)
+    assert (leader["leader"], leader["terms"][0]["owner"]) == ("pit-1", "pit-1")
+    status = json.loads(call("status", "--chain", chain, "--json", settings=away).out)
+    assert status["head_published"] == 0 < status["head_persisted"] == status["unpublished_ids"]
+    assert status["unpublished_seconds"] > 0
+
+
 def test_topic_on_one_broker_is_noted_once(sequence: Callable[..., Done], tmp_path: Path) -> None:
     """The servers of the tests have one broker."""
     done = sequence(tmp_path / "o.csv", "n\n1\n", "--log-level", "info")

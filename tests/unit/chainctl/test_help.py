@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 import chainctl
 from chainctl.examples import EXAMPLES
 from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
-from chainctl.settings import SETTING_NAMES, load_settings
+from chainctl.settings import SETTING_NAMES, has_flag, load_settings
+from chainctl.units import Size, Span
 from tests.command_lines import command_lines, refusal_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,27 @@ def settings_are_taken(words: list[str]) -> bool:
     flags = {f"--{name.replace('_', '-')}": name for name in SETTING_NAMES}
     given = {flags[word]: words[at + 1] for at, word in enumerate(words) if word in flags}
     return load_settings(given, {}) is not None
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_option_of_time_or_size_takes_a_unit(path: str) -> None:
+    words = re.compile(r"seconds|minutes|hours|bytes|idle|older|since|watch|every|wait")
+    for option in LEAVES[path].params:
+        name = str(option.name)
+        is_number = isinstance(option.type, click.types.FloatParamType | click.types.IntParamType)
+        assert not (words.search(name) and is_number), name
+        if option.metavar in ("SPAN", "SIZE"):
+            assert name.startswith("setting_") or isinstance(option.type, Span | Size), name
+
+
+def test_page_of_operators_names_every_command_and_setting() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    cells = [set(re.findall(r"[\w-]+", row)) for row in re.findall(r"^\| ([^|]*) \|", page, re.M)]
+    for path in LEAVES:
+        assert any(set(path.split()) <= cell for cell in cells), path
+    for name in SETTING_NAMES:
+        flag = f"`--{name.replace('_', '-')}`" if has_flag(name) else "no flag"
+        assert re.search(rf"\| `{name}` \| {flag}.*`CHAINCTL_{name.upper()}`", page), name
 
 
 @pytest.fixture(scope="module")

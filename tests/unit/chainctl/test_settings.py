@@ -74,7 +74,8 @@ def test_every_setting_has_a_description_and_a_variable() -> None:
     ("text", "part"),
     [
         ('kafka = "a:1"\nbatch_rows = = 3\n', "line 2"),
-        ("databse = 'x'\n", "databse"),
+        ("databse = 'x'\n", "databse', expected database, most likely"),
+        ("xyz = 'x'\n", "xyz', expected one of those that chainctl config show lists"),
         ("batch_rows = '3'\n", "batch_rows"),
         ("batch_rows = 0\n", "batch_rows"),
         ("batch_rows = -1\n", "batch_rows"),

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from chainctl.commands.chain.journal import encode_rows
+from chainctl.commands.installation import look_at_replication
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_life, leader_state
@@ -149,3 +150,33 @@ def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         find_in_journal(path, 5)
     with pytest.raises(SettingError, match="a file to read"):
         find_in_journal(tmp_path / "none", 5)
+
+
+class OneRow:
+    """A connection that answers every statement with one row."""
+
+    def __init__(self, row: dict[str, object]) -> None:
+        self._row = row
+
+    async def fetchrow(self, _: str) -> dict[str, object]:
+        return self._row
+
+
+@pytest.mark.parametrize(
+    ("wanted", "standbys", "synchronous", "hidden", "state", "found"),
+    [
+        ("", 2, 0, 0, "ok", "2 standbys, and commits wait for none"),
+        ("*", 1, 1, 0, "ok", "commits wait for *; 1 standby"),
+        ("*", 1, 0, 1, "ok", "commits wait for *; 1 standby"),  # this login cannot see which
+        ("*", 0, 0, 0, "failed", "0 standbys, none of which is synchronous: no commit ends"),
+        ("other", 1, 0, 0, "failed", "1 standby, none of which is synchronous: no commit ends"),
+    ],
+)
+async def test_doctor_fails_where_commits_would_wait_forever(
+    wanted: str, standbys: int, synchronous: int, hidden: int, state: str, found: str
+) -> None:
+    row = {
+        "wanted": wanted, "standbys": standbys, "synchronous": synchronous, "hidden": hidden,
+    }  # fmt: skip
+    line = await look_at_replication(OneRow(row))
+    assert (line.state, line.found.endswith(found)) == (state, True), line
