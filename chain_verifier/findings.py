@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.config import FINDINGS_MAX
-from orderchain.text import counted as counted_as_read
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,11 +70,18 @@ class Kind(enum.StrEnum):
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that is wrong; fields without meaning for its kind are left out."""
+    """One thing that is wrong; fields without meaning for its kind are left out.
+
+    Findings of neighbouring rows are one, from the row `id` to the row `last_id`.
+    """
 
     kind: Kind
     source: str
     id: int | None = None
+    last_id: int | None = None
+    """Inclusive. None in a finding of one row."""
+    rows: int | None = None
+    """How many rows there are from `id` to `last_id`. None in a finding of one row."""
     pid: int | None = None
     ids: tuple[int, ...] = ()
     after_id: int | None = None
@@ -100,35 +107,47 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """One line for people."""
-        return _TEXTS[self.kind].format_map(_Shown(self))
+        return self.text_with(str)
+
+    def text_with(self, number: Callable[[int], str]) -> str:
+        """Return the line with its numbers as `number` writes them."""
+        texts = _TEXTS if self.rows is None else _TEXTS_OF_RANGES
+        return texts[self.kind].format_map(_Shown(self, number))
 
 
 class _Shown(dict[str, str]):
     """The fields of a finding as words, made when a text needs them."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Finding, number: Callable[[int], str]) -> None:
         super().__init__()
         self._finding = finding
+        self._number = number
 
     def __missing__(self, name: str) -> str:
+        finding = self._finding
+        if name == "counted_rows":
+            return counted(finding.count or 0, "row")
         if name == "rows":
-            return counted_as_read(self._finding.count or 0, "row")
+            return counted(finding.rows or 0, "row")
         if name == "between":
             # Ids skip: whether there was a row in between, nobody knows.
-            after_id, until_id = self._finding.after_id or 0, self._finding.until_id or 0
-            return "" if until_id == after_id + 1 else f", and no row is between {after_id} and it"
+            after_id, until_id = finding.after_id or 0, finding.until_id or 0
+            after = self._number(after_id)
+            return "" if until_id == after_id + 1 else f", and no row is between {after} and it"
         if name == "key":
-            return ascii(self._finding.key)
+            return ascii(finding.key)
         if name == "unfit":
-            columns = ", ".join(self._finding.columns)
+            columns = ", ".join(finding.columns)
             return f", and its {columns} do not fit each other" if columns else ""
         if name == "seal_there":
-            return (
-                f"is {self._finding.seal}" if self._finding.seal else "is none: no batch ends there"
-            )
-        value = getattr(self._finding, name)
+            return f"is {finding.seal}" if finding.seal else "is none: no batch ends there"
+        return self._value(getattr(finding, name))
+
+    def _value(self, value: object) -> str:
         if isinstance(value, tuple):
-            return ", ".join(map(str, value))
+            return ", ".join(map(self._value, value))
+        if isinstance(value, int):
+            return self._number(value)
         return "NULL" if value is None else str(value)
 
 
@@ -142,14 +161,14 @@ _TEXTS: Mapping[Kind, str] = {
     Kind.NULL: "row {id} (pid {pid}) has NULL in {columns}",
     Kind.FOREIGN_CHAIN: "row {id} is of chain {chain_id}",
     Kind.BEYOND_HEAD: "row {id} (pid {pid}) is after the head {until_id}",
-    Kind.OUT_OF_ORDER: "out of order, after row {after_id}: {rows}, ids {id} to {until_id}",
+    Kind.OUT_OF_ORDER: "out of order, after row {after_id}: {counted_rows}, ids {id} to {until_id}",
     Kind.WRONG_PAGE: "page {id} to {until_id} holds rows from and to {ids}{unfit}",
-    Kind.ROW_COUNT: "{rows}, but the commits counted {expected_count}",
+    Kind.ROW_COUNT: "{counted_rows}, but the commits counted {expected_count}",
     Kind.WRONG_EPOCH: "rows from {id} on have epoch {epoch}, expected {expected_epoch}",
     Kind.SEAL_MISMATCH: "seal mismatch: rows {id} to {until_id} are not those that were sealed",
     Kind.HEAD_SEAL: "the seal of the head row is not that of the batch that ends with {id}",
     Kind.KEPT_SEAL: "no batch ends with {id} under the seal that was kept",
-    Kind.BATCH_COUNT: "batch {id} to {until_id}: {rows}, committed were {expected_count}",
+    Kind.BATCH_COUNT: "batch {id} to {until_id}: {counted_rows}, committed were {expected_count}",
     Kind.BATCH_RANGE: "batch {id} to {until_id}: its rows end with {ids}, after row {pid}",
     Kind.REPEATED_KEY: "two orders under one key: rows {ids} have the key {key}",
     Kind.CONTRADICTED_MARK: (
@@ -165,56 +184,55 @@ _TEXTS: Mapping[Kind, str] = {
 }
 
 
+_TEXTS_OF_RANGES: Mapping[Kind, str] = {
+    Kind.DUPLICATE: "duplicate: {rows} from {id} to {last_id} are there {count} times each",
+    Kind.NULL: "{rows} from {id} (pid {pid}) to {last_id} have NULL in {columns}",
+    Kind.FOREIGN_CHAIN: "{rows} from {id} to {last_id} are of chain {chain_id}",
+    Kind.BEYOND_HEAD: ("{rows} from {id} (pid {pid}) to {last_id} are after the head {until_id}"),
+    Kind.LACKING: "{rows} from {id} to {last_id} are lacking, {against} has them",
+    Kind.SURPLUS: "{rows} from {id} to {last_id} are too much, {against} lacks them",
+    Kind.DIFFERING: "{rows} from {id} to {last_id} differ from {against} in {columns}",
+}
+"""Texts of the kinds of which each finding is of a row, or of a range of neighbouring rows."""
+
+KINDS_OF_ROWS: Final = frozenset(_TEXTS_OF_RANGES)
+
+
 class Findings(Struct, frozen=True, kw_only=True):
     """Findings with their number: all are counted, a bounded sample of each kind is kept."""
 
     kept: tuple[Finding, ...] = ()
     counts: dict[str, int] = {}
+    """By kind; findings of neighbouring rows are one."""
+    row_counts: dict[str, int] = {}
+    """By kind, with one for each row of those."""
     wholes: tuple[object, ...] = ()
-    """What gives all of them, for a caller that wants more than the sample: tuples of findings,
-    functions that search once more (the local mode), frames (Spark)."""
+    """What gives all of them, row by row, for a caller that wants more than the sample: tuples of
+    findings, functions that search once more (the local mode), frames (Spark)."""
 
     @property
     def total(self) -> int:
         """How many there are, kept or not."""
         return sum(self.counts.values())
 
-
-def gathered(findings: Iterable[Finding]) -> Findings:
-    """Return `findings`, at most `FINDINGS_MAX` per kind, with the count of each kind."""
-    every = tuple(findings)
-    by_kind: dict[Kind, list[Finding]] = {}
-    for finding in every:
-        by_kind.setdefault(finding.kind, []).append(finding)
-    return Findings(
-        kept=tuple(one for found in by_kind.values() for one in found[:FINDINGS_MAX]),
-        counts={kind.value: len(found) for kind, found in by_kind.items()},
-        wholes=(every,) if every else (),
-    )
-
-
-def collected(look: Callable[[], Iterable[Finding]]) -> Findings:
-    """Return what `look` finds, however much: findings are counted, and only a sample is kept.
-
-    A caller that wants all of them calls `look` once more.
-    """
-    kept: list[Finding] = []
-    counts: dict[str, int] = {}
-    for finding in look():
-        counts[finding.kind.value] = counts.get(finding.kind.value, 0) + 1
-        if counts[finding.kind.value] <= FINDINGS_MAX:
-            kept.append(finding)
-    return Findings(kept=tuple(kept), counts=counts, wholes=(look,) if kept else ())
+    @property
+    def total_by_row(self) -> int:
+        """How many there are if each row counts: as many as `wholes` give."""
+        return sum(self.row_counts.values())
 
 
 def joined(parts: Sequence[Findings]) -> Findings:
     """Return several findings as one."""
-    counts: dict[str, int] = {}
-    for part in parts:
-        for kind, count in part.counts.items():
-            counts[kind] = counts.get(kind, 0) + count
     return Findings(
         kept=tuple(one for part in parts for one in part.kept),
-        counts=counts,
+        counts=_summed(part.counts for part in parts),
+        row_counts=_summed(part.row_counts for part in parts),
         wholes=tuple(whole for part in parts for whole in part.wholes),
     )
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    summed: Counter[str] = Counter()
+    for one in counts:
+        summed.update(one)
+    return dict(summed)

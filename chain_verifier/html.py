@@ -6,8 +6,10 @@ of the page also forbids it to load or run anything.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -64,17 +66,24 @@ class Picture(Struct, frozen=True, kw_only=True):
     gaps: tuple[FilledGap, ...] = ()
 
 
+class Origin(Struct, frozen=True, kw_only=True):
+    """How a page came about, so that it can be filed, and made once more."""
+
+    made_at: datetime
+    command: str
+    """The command line, without passwords."""
+    version: str
+
+
 _WIDTH: Final = 900
-_LEFT: Final = 96
-"""Room for the numbers beside an axis."""
-_RIGHT: Final = 12
+"""Pictures are drawn this wide, and stretched to the width of the page; texts stand beside them."""
+
 _IDS_HEIGHT: Final = 240
 _SIZES_HEIGHT: Final = 120
-_BELOW: Final = 22
-"""Room for the times below an axis."""
-_LABEL_WIDTH: Final = 70
-"""The width of an epoch's number."""
-_STRIP_HEIGHT: Final = 26
+_STRIP_HEIGHT: Final = 20
+_LABEL_SHARE: Final = 18.0
+"""Percent of the width that the number of an epoch takes on a telephone."""
+
 _MARKS_MAX: Final = 500
 """More marks than this are one red line anyway."""
 
@@ -105,88 +114,117 @@ def chain_chart(picture: Picture) -> str:
     times = _Scale(
         min(tile.began_at for tile in tiles).timestamp(),
         max(tile.ended_at for tile in tiles).timestamp(),
-        _LEFT,
-        _WIDTH - _RIGHT,
+        0,
+        _WIDTH,
     )
-    height = _IDS_HEIGHT + _SIZES_HEIGHT + 2 * _BELOW
+    bands = _epochs(tiles, times)
+    drawn = [*_bands(bands), *_ids(picture, times)]
+    most = max(tile.rows_max for tile in tiles)
+    span = f"from {tiles[0].first_id:,} to {tiles[-1].last_id:,}"
+    ends = _ends(
+        _time_of(min(tile.began_at for tile in tiles)),
+        _time_of(max(tile.ended_at for tile in tiles)),
+    )
     return "".join(
         [
-            _opening(height, "ids over time, and the rows of batches over time"),
-            *_epochs(tiles, times),
-            *_ids(picture, times),
-            *_sizes(tiles, times),
-            "</svg>",
+            f"<figure><figcaption>Ids over time, {span}</figcaption>{_labels(bands)}",
+            f"{_svg('plot', 'ids over time', _IDS_HEIGHT, drawn)}{ends}</figure>",
+            "<figure><figcaption>Rows per batch over time, "
+            f"at most {counted(most, 'row')}</figcaption>",
+            _svg("plot", "rows per batch over time", _SIZES_HEIGHT, _sizes(tiles, times, most)),
+            f"{ends}</figure>",
         ]
     )
 
 
 def findings_strip(report: Report) -> str:
     """Return one bar per source, from its first id to its last, with a mark at each finding."""
-    sources = [source for source in report.sources if source.first_id is not None]
-    ids = [id_ for one in sources for id_ in (one.first_id, one.last_id) if id_ is not None]
-    if not ids:
+    ids = [id_ for one in report.sources for id_ in (one.first_id, one.last_id) if id_ is not None]
+    if not ids and not report.head:
         return ""
-    scale = _Scale(min(report.start, *ids), max(report.head or 0, *ids), 8, _WIDTH - 8)
-    drawn = [_opening(len(sources) * _STRIP_HEIGHT + _BELOW, "where the findings lie")]
-    for number, source in enumerate(sources):
-        top = number * _STRIP_HEIGHT + 6
-        left, right = scale.at(source.first_id or 0), scale.at(source.last_id or 0)
-        drawn.append(
-            f'<rect class="bar" x="{left}" y="{top}" width="{max(1, right - left):.1f}" '
-            f'height="14"><title>{escape(source.source)}</title></rect>'
-        )
+    scale = _Scale(min([report.start, *ids]), max([report.head or 0, *ids]), 0, _WIDTH)
+    drawn = ["<figure><figcaption>Ids of each source, findings in red</figcaption>"]
+    for source in report.sources:
+        bar = [_rect("track", 0, 3, _WIDTH, 14)]
+        if source.first_id is not None and source.last_id is not None:
+            left, right = scale.at(source.first_id), scale.at(source.last_id)
+            bar.append(_rect("bar", left, 3, max(1, right - left), 14, source.source))
         own = [one for one in report.findings if one.source == source.source][:_MARKS_MAX]
-        drawn += [_mark(one, scale, top) for one in own]
-    below = len(sources) * _STRIP_HEIGHT + 16
-    drawn.append(_text(8, below, f"id {scale.low:.0f}", "start"))
-    drawn.append(_text(_WIDTH - 8, below, f"id {scale.high:.0f}", "end"))
-    return "".join([*drawn, "</svg>"])
+        bar += [_mark(one, scale) for one in own]
+        drawn.append(f'<p class="name">{_breakable(source.source)}</p>')
+        drawn.append(_svg("", f"ids and findings of {source.source}", _STRIP_HEIGHT, bar))
+    drawn.append(_ends(f"id {scale.low:,.0f}", f"id {scale.high:,.0f}"))
+    return "".join([*drawn, "</figure>"])
 
 
-def _mark(finding: Finding, scale: _Scale, top: int) -> str:
-    places = (finding.id, finding.until_id, finding.pid)
-    at = next((place for place in places if place is not None), None)
-    if at is None:
+def _mark(finding: Finding, scale: _Scale) -> str:
+    """Return a mark from the first row that a finding names to the last."""
+    places = (finding.after_id, finding.id, finding.until_id, finding.pid)
+    first = next((place for place in places if place is not None), None)
+    if first is None:
         return ""
+    ends = (finding.last_id, finding.until_id)
+    last = next((end for end in ends if end is not None and end >= first), first)
+    left = scale.at(first)
+    # Without a width it would not be drawn at all; its border makes it wide enough to be seen.
+    width = max(0.1, scale.at(last) - left)
+    return _rect("fault", left, 0, width, _STRIP_HEIGHT, _sentence(finding))
+
+
+def _svg(kind: str, label: str, height: int, drawn: Iterable[str]) -> str:
     return (
-        f'<rect class="fault" x="{scale.at(at) - 1:.1f}" y="{top - 3}" width="2" height="20">'
-        f"<title>{escape(finding.text)}</title></rect>"
+        f'<svg class="{kind}" viewBox="0 0 {_WIDTH} {height}" height="{height}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{escape(label)}" xmlns="http://www.w3.org/2000/svg">'
+        f"{''.join(drawn)}</svg>"
     )
 
 
-def _opening(height: int, label: str) -> str:
+def _rect(kind: str, x: float, y: float, width: float, height: float, label: str = "") -> str:
+    title = f"<title>{escape(label)}</title>" if label else ""
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}" '
-        'xmlns="http://www.w3.org/2000/svg">'
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}">{title}</rect>'
     )
 
 
-def _epochs(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
-    """Yield a band for each epoch, every other one shaded, with its number where it fits."""
-    bands: list[tuple[int, float, float]] = []
+_Bands = list[tuple[int, float, float]]
+"""Epochs, each with where it begins and ends."""
+
+
+def _epochs(tiles: Sequence[Tile], times: _Scale) -> _Bands:
+    bands: _Bands = []
     for tile in tiles:
         began, ended = times.at(tile.began_at.timestamp()), times.at(tile.ended_at.timestamp())
         if bands and bands[-1][0] == tile.epoch:
             bands[-1] = (tile.epoch, bands[-1][1], ended)
         else:
             bands.append((tile.epoch, began, ended))
-    label_from = 0.0
+    return bands
+
+
+def _bands(bands: _Bands) -> Iterator[str]:
+    """Yield a band for each epoch, every other one shaded."""
     for number, (epoch, left, right) in enumerate(bands):
         kind = "band" if number % 2 else "band odd"
-        yield (
-            f'<rect class="{kind}" x="{left}" y="0" width="{max(1, right - left):.1f}" '
-            f'height="{_IDS_HEIGHT}"><title>epoch {epoch}</title></rect>'
-        )
-        # At the right edge, a label is placed before the end, not after the beginning.
-        label_at = min(left, times.last - _LABEL_WIDTH)
-        if label_at >= label_from:
-            yield _text(label_at + 3, 12, f"epoch {epoch}", "start")
-            label_from = label_at + _LABEL_WIDTH
+        yield _rect(kind, left, 0, max(1, right - left), _IDS_HEIGHT, f"epoch {epoch:,}")
+
+
+def _labels(bands: _Bands) -> str:
+    """Return the numbers of the epochs where they fit; one at the edge ends with the picture."""
+    labels = []
+    label_from = 0.0
+    for epoch, left, _ in bands:
+        at = 100 * left / _WIDTH
+        if min(at, 100 - _LABEL_SHARE) >= label_from:
+            place = f"left: {at:.1f}%" if at <= 100 - _LABEL_SHARE else "right: 0"
+            labels.append(f'<span style="{place}">epoch {epoch:,}</span>')
+            label_from = at + _LABEL_SHARE
+    return f'<div class="epochs">{"".join(labels)}</div>'
 
 
 def _ids(picture: Picture, times: _Scale) -> Iterator[str]:
     tiles = picture.tiles
-    ids = _Scale(tiles[0].first_id, tiles[-1].last_id, _IDS_HEIGHT - 4, 18)
+    ids = _Scale(tiles[0].first_id, tiles[-1].last_id, _IDS_HEIGHT - 4, 4)
     points = []
     for tile in tiles:
         points.append(f"{times.at(tile.began_at.timestamp())},{ids.at(tile.first_id)}")
@@ -195,55 +233,29 @@ def _ids(picture: Picture, times: _Scale) -> Iterator[str]:
     for gap in picture.gaps:
         top, bottom = ids.at(gap.until_id), ids.at(gap.after_id)
         at = times.at(gap.found_at.timestamp())
-        label = f"{gap.receiver}: {gap.cause}, ({gap.after_id}, {gap.until_id}], {gap.outcome}"
-        yield (
-            f'<rect class="gap" x="{at - 2:.1f}" y="{top - 2:.1f}" width="4" '
-            f'height="{bottom - top + 4:.1f}"><title>{escape(label)}</title></rect>'
-        )
-    yield from _axis(0, _IDS_HEIGHT, f"{tiles[0].first_id}", f"{tiles[-1].last_id}", "id")
-    yield from _times(tiles, _IDS_HEIGHT + 15)
+        span = f"after {gap.after_id:,} up to {gap.until_id:,}"
+        label = f"{gap.receiver}: {gap.cause}, {span}, {gap.outcome}"
+        yield _rect("gap", at - 2, top - 2, 4, bottom - top + 4, label)
 
 
-def _sizes(tiles: Sequence[Tile], times: _Scale) -> Iterator[str]:
-    top = _IDS_HEIGHT + _BELOW
-    bottom = top + _SIZES_HEIGHT
-    most = max(tile.rows_max for tile in tiles)
-    sizes = _Scale(0, most, bottom, top + 8)
+def _sizes(tiles: Sequence[Tile], times: _Scale, most: int) -> Iterator[str]:
+    sizes = _Scale(0, most, _SIZES_HEIGHT, 4)
     for tile in tiles:
         left, right = times.at(tile.began_at.timestamp()), times.at(tile.ended_at.timestamp())
         mean = tile.rows / tile.batches
-        label = (
-            f"{counted(tile.batches, 'batch')}, rows of each: {mean:.0f}, at most {tile.rows_max}"
-        )
+        batches = counted(tile.batches, "batch")
+        label = f"{batches}, rows of each: {mean:,.0f}, at most {tile.rows_max:,}"
         for kind, value in (("most", float(tile.rows_max)), ("mean", mean)):
             at = sizes.at(value)
-            yield (
-                f'<rect class="{kind}" x="{left}" y="{at}" width="{max(1.5, right - left):.1f}" '
-                f'height="{bottom - at:.1f}"><title>{label}</title></rect>'
-            )
-    yield from _axis(top, bottom, "0", str(most), "rows")
-    yield from _times(tiles, bottom + 15)
+            yield _rect(kind, left, at, max(2.5, right - left), _SIZES_HEIGHT - at, label)
 
 
-def _axis(top: int, bottom: int, low: str, high: str, what: str) -> Iterator[str]:
-    yield f'<line class="axis" x1="{_LEFT}" y1="{top}" x2="{_LEFT}" y2="{bottom}"/>'
-    yield f'<line class="axis" x1="{_LEFT}" y1="{bottom}" x2="{_WIDTH - _RIGHT}" y2="{bottom}"/>'
-    yield _text(_LEFT - 6, bottom - 1, low, "end")
-    yield _text(_LEFT - 6, top + 18, high, "end")
-    yield _text(_LEFT - 6, (top + bottom) // 2, what, "end")
-
-
-def _times(tiles: Sequence[Tile], below: int) -> Iterator[str]:
-    yield _text(_LEFT, below, _time_of(min(tile.began_at for tile in tiles)), "start")
-    yield _text(_WIDTH - _RIGHT, below, _time_of(max(tile.ended_at for tile in tiles)), "end")
+def _ends(first: str, last: str) -> str:
+    return f'<div class="ends"><span>{escape(first)}</span><span>{escape(last)}</span></div>'
 
 
 def _time_of(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}"
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f"{at:%Y-%m-%d %H:%M:%S %Z}"
 
 
 _SENTENCES: Final = {
@@ -261,52 +273,25 @@ _SENTENCES: Final = {
 _SHOWN_MAX: Final = 1_000
 """Maximum number of findings in the table: nobody reads more, and the JSON report holds more."""
 
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6875; --line: #ccd4db; --back: #fff;
-  --good: #17703c; --bad: #b3261e; --warn: #8a5a00; --one: #1f6fb2; --two: #9cc4e4;
-  --odd: #eef2f5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --soft: #9aa7b3; --line: #3a4651;
-  --back: #12181e; --good: #6fd29a; --bad: #ff8a80; --warn: #e8b85c; --one: #6db3ea;
-  --two: #2f567a; --odd: #1b242c; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.1rem; margin: 0; color: var(--soft); font-weight: 500; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.verdict { font-size: 1.9rem; font-weight: 700; margin: .2rem 0; }
-.good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 500; } td.n, th.n { text-align: right; }
-.note { color: var(--soft); }
-svg { width: 100%; height: auto; display: block; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
-.axis { stroke: var(--line); } .ids { fill: none; stroke: var(--one); stroke-width: 2; }
-.band { fill: transparent; } .band.odd { fill: var(--odd); }
-.most { fill: var(--two); } .mean, .bar { fill: var(--one); }
-.gap { fill: var(--warn); } .fault { fill: var(--bad); }
-section { border-top: 3px solid var(--line); margin-top: 2.5rem; padding-top: 1rem; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
-.key.k1 { background: var(--one); } .key.k2 { background: var(--two); }
-.key.k3 { background: var(--warn); }
-"""
+_STYLE: Final = (files("chain_verifier") / "report.css").read_text(encoding="utf-8")
 
 
-def html_report(report: Report, picture: Picture | None, made_at: datetime) -> str:
+def html_report(report: Report, picture: Picture | None, origin: Origin) -> str:
     """Return the page; `picture` is None without a database that shows batches and epochs."""
     title = f"Chain {report.chain_id}: {report.verdict}"
-    return _page(title, [*_verdict(report, made_at), *_body(report, picture)])
+    body = [*_verdict(report), _facts([*_facts_of(report), *_facts_of_origin(origin)])]
+    return _page(title, [*body, *_body(report, picture)])
 
 
 def html_chains_report(
-    chains: ChainsReport, pictures: Mapping[int, Picture | None], made_at: datetime
+    chains: ChainsReport, pictures: Mapping[int, Picture | None], origin: Origin
 ) -> str:
     """Return one page for several chains: the verdict of each, then everything of each."""
-    body = [*_verdicts(chains, made_at)]
+    body = [*_verdicts(chains, origin)]
     for report in chains.reports:
         body.append(f'<section id="chain-{report.chain_id}">')
-        body += [*_verdict(report, made_at), *_body(report, pictures.get(report.chain_id))]
-        body.append("</section>")
+        body += [*_verdict(report), _facts(_facts_of(report))]
+        body += [*_body(report, pictures.get(report.chain_id)), "</section>"]
     clean = sum(report.is_clean for report in chains.reports)
     return _page(f"{clean} of {counted(len(chains.outcomes), 'chain')} clean", body)
 
@@ -329,64 +314,120 @@ def _page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _verdicts(chains: ChainsReport, made_at: datetime) -> Iterable[str]:
+def _verdicts(chains: ChainsReport, origin: Origin) -> Iterable[str]:
     """Yield the verdict of each chain, worst first, in one table."""
     clean = sum(report.is_clean for report in chains.reports)
     tone = "good" if chains.is_clean else "bad"
     yield "<h1>Verification of several chains</h1>"
-    yield f'<p class="verdict {tone}">{clean} of {len(chains.outcomes)} clean</p>'
-    yield f'<p class="note">Made {made_at:%Y-%m-%d %H:%M:%S %Z} in {chains.seconds:.1f} s.</p>'
+    yield f'<p class="verdict {tone}">{clean:,} of {len(chains.outcomes):,} clean</p>'
+    yield _facts([*_facts_of_origin(origin), ("Took", f"{chains.seconds:,.1f} s")])
     rows = [(str(one.chain_id), "not verified", "", one.reason) for one in chains.unverified]
     for report in sorted(chains.reports, key=lambda report: report.is_clean):
-        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
-        head = "not known" if report.head is None else str(report.head)
-        rows.append((str(report.chain_id), report.verdict.value, head, counted or "none"))
-    yield _table(("Chain", "Verdict", "Head", "Findings"), rows, numbers=(0, 2))
+        found = _by_kind(report.counts, report.row_counts) or "none"
+        rows.append((str(report.chain_id), report.verdict.value, _head_of(report), found))
+    yield _table({"Chain": "n", "Verdict": "", "Head": "n", "Findings": "w"}, rows)
 
 
-def _verdict(report: Report, made_at: datetime) -> Iterable[str]:
+def _verdict(report: Report) -> Iterable[str]:
     tone = {Verdict.COMPLETE: "good", Verdict.CONTIGUOUS: "warn"}.get(report.verdict, "bad")
-    head = "not known" if report.head is None else str(report.head)
     yield f"<h1>Verification of chain {report.chain_id}</h1>"
     yield f'<p class="verdict {tone}">{escape(report.verdict)}</p>'
     yield f"<p>{escape(_SENTENCES[report.verdict])}</p>"
-    yield (
-        f'<p class="note">From {report.start} to the head {head}; '
-        f"keys {'' if report.keys_compared else 'not '}compared; "
-        f"made {made_at:%Y-%m-%d %H:%M:%S %Z} in {report.seconds:.1f} s.</p>"
+
+
+def _facts_of(report: Report) -> list[tuple[str, str]]:
+    facts = []
+    if report.database_id is not None and report.head_seal is not None:
+        kind = "recomputed from the rows" if report.seals_checked else "as the database states it"
+        facts = [("Database", _code(report.database_id)), ("Head", _head_of(report))]
+        facts.append(("Seal at the head", f"{_code(report.head_seal)} ({kind})"))
+    else:
+        facts = [("Head", _head_of(report))]
+    keys = "compared" if report.keys_compared else "not compared"
+    took = f"{report.seconds:,.1f} s"
+    start = f"after row {report.start:,}" if report.start else "from the first row"
+    return [*facts, ("Looked at", f"{start} up to the head"), ("Keys", keys), ("Took", took)]
+
+
+def _facts_of_origin(origin: Origin) -> list[tuple[str, str]]:
+    return [
+        ("Made", f"{origin.made_at:%Y-%m-%d %H:%M:%S %Z}"),
+        ("Command", _command(origin.command)),
+        ("Version", escape(f"orderchain {origin.version}")),
+    ]
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    """Return names with their values, which are HTML."""
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in facts)}</dl>"
+
+
+def _code(text: str) -> str:
+    """Return what is copied: it may break between its parts, and a seal after each eight digits."""
+    parts = re.findall(r".{1,8}", text) if re.fullmatch("[0-9a-f]{64}", text) else [text]
+    return f"<code>{'<wbr>'.join(map(_breakable, parts))}</code>"
+
+
+def _command(line: str) -> str:
+    """Return a command line in which no option is broken."""
+    words = (
+        f'<span class="s">{escape(word)}</span>' if word.startswith("-") else _breakable(word)
+        for word in line.split(" ")
     )
+    return f"<code>{' '.join(words)}</code>"
+
+
+def _head_of(report: Report) -> str:
+    return "not known" if report.head is None else f"{report.head:,}"
+
+
+def _breakable(text: str) -> str:
+    """Return `text` as HTML in which a path may break between its parts, and no word elsewhere."""
+    return re.sub(r"([/:]+)(?=\S)", r"\1<wbr>", escape(text, quote=False))
+
+
+def _sentence(finding: Finding) -> str:
+    text = finding.text_with("{:,}".format)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _by_kind(counts: Mapping[str, int], row_counts: Mapping[str, int]) -> str:
+    """Return how many findings there are of each kind; of how many rows, if these are more."""
+    found = []
+    for kind, count in sorted(counts.items()):
+        rows = row_counts.get(kind, count)
+        found.append(f"{count:,} {kind}" + (f" ({counted(rows, 'row')})" if rows > count else ""))
+    return ", ".join(found)
 
 
 def _findings(report: Report) -> Iterable[str]:
     total = sum(report.counts.values())
-    yield f"<h2>Findings: {total}</h2>"
+    yield f"<h2>Findings: {total:,}</h2>"
     if not total:
         yield "<p>None.</p>"
         return
-    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
-    yield f'<p class="note">{escape(counted)}</p>'
-    rows = [(one.kind, one.source, one.text) for one in report.findings[:_SHOWN_MAX]]
-    yield _table(("Kind", "Source", "What"), rows)
+    yield f'<p class="note">{escape(_by_kind(report.counts, report.row_counts))}</p>'
+    rows = [(one.kind, one.source, _sentence(one)) for one in report.findings[:_SHOWN_MAX]]
+    yield _table({"Kind": "s", "Source": "p", "What": "w"}, rows)
     if total > len(rows):
-        yield f'<p class="note">{total - len(rows)} more, not shown here.</p>'
+        yield f'<p class="note">{total - len(rows):,} more, not shown here.</p>'
 
 
 def _chain(report: Report, picture: Picture | None) -> Iterable[str]:
     yield "<h2>The chain</h2>"
     drawn = "" if picture is None else chain_chart(picture)
     if picture is not None and drawn:
-        batches = sum(tile.batches for tile in picture.tiles)
-        yield drawn
-        yield (
-            '<p class="note"><span class="key k1"></span>ids, and mean rows of a batch'
-            '<span class="key k2"></span>largest batch'
-            f'<span class="key k3"></span>{counted(len(picture.gaps), "gap")} filled by '
-            f"receivers; shaded: epochs; {counted(batches, 'batch')}</p>"
+        batches = counted(sum(tile.batches for tile in picture.tiles), "batch")
+        gaps = f"{counted(len(picture.gaps), 'gap')} filled by receivers"
+        names = (f"ids; mean rows of {batches}", "rows of the largest batch", gaps, "epochs")
+        keys = (
+            f'<span><i class="key k{number}"></i>{name}</span>'
+            for number, name in enumerate(names, 1)
         )
+        yield drawn
+        yield f'<p class="note keys">{"".join(keys)}</p>'
     strip = findings_strip(report)
-    if strip:
-        yield strip
-        yield '<p class="note">Ids of each source; findings in red.</p>'
+    yield strip
     if not drawn and not strip:
         yield "<p>No rows.</p>"
 
@@ -397,24 +438,25 @@ def _sources(report: Report) -> Iterable[str]:
         (
             one.source,
             one.verdict,
-            str(one.rows),
-            "" if one.first_id is None else f"{one.first_id} to {one.last_id}",
-            "; ".join(one.notes),
+            f"{one.rows:,}",
+            "" if one.first_id is None else f"{one.first_id:,} to {one.last_id:,}",
+            _grouped("; ".join(one.notes)),
         )
         for one in report.sources
     ]
-    yield _table(("Source", "Verdict", "Rows", "Ids", "Notes"), rows, numbers=(2,))
+    yield _table({"Source": "p", "Verdict": "", "Rows": "n", "Ids": "", "Notes": ""}, rows)
     if report.comparisons:
         yield "<h2>Compared</h2>"
         compared = [
-            (
-                one.source,
-                one.against,
-                ", ".join(f"{count} {kind}" for kind, count in one.counts.items()) or "equal",
-            )
+            (one.source, one.against, _by_kind(one.counts, one.row_counts) or "equal")
             for one in report.comparisons
         ]
-        yield _table(("Source", "Against", "Outcome"), compared)
+        yield _table({"Source": "p", "Against": "p", "Outcome": ""}, compared)
+
+
+def _grouped(notes: str) -> str:
+    """Return notes, which hold no names, with separators in their numbers."""
+    return re.sub(r"\b\d{4,}\b", lambda number: f"{int(number[0]):,}", notes)
 
 
 def _durations(report: Report) -> Iterable[str]:
@@ -424,15 +466,27 @@ def _durations(report: Report) -> Iterable[str]:
     if report.spark_start_seconds:
         took.insert(0, ("starting Spark", report.spark_start_seconds))
     took.append(("in all", report.seconds))
-    rows = [(what, f"{seconds:.2f}") for what, seconds in took]
-    yield _table(("What", "Seconds"), rows, numbers=(1,))
+    yield _table({"What": "w", "Seconds": "n"}, [(what, f"{each:,.2f}") for what, each in took])
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        kinds = [' class="n"' if index in numbers else "" for index in range(len(values))]
-        pairs = zip(kinds, values, strict=True)
-        return "".join(f"<{tag}{kind}>{escape(value)}</{tag}>" for kind, value in pairs)
+def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; `columns` are names with a class: n number, s short, p path, w long words.
 
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', names)}</tr></thead>\n<tbody>{body}</tbody></table>"
+    A narrow page shows no head: there, each cell names its column.
+    """
+
+    def cell(name: str, kind: str, value: str) -> str:
+        shown = f"<span>{_breakable(value)}</span>" if value else ""
+        return f'<td class="{kind}" data-name="{name}">{shown}</td>'
+
+    head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in columns.items())
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            cell(name, kind, value)
+            for (name, kind), value in zip(columns.items(), row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"

@@ -59,7 +59,9 @@ class SourceReport(Struct, frozen=True, kw_only=True):
     first_id: int | None
     last_id: int | None
     counts: dict[str, int]
-    """Findings by kind."""
+    """Findings by kind; those of neighbouring rows are one."""
+    row_counts: dict[str, int]
+    """The same, with one for each of the rows."""
     notes: tuple[str, ...]
     """What is no fault, but should be known."""
     seconds: float
@@ -72,6 +74,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     against: str
     is_equal: bool
     counts: dict[str, int]
+    """Findings by kind: lacking, surplus, differing; those of neighbouring rows are one."""
+    row_counts: dict[str, int]
     """Rows lacking, in surplus, and differing."""
     seconds: float
 
@@ -84,12 +88,20 @@ class Report(Struct, frozen=True, kw_only=True):
     start: int
     head: int | None
     """The head that the sources were checked against; None when it was not known."""
+    database_id: str | None = None
+    """The database of the chain, with the seal after its last row; None without a database."""
+    head_seal: str | None = None
+    """In hexadecimal, as the database states it."""
+    seals_checked: bool = False
+    """Whether every seal of the database was recomputed from the rows."""
     keys_compared: bool = False
     """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
     comparisons: tuple[Comparison, ...]
     counts: dict[str, int]
-    """All findings by kind."""
+    """All findings by kind; those of neighbouring rows are one."""
+    row_counts: dict[str, int]
+    """The same, with one for each of the rows."""
     findings: tuple[Finding, ...]
     """A sample: at most `FINDINGS_MAX` of each kind of each source; `counts` counts all."""
     spark_start_seconds: float
@@ -143,7 +155,7 @@ class Report(Struct, frozen=True, kw_only=True):
             for finding in self.findings
             if (finding.source, finding.against) == (comparison.source, comparison.against)
         ]
-        counts = ", ".join(f"{count} {kind}" for kind, count in comparison.counts.items())
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in comparison.row_counts.items())
         headline = f"  {comparison.source} against {comparison.against}: {counts or 'equal'}"
         return [
             f"{headline} ({comparison.seconds:.1f} s)",

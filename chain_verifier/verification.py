@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from chain_verifier.checks.buckets import Bucket, Horizon, row_count
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Published, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import Truth
-from chain_verifier.findings import Finding, Findings, Kind, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Verification(Generic[T]):
         compared = [self._compare(one, looked[0]) for one in looked[1:]]
         every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
         if self._request.findings_folder is not None:
-            self._progress(f"writing {every.total} findings")
+            self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
         return self._report(looked, [one for one, _ in compared], every, start_seconds)
 
@@ -328,6 +329,7 @@ class Verification(Generic[T]):
             against=against,
             is_equal=not found.total,
             counts=found.counts,
+            row_counts=found.row_counts,
             seconds=seconds(),
         )
         return comparison, found
@@ -353,10 +355,14 @@ class Verification(Generic[T]):
             ),
             start=self._horizon.start,
             head=self._horizon.head,
+            database_id=None if self._truth is None else self._truth.head.database_id,
+            head_seal=None if self._truth is None else self._truth.head.seal.hex(),
+            seals_checked=self._request.checks_seals,
             keys_compared=self._request.key_window_rows is not None,
             sources=tuple(self._source_report(one) for one in looked),
             comparisons=tuple(comparisons),
             counts=every.counts,
+            row_counts=every.row_counts,
             findings=every.kept,
             spark_start_seconds=round(start_seconds, 3),
             seconds=round(time.monotonic() - self._began, 3),
@@ -381,6 +387,7 @@ class Verification(Generic[T]):
             first_id=min((bucket.first_id for bucket in buckets), default=None),
             last_id=max((bucket.last_id for bucket in buckets), default=None),
             counts=one.findings.counts,
+            row_counts=one.findings.row_counts,
             notes=one.notes,
             seconds=one.seconds,
         )

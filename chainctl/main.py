@@ -17,7 +17,7 @@ import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
 from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
-from chainctl.output import talk, talk_through
+from chainctl.output import installed_version, keep_command_line, talk, talk_through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,18 +115,9 @@ class LazyGroup(SuggestingGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("orderchain")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "unknown"
-
-
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"chainctl {_version()}")
+        click.echo(f"chainctl {installed_version()}")
         ctx.exit()
 
 
@@ -181,7 +172,8 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
         return shell_complete(
             cli, {}, PROGRAM, COMPLETION_VARIABLE, os.environ[COMPLETION_VARIABLE]
         )
-    with cli.make_context(PROGRAM, arguments) as context:
+    with cli.make_context(PROGRAM, [*arguments]) as context:
+        keep_command_line(context, arguments)
         try:
             result = cli.invoke(context)
         finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -34,6 +35,9 @@ _T = TypeVar("_T")
 _JSON_WRITTEN: Final = "chainctl.json_written"
 """The key, in click's context, for whether the command has written its JSON document."""
 
+_COMMAND_LINE: Final = "chainctl.command_line"
+"""The key, in click's context, for the command line."""
+
 _encoder: Final = msgspec.json.Encoder()
 
 _talk_form: list[Callable[[str, str], str]] = []
@@ -54,6 +58,27 @@ class ProgressBar(Protocol):
     def expect(self, total: float) -> None:
         """Set the total, now that it is known."""
         ...
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution; `unknown` for a checkout without one."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("orderchain")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def keep_command_line(context: click.Context, arguments: Sequence[str]) -> None:
+    """Keep the command line for what the command writes about itself."""
+    context.meta[_COMMAND_LINE] = shlex.join(["chainctl", *arguments])
+
+
+def command_line() -> str:
+    """Return the command line as it was typed, passwords included; its quotes may differ."""
+    line: str = click.get_current_context().meta[_COMMAND_LINE]
+    return line
 
 
 def data(text: str) -> None:

@@ -63,7 +63,7 @@ class VerifiedComparison(Struct, frozen=True):
     source: str
     against: str
     is_equal: bool
-    counts: dict[str, int]
+    row_counts: dict[str, int]
 
 
 class VerifyReport(Struct, frozen=True):
@@ -84,7 +84,7 @@ def objections(checked: dict[str, Any], rows: int) -> list[str]:
         if (source.verdict, source.rows) != ("complete", rows)
     ]
     found += [
-        f"{compared.source} and {compared.against} differ{_counted(compared.counts)}"
+        f"{compared.source} and {compared.against} differ{_counted(compared.row_counts)}"
         for compared in report.comparisons
         if not compared.is_equal
     ]

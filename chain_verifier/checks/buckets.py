@@ -198,9 +198,13 @@ def _not_below(source: str, links: Sequence[Link]) -> Iterator[Finding]:
 
 def _duplicates(source: str, links: Sequence[Link]) -> Iterator[Finding]:
     counts = Counter(link.last_id for link in links)
-    for row_id, count in counts.items():
-        if count > 1:
-            yield Finding(kind=Kind.DUPLICATE, source=source, id=row_id, count=count)
+    pids: dict[int, int] = {}
+    for link in links:
+        if counts[link.last_id] > 1:
+            pids[link.last_id] = min(link.pid, pids.get(link.last_id, link.pid))
+    for row_id, pid in pids.items():
+        count = counts[row_id]
+        yield Finding(kind=Kind.DUPLICATE, source=source, id=row_id, pid=pid, count=count)
 
 
 def _forks(source: str, graph: _Graph) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from orderchain.frame import default_topic
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import TopicSource
@@ -226,12 +226,17 @@ def without_skipped(findings: Findings, skips: Ranges) -> Findings:
     gaps = sum(_is_skipped(one, skips) for one in _listed(findings))
     if not gaps:
         return findings
-    counts = findings.counts | {Kind.GAP.value: findings.counts[Kind.GAP.value] - gaps}
     return Findings(
         kept=tuple(finding for finding in findings.kept if not _is_skipped(finding, skips)),
-        counts={kind: count for kind, count in counts.items() if count},
+        counts=_lowered(findings.counts, gaps),
+        row_counts=_lowered(findings.row_counts, gaps),
         wholes=tuple(_without(whole, skips) for whole in findings.wholes),
     )
+
+
+def _lowered(counts: Mapping[str, int], gaps: int) -> dict[str, int]:
+    left = dict(counts) | {Kind.GAP.value: counts[Kind.GAP.value] - gaps}
+    return {kind: count for kind, count in left.items() if count}
 
 
 def _listed(findings: Findings) -> list[Finding]:

@@ -8,10 +8,11 @@ from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
+from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
-from chain_verifier.findings import Finding, Findings, Kind, collected
+from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.html import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
 from chain_verifier.server import connection_to, session_config
 from orderchain.clients.session import Session

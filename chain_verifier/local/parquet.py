@@ -10,7 +10,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.findings import Finding
 from chain_verifier.local.table import CONTENT, PAGE_ROWS, Row
 from orderchain.errors import InputError, RetryError, SourceBroken
 from orderchain.text import reason_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.config import ParquetSource
-    from chain_verifier.findings import Findings
+    from chain_verifier.findings import Finding, Findings
 
 
 _KINDS: Final = {
@@ -135,6 +134,8 @@ def _pages(file: Any, ids: tuple[int, int] | None) -> Iterator[Sequence[Row]]:  
         yield list(zip(*(columns[name] for name in CONTENT), strict=True))
 
 
+_CHAIN: Final = "chain"
+
 _SCHEMA: Final = pa.schema(
     [
         ("kind", pa.string()),
@@ -157,10 +158,13 @@ _SCHEMA: Final = pa.schema(
         ("mark_id", pa.int64()),
         ("verified_by", pa.string()),
         ("verified_at", pa.string()),
-        ("chain", pa.int32()),
+        (_CHAIN, pa.int32()),
     ]
 )
-"""The fields of a finding, and the chain that was verified; the same as in the other mode."""
+"""The fields of a finding of one row, and the chain that was verified; the same as in the other
+mode."""
+
+_FIELDS: Final = tuple(name for name in _SCHEMA.names if name != _CHAIN)
 
 _PAGE: Final = 10_000
 """Findings held at a time."""
@@ -192,9 +196,10 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.strerror else reason_of(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
-    if found != findings.total:
+    due = findings.total_by_row
+    if found != due:
         raise RetryError(
-            f"findings could not be written to {folder}: {found} of {findings.total} are there "
+            f"findings could not be written to {folder}: {found} of {due} are there "
             "(a source has changed since it was read)"
         )
 
@@ -209,9 +214,9 @@ def _every(findings: Findings) -> Iterator[Finding]:
 
 def _row(finding: Finding, chain_id: int) -> dict[str, Any]:
     """Return the columns of a finding; an empty field is None."""
-    fields = {name: getattr(finding, name) for name in Finding.__struct_fields__}
+    fields = {name: getattr(finding, name) for name in _FIELDS}
     filled = {name: None if value in ((), "") else value for name, value in fields.items()}
-    return filled | {"kind": finding.kind.value, "chain": chain_id}
+    return filled | {"kind": finding.kind.value, _CHAIN: chain_id}
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:

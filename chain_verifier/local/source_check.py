@@ -5,14 +5,15 @@ Two sources are compared row by row only where their fingerprints differ.
 
 from __future__ import annotations
 
-from heapq import nsmallest
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from chain_verifier.checks.buckets import Link, is_one_path, locate, row_count
-from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, collected, gathered, joined
+from chain_verifier.checks.neighbours import collected, gathered
+from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.scan import LocalScan, Scanner, in_buckets, is_placed, looked_at
 from chain_verifier.local.table import CONTENT, SQL, open_spool
@@ -174,7 +175,7 @@ def _nulls(table: LocalTable, horizon: Horizon, found: LocalScan) -> Findings:
                     kind=Kind.NULL, source=table.name, id=row[1], pid=row[2], columns=columns
                 )
 
-    return _lowest(Kind.NULL, look, count)
+    return _in_order(table, look) if count else Findings()
 
 
 def _has_null_of_its_own(row: Row, horizon: Horizon) -> bool:
@@ -194,7 +195,7 @@ def _foreign(table: LocalTable, horizon: Horizon, found: LocalScan) -> Findings:
                     chain_id=chain_id,
                 )  # fmt: skip
 
-    return _lowest(Kind.FOREIGN_CHAIN, look, found.foreign)
+    return _in_order(table, look) if found.foreign else Findings()
 
 
 def rows_beyond(table: LocalTable, horizon: Horizon, head: int) -> Findings:
@@ -207,15 +208,25 @@ def rows_beyond(table: LocalTable, horizon: Horizon, head: int) -> Findings:
                     kind=Kind.BEYOND_HEAD, source=table.name, until_id=head, id=row[1], pid=row[2]
                 )
 
-    return _lowest(Kind.BEYOND_HEAD, look, sum(1 for _ in look()))
+    return _in_order(table, look)
 
 
-def _lowest(kind: Kind, look: Callable[[], Iterator[Finding]], count: int) -> Findings:
-    """Return the findings with the lowest ids, of the `count` that `look` yields in any order."""
-    if not count:
-        return Findings()
-    kept = nsmallest(FINDINGS_MAX, look(), key=_by_ids)
-    return Findings(kept=tuple(kept), counts={kind.value: count}, wholes=(look,))
+def _in_order(table: LocalTable, look: Callable[[], Iterator[Finding]]) -> Findings:
+    """Return the findings that `look` yields in any order; they are sorted on disk."""
+
+    def look_in_order() -> Iterator[Finding]:
+        with open_spool("found", table.name) as spool:
+            spool.executemany(SQL["keep_found"], map(_packed, look()))
+            for (found,) in spool.execute(SQL["found_in_order"]):
+                yield msgspec.msgpack.decode(found, type=Finding)
+
+    return collected(look_in_order)
+
+
+def _packed(finding: Finding) -> tuple[Any, ...]:
+    columns = ",".join(finding.columns)
+    packed = msgspec.msgpack.encode(finding)
+    return finding.id, finding.pid, columns, finding.chain_id, packed
 
 
 def repeated_keys(table: LocalTable, horizon: Horizon, window_rows: int) -> Findings:
@@ -265,11 +276,6 @@ def _rows(table: LocalTable, horizon: Horizon) -> Iterator[Row]:
 def _ids_of(horizon: Horizon) -> tuple[int, int] | None:
     """Return the ids after the start, so that a source need not read earlier rows."""
     return (horizon.start + 1, 2**63) if horizon.start else None
-
-
-def _by_ids(finding: Finding) -> tuple[tuple[bool, int], ...]:
-    """Sort by id, then pid; a finding without one comes first."""
-    return tuple((value is not None, value or 0) for value in (finding.id, finding.pid))
 
 
 _COMPARED: Final = CONTENT[2:]
@@ -347,27 +353,39 @@ def _kept(row: Row, *, is_base: bool) -> tuple[Any, ...]:
 
 
 def _findings(spool: sqlite3.Connection, source: str, against: str) -> Iterator[Finding]:
-    for kind, row_id, columns in _differences(spool.execute(SQL["sorted"])):
-        yield Finding(kind=kind, source=source, against=against, id=row_id, columns=columns)
+    for kind, row_id, pid, columns in _differences(spool.execute(SQL["sorted"])):
+        yield Finding(
+            kind=kind, source=source, against=against, id=row_id, pid=pid, columns=columns
+        )
 
 
 def _differences(
     rows: Iterable[tuple[Any, ...]],
-) -> Iterator[tuple[Kind, int, tuple[str, ...]]]:
-    """Yield the ids at which the two differ, with the kind of difference."""
+) -> Iterator[tuple[Kind, int, int | None, tuple[str, ...]]]:
+    """Yield the ids at which the two differ, with the kind of difference and the lowest pid there.
+
+    The pid is that of the base, but for a row in surplus.
+    """
     for row_id, group in groupby(rows, key=itemgetter(0)):
         sides = {is_base: _side(found) for is_base, found in groupby(group, key=itemgetter(1))}
         own, base = sides.get(0), sides.get(1)
         times = 0 if own is None else own[0]
         times_base = 0 if base is None else base[0]
-        if times != times_base:
-            yield Kind.LACKING if times < times_base else Kind.SURPLUS, row_id, ()
+        if base is not None and times < times_base:
+            yield Kind.LACKING, row_id, _pid(base), ()
+        elif own is not None and times > times_base:
+            yield Kind.SURPLUS, row_id, _pid(own), ()
         elif own is not None and base is not None and own != base:
-            yield Kind.DIFFERING, row_id, _columns(own, base)
+            yield Kind.DIFFERING, row_id, _pid(base), _columns(own, base)
 
 
 _Side = tuple[int, tuple[Any, ...], tuple[Any, ...]]
 """How often a row occurs on one side, its lowest and its highest content."""
+
+
+def _pid(side: _Side) -> int | None:
+    pid: int | None = side[1][0]
+    return pid
 
 
 def _side(rows: Iterable[tuple[Any, ...]]) -> _Side:

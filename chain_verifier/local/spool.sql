@@ -82,3 +82,12 @@ INSERT INTO places SELECT id, row_number() OVER (ORDER BY id) FROM (SELECT DISTI
 SELECT r.before_id, r.id, r.key, l.place - e.place
   FROM repeats r LEFT JOIN places e ON e.id = r.before_id LEFT JOIN places l ON l.id = r.id
  ORDER BY r.id, r.before_id
+
+-- found: findings that come in any order
+CREATE TABLE found (id INTEGER, pid INTEGER, columns TEXT, chain_id INTEGER, finding BLOB)
+
+-- keep_found: one of them
+INSERT INTO found VALUES (?, ?, ?, ?, ?)
+
+-- found_in_order: all of them; NULL comes first
+SELECT finding FROM found ORDER BY id, pid, columns, chain_id

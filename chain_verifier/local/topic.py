@@ -6,6 +6,7 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
@@ -19,7 +20,7 @@ from chain_verifier.checks.topic_frames import (
     standing_of,
 )
 from chain_verifier.config import CONNECT_TIMEOUT_S
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_spool
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,

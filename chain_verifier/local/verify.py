@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import (
     DatabaseSource,
@@ -16,7 +17,7 @@ from chain_verifier.config import (
     local_folder,
     require_sound,
 )
-from chain_verifier.findings import Finding, Findings, Kind, collected
+from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.source_check import compare, examine, repeated_keys, rows_beyond, strays
 from chain_verifier.local.table import LocalJournalTable

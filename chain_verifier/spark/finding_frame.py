@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.checks.neighbours import ALIKE, ORDER, ranged
 from chain_verifier.config import FINDINGS_MAX, inside, literal_path
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.spark.errors import reason_of
 from orderchain.errors import InputError, RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import Row, SparkSession
 
 
@@ -46,9 +45,12 @@ FINDING_TYPES: Final = {
     "verified_by": "string",
     "verified_at": "string",
 }
-"""The fields of a finding, with their types in Spark; empty ones are NULL."""
+"""The fields of a finding of one row, with their types in Spark; empty ones are NULL."""
 
 _IN_ORDER: Final = ("id", "pid", "after_id")
+
+_PART_BITS: Final = 20
+"""Neighbours are first looked for among 2^20 ids at a time, by as many tasks as there are."""
 
 
 def finding_frame(rows: DataFrame, **fields: str | int) -> DataFrame:
@@ -67,38 +69,90 @@ def finding_frame(rows: DataFrame, **fields: str | int) -> DataFrame:
     return rows.select(*columns)
 
 
-def sampled(frame: DataFrame, counts: Mapping[Kind, int] | None = None) -> Findings:
+def sampled(frame: DataFrame) -> Findings:
     """Return the findings of `frame`: all are counted, the first few of each kind are kept.
 
-    If `counts` is known, it saves the counting. The driver sees no more than that, however many
-    findings there are.
+    The driver sees no more than that, however many findings there are.
     """
-    if counts is None:
-        found = frame.groupBy("kind").agg(F.count(F.lit(1)).alias("findings")).collect()
-        counts = {Kind(row["kind"]): row["findings"] for row in found}
+    return _sampled(frame, frame.withColumns({"last_id": F.lit(None), "rows": F.lit(1)}))
+
+
+def sampled_rows(frame: DataFrame) -> Findings:
+    """Return the findings of rows of `frame` in the same way, those of neighbouring rows as one.
+
+    `chain_verifier.checks.neighbours` says which are; every finding of rows has its pid for that.
+    """
+    found = frame.persist()
+    ranges = _in_ranges(found).persist()
+    try:
+        return Findings() if found.isEmpty() else _sampled(frame, ranges)
+    finally:
+        ranges.unpersist()
+        found.unpersist()
+
+
+def _sampled(frame: DataFrame, ranges: DataFrame) -> Findings:
+    counted = ranges.groupBy("kind").agg(
+        F.count(F.lit(1)).alias("findings"), F.sum("rows").alias("rows")
+    )
+    found = {Kind(row["kind"]): row for row in counted.collect()}
     kept = [
         finding_of(row)
-        for kind in sorted(counts)
-        for row in frame.where(F.col("kind") == kind.value)
+        for kind in sorted(found)
+        for row in ranges.where(F.col("kind") == kind.value)
         .orderBy(*_IN_ORDER)
         .limit(FINDINGS_MAX)
         .collect()
     ]
     return Findings(
         kept=tuple(kept),
-        counts={kind.value: count for kind, count in counts.items() if count},
+        counts={kind.value: row["findings"] for kind, row in found.items()},
+        row_counts={kind.value: row["rows"] for kind, row in found.items()},
         wholes=(frame,) if kept else (),
     )
 
 
+def _in_ranges(frame: DataFrame) -> DataFrame:
+    """Return the findings of rows with `last_id` and `rows`: first of parts, then of all.
+
+    A window over all findings of a kind would be one task; over the ranges within parts it is, and
+    those are few where there are many neighbours.
+    """
+    part = F.shiftright("id", _PART_BITS)
+    single = frame.withColumns({"last_id": F.col("id"), "rows": F.lit(1), "part": part})
+    return _joined(_joined(single, "kind", "part"), "kind").drop("part")
+
+
+def _joined(ranges: DataFrame, *apart: str) -> DataFrame:
+    """Return neighbouring ranges as one, within groups that are equal in the columns `apart`."""
+    in_order = Window.partitionBy(*apart).orderBy(*ORDER)
+    follows = F.col("pid") == F.lag("last_id").over(in_order)
+    for name in ALIKE:
+        follows = follows & F.col(name).eqNullSafe(F.lag(name).over(in_order))
+    begins = F.when(follows, F.lit(0)).otherwise(F.lit(1))
+    numbered = ranges.withColumn("begins", begins).withColumn(
+        "number", F.sum("begins").over(in_order.rowsBetween(Window.unboundedPreceding, 0))
+    )
+    first = F.min(F.struct("id", "pid"))
+    same = [name for name in ranges.columns if name not in {"id", "pid", "last_id", "rows", *apart}]
+    joined = numbered.groupBy(*apart, "number").agg(
+        first["id"].alias("id"),
+        first["pid"].alias("pid"),
+        F.max("last_id").alias("last_id"),
+        F.sum("rows").alias("rows"),
+        *(F.first(name).alias(name) for name in same),
+    )
+    return joined.drop("number")
+
+
 def finding_of(row: Row) -> Finding:
-    """Return one row of a frame as a finding."""
+    """Return one finding of a frame, of a row or of a range of neighbouring rows."""
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in row.asDict().items()
-        if value is not None
+        if value is not None and name in FINDING_TYPES
     }
-    return Finding(**(fields | {"kind": Kind(row["kind"])}))
+    return ranged(Finding(**(fields | {"kind": Kind(row["kind"])})), row["last_id"], row["rows"])
 
 
 PARQUET: Final = "findings.parquet"
@@ -124,9 +178,10 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
     finally:
         frame.unpersist()
-    if found != findings.total:
+    due = findings.total_by_row
+    if found != due:
         raise RetryError(
-            f"findings could not be written to {folder}: {found} of {findings.total} are there "
+            f"findings could not be written to {folder}: {found} of {due} are there "
             "(every executor must write to the same place)"
         )
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.findings import Findings, Kind
 from chain_verifier.spark.errors import as_broken
-from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.finding_frame import finding_frame, sampled, sampled_rows
 from chain_verifier.spark.scan import placed
 from chain_verifier.spark.source_check import in_buckets
 from chain_verifier.spark.table import CONTENT
@@ -59,11 +59,7 @@ def strays(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findi
 
 def findings_of(pairs: DataFrame, source: str, against: str) -> Findings:
     """Return `pairs` as findings of `source`; all are counted, the first of each kind are kept."""
-    frame = finding_frame(pairs, source=source, against=against).persist()
-    try:
-        return sampled(frame)
-    finally:
-        frame.unpersist()
+    return sampled_rows(finding_frame(pairs, source=source, against=against))
 
 
 def by_id(rows: DataFrame) -> DataFrame:
@@ -77,7 +73,10 @@ def by_id(rows: DataFrame) -> DataFrame:
 
 
 def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
-    """Return the ids at which the two differ, with the kind of difference."""
+    """Return the ids at which the two differ, with the kind of difference and the lowest pid there.
+
+    The pid is that of the base, but for a row in surplus.
+    """
     joined = here.alias("h").join(there.alias("t"), "id", "full_outer")
     own, base = (F.coalesce(F.col(f"{side}.times"), F.lit(0)) for side in "ht")
     kind = (
@@ -87,7 +86,8 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
     )
     columns = F.array_compact(F.array(*map(_name_if_other, _COMPARED)))
     named = F.when(own == base, columns)
-    compared = joined.select("id", kind.alias("kind"), named.alias("columns"))
+    pid = F.when(own > base, F.col("h.lowest.pid")).otherwise(F.col("t.lowest.pid"))
+    compared = joined.select("id", pid.alias("pid"), kind.alias("kind"), named.alias("columns"))
     return compared.where(F.col("kind").isNotNull())
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import CONNECTIONS_MAX
-from chain_verifier.findings import Findings, gathered, joined
+from chain_verifier.findings import Findings, joined
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 

@@ -21,11 +21,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Link, is_one_path, locate, row_count, whole_path
-from chain_verifier.findings import Findings, Kind, gathered, joined
+from chain_verifier.checks.neighbours import gathered
+from chain_verifier.findings import Findings, Kind, joined
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable
-from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.finding_frame import finding_frame, sampled, sampled_rows
 from chain_verifier.spark.scan import (
     BEYOND_ROWS,
     FOREIGN_ROWS,
@@ -275,14 +276,13 @@ def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
     count = sum(bucket.nulls for bucket in found.buckets) + found.outside.get(UNPLACED_ROWS, 0)
     if not count:
         return Findings()
-    return rows_with_null(table.name, table.rows, horizon, count)
+    return rows_with_null(table.name, table.rows, horizon)
 
 
 def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
-    count = found.outside.get(FOREIGN_ROWS, 0)
-    if not count:
+    if not found.outside.get(FOREIGN_ROWS, 0):
         return Findings()
-    return foreign_rows(table.name, table.rows, horizon, count)
+    return foreign_rows(table.name, table.rows, horizon)
 
 
 _ANY_BITS: Final = 1
@@ -337,30 +337,31 @@ def _is_in(buckets: Sequence[Bucket]) -> Column:
     return found
 
 
-def rows_with_null(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
-    """Return the rows that have NULL in some column, which a scan has counted."""
+def rows_with_null(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
+    """Return the rows that have NULL in some column."""
     counted_elsewhere = class_of(horizon, _ANY_BITS).isin(MALFORMED_ROWS, FOREIGN_ROWS, BEYOND_ROWS)
     found = looked_at(rows, horizon).where(F.col(HAS_NULL) & ~counted_elsewhere)
     names = F.array_compact(F.array(*map(_name_if_null, CONTENT))).alias("columns")
     frame = finding_frame(found.select("id", "pid", names), kind=Kind.NULL.value, source=source)
-    return sampled(frame, {Kind.NULL: count})
+    return sampled_rows(frame)
 
 
 def _name_if_null(name: str) -> Column:
     return F.when(F.col(name).isNull(), F.lit(name))
 
 
-def foreign_rows(source: str, rows: DataFrame, horizon: Horizon, count: int) -> Findings:
-    """Return the rows of other chains, which a scan has counted."""
+def foreign_rows(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
+    """Return the rows of other chains."""
     found = _of_class(rows, horizon, FOREIGN_ROWS).select("id", "pid", "chain_id")
     frame = finding_frame(found, kind=Kind.FOREIGN_CHAIN.value, source=source)
-    return sampled(frame, {Kind.FOREIGN_CHAIN: count})
+    return sampled_rows(frame)
 
 
 def rows_beyond(source: str, rows: DataFrame, horizon: Horizon, head: int) -> Findings:
     """Return the rows after `head`, which may itself be after that of `horizon`."""
     found = _of_class(rows, horizon, BEYOND_ROWS).where(F.col("id") > head).select("id", "pid")
-    return sampled(finding_frame(found, kind=Kind.BEYOND_HEAD.value, source=source, until_id=head))
+    frame = finding_frame(found, kind=Kind.BEYOND_HEAD.value, source=source, until_id=head)
+    return sampled_rows(frame)
 
 
 def _of_class(rows: DataFrame, horizon: Horizon, number: int) -> DataFrame:

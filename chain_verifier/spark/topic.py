@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
@@ -25,7 +26,7 @@ from chain_verifier.checks.topic_frames import (
     standing_of,
 )
 from chain_verifier.config import CONNECT_TIMEOUT_S
-from chain_verifier.findings import Findings, Kind, gathered, joined
+from chain_verifier.findings import Findings, Kind, joined
 from chain_verifier.spark.errors import as_broken, reason_of
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at

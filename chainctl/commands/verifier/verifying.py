@@ -15,7 +15,15 @@ from msgspec import Struct
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, watched_beside
 from chainctl.options import who
-from chainctl.output import data, data_json_line, data_text, progress, talk
+from chainctl.output import (
+    command_line,
+    data,
+    data_json_line,
+    data_text,
+    installed_version,
+    progress,
+    talk,
+)
 from orderchain.errors import OrderchainError, RefusedError, RetryError, SchemaError, SettingError
 from orderchain.files import write_private
 from orderchain.sql import AUDITOR
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
     from chain_verifier.findings import Finding
+    from chain_verifier.html import Origin
     from chain_verifier.report import ChainsReport, Report, Unverified
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
@@ -192,7 +201,7 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
         from chain_verifier.html import html_report
         from chain_verifier.local.database import read_picture
 
-        page = html_report(report, read_picture(request), datetime.now(UTC))
+        page = html_report(report, read_picture(request), _origin(settings))
         write_private(Path(asked.page), page)
     return _code_of(report)
 
@@ -218,9 +227,19 @@ def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[i
 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
         pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
-        page = html_chains_report(report, pictures, datetime.now(UTC))
+        page = html_chains_report(report, pictures, _origin(settings))
         write_private(Path(asked.page), page)
     return max(map(_code_of, report.outcomes))
+
+
+def _origin(settings: Settings) -> Origin:
+    from chain_verifier.html import Origin
+
+    return Origin(
+        made_at=datetime.now(UTC),
+        command=hide_secrets(command_line(), settings.secrets()),
+        version=installed_version(),
+    )
 
 
 def _prepared(

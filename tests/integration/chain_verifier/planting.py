@@ -14,7 +14,7 @@ from orderchain.model import Event
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 CHAIN_ID = 7
@@ -77,6 +77,12 @@ def write_journal(path: Path, rows: Sequence[Row], torn: str = "") -> Path:
     text = "".join(f"{row.line()}\n" for row in rows)
     path.write_text(text + torn, encoding="utf-8")
     return path
+
+
+def as_one(findings: Iterable[Finding]) -> Finding:
+    """Return what is found instead of these, which are of neighbouring rows."""
+    found = list(findings)
+    return replace(found[0], last_id=found[-1].id, rows=len(found))
 
 
 class Planted(Struct):

@@ -14,7 +14,7 @@ from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expec
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.integration.chain_verifier.seeded_batches import Chain
 
@@ -65,8 +65,18 @@ class Topic(Struct):
     def expect(self, kind: Kind, **fields: Any) -> None:
         self.expected.append(expect(kind, **fields))
 
-    def lack(self, rows: tuple[Row, ...]) -> None:
-        self.against_database += [expect(Kind.LACKING, id=row.id) for row in rows]
+    def lack(self, gone: Sequence[Slice]) -> None:
+        """Expect the rows of neighbouring frames to be lacking, as one finding."""
+        rows = [row for one in gone for row in one.rows]
+        is_range = len(rows) > 1
+        self.against_database.append(
+            expect(
+                Kind.LACKING,
+                id=rows[0].id,
+                last_id=rows[-1].id if is_range else None,
+                rows=len(rows) if is_range else None,
+            )
+        )
 
     def encoded(self) -> list[bytes]:
         return [one if isinstance(one, bytes) else one.record() for one in self.records]
@@ -79,7 +89,7 @@ def _lost(topic: Topic, at: list[Slice], rng: random.Random) -> None:
         place = topic.records.index(one)
         damaged = one.record()[:-1]
         topic.records[place : place + 1] = [damaged] if rng.random() < 0.4 else []
-        topic.lack(one.rows)
+    topic.lack(gone)
     topic.expect(Kind.GAP, after_id=gone[0].first_pid, until_id=gone[-1].last_id)
 
 
@@ -149,7 +159,7 @@ def _lose_tail(topic: Topic, slices: list[Slice], rng: random.Random) -> None:
     gone = slices[-rng.choice([1, 2]) :]
     for one in gone:
         topic.records.remove(one)
-        topic.lack(one.rows)
+    topic.lack(gone)
     topic.expect(Kind.GAP, after_id=gone[0].first_pid, until_id=gone[-1].last_id)
 
 

@@ -24,11 +24,11 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.FORK: ("pid", "ids"),
     Kind.SECOND_ROOT: ("pid", "ids"),
     Kind.ORPHAN: ("id", "pid"),
-    Kind.DUPLICATE: ("id", "count"),
+    Kind.DUPLICATE: ("id", "last_id", "rows", "count"),
     Kind.PID_NOT_BELOW_ID: ("id", "pid"),
-    Kind.NULL: ("id", "pid", "columns"),
-    Kind.FOREIGN_CHAIN: ("id", "pid", "chain_id"),
-    Kind.BEYOND_HEAD: ("id", "pid", "until_id"),
+    Kind.NULL: ("id", "last_id", "rows", "pid", "columns"),
+    Kind.FOREIGN_CHAIN: ("id", "last_id", "rows", "pid", "chain_id"),
+    Kind.BEYOND_HEAD: ("id", "last_id", "rows", "pid", "until_id"),
     Kind.OUT_OF_ORDER: ("id", "until_id", "after_id", "count"),
     Kind.ROW_COUNT: ("count", "expected_count"),
     Kind.WRONG_PAGE: ("id", "until_id", "ids", "columns"),
@@ -37,9 +37,9 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.HEAD_SEAL: ("id",),
     Kind.BATCH_COUNT: ("id", "until_id", "count", "expected_count"),
     Kind.BATCH_RANGE: ("id", "until_id", "ids", "pid"),
-    Kind.LACKING: ("id",),
-    Kind.SURPLUS: ("id",),
-    Kind.DIFFERING: ("id", "columns"),
+    Kind.LACKING: ("id", "last_id", "rows"),
+    Kind.SURPLUS: ("id", "last_id", "rows"),
+    Kind.DIFFERING: ("id", "last_id", "rows", "columns"),
 }
 """What a finding of each kind says, as `docs/verification.md` has it: all of this must be exact."""
 

@@ -79,18 +79,18 @@ def late(first: int, last: int, behind: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def twice(index: int) -> dict[str, Any]:
-    return {"kind": Kind.DUPLICATE, "id": ROWS[index].id, "count": 2}
+def span(first: int, last: int) -> dict[str, Any]:
+    """The neighbouring rows from `first` to `last`, as one finding."""
+    return {"id": ROWS[first].id, "last_id": ROWS[last].id, "rows": last - first + 1}
+
+
+def twice(first: int, last: int) -> dict[str, Any]:
+    return {"kind": Kind.DUPLICATE, "count": 2} | span(first, last)
 
 
 def null(index: int, *columns: str, **fields: Any) -> dict[str, Any]:
     ids = {"id": ROWS[index].id, "pid": ROWS[index].pid} | fields
     return {"kind": Kind.NULL, "columns": columns} | ids
-
-
-def beyond(index: int, head: int) -> dict[str, Any]:
-    row, until = ROWS[index], ROWS[head].id
-    return {"kind": Kind.BEYOND_HEAD, "id": row.id, "pid": row.pid, "until_id": until}
 
 
 Vector = tuple[Sequence[Any], int | None, list[dict[str, Any]]]
@@ -105,24 +105,37 @@ VECTORS: dict[str, Vector] = {
         HEAD,
         [gap(30), gap(len(ROWS) - 3, len(ROWS) - 1)],
     ),
-    "behind the head": (ROWS, ROWS[-4].id, [beyond(index, -4) for index in (-3, -2, -1)]),
+    "behind the head": (ROWS, ROWS[-4].id, [
+        {"kind": Kind.BEYOND_HEAD, "pid": ROWS[-4].id, "until_id": ROWS[-4].id}
+        | span(len(ROWS) - 3, len(ROWS) - 1)
+    ]),
     "swapped": (moved(ROWS, 30, 31), HEAD, [late(30, 30, 31)]),
     "moved to the front": (moved(ROWS, 30, 0), HEAD, [late(0, 29, 30)]),
     "moved, and rows repeated": (
         [*moved(ROWS, 5, 50), ROWS[30], ROWS[31]],
         HEAD,
-        [late(5, 5, 50), twice(30), twice(31)],
+        [late(5, 5, 50), twice(30, 31)],
     ),
     "a stretch repeated": (
         [*ROWS[:40], *ROWS[30:]],
         HEAD,
-        [twice(index) for index in range(30, 40)],
+        [twice(30, 39)],
     ),
     "backwards": (ROWS[::-1], HEAD, [late(0, len(ROWS) - 2, len(ROWS) - 1)]),
     "a row of another chain": (
         [*ROWS[:7], replace(ROWS[7], chain_id=8), *ROWS[7:]],
         HEAD,
         [{"kind": Kind.FOREIGN_CHAIN, "id": ROWS[7].id, "pid": ROWS[7].pid, "chain_id": 8}],
+    ),
+    "neighbours without a key, some of another chain, and a hole": (
+        [*ROWS[:7], *(replace(row, chain_id=8) for row in ROWS[:5]),
+         *(replace(row, key=None) for row in ROWS[7:20]), ROWS[20],
+         *(replace(row, key=None) for row in ROWS[21:]), replace(ROWS[9], chain_id=8)],
+        HEAD,
+        [{"kind": Kind.FOREIGN_CHAIN, "pid": 0, "chain_id": 8} | span(0, 4),
+         {"kind": Kind.FOREIGN_CHAIN, "id": ROWS[9].id, "pid": ROWS[9].pid, "chain_id": 8},
+         {"kind": Kind.NULL, "pid": ROWS[7].pid, "columns": ("key",)} | span(7, 19),
+         {"kind": Kind.NULL, "pid": ROWS[21].pid, "columns": ("key",)} | span(21, len(ROWS) - 1)],
     ),
     "null in content": (
         [*ROWS[:7], replace(ROWS[7], key=None), replace(ROWS[8], payload=None), *ROWS[9:]],
@@ -186,6 +199,31 @@ def test_modes_with_parquet_find_what_is_wrong_with_it(
     source = parquet_of(random.Random(1).sample(rows, len(rows)))
     report = agreed(source, head=head)
     assert sorted(report.findings, key=str) == sorted(expected_of(name, source.name), key=str)
+
+
+def test_modes_with_a_wiped_journal_name_its_rows_in_one_finding_and_a_hole_splits_it(
+    agreed: Callable[..., Report], journal_of: Callable[..., JournalSource]
+) -> None:
+    """The 3,000 rows fill several of the parts in which Spark looks for neighbours."""
+    rows = wide_chain(3_000)
+    base = journal_of(rows)
+
+    def lacking(other: Sequence[Row], name: str) -> list[tuple[int | None, int | None, int | None]]:
+        report = agreed(base, journal_of(other, name), head=rows[-1].id, bucket_bits=None)
+        assert report.row_counts["lacking"] == len(rows) - len(other)
+        found = [one for one in report.findings if one.kind is Kind.LACKING]
+        assert report.counts["lacking"] == len(found)
+        return [(one.id, one.last_id, one.rows) for one in found]
+
+    assert lacking([], "wiped") == [(rows[0].id, rows[-1].id, len(rows))]
+    assert lacking([rows[1_000]], "hole") == [
+        (rows[0].id, rows[999].id, 1_000), (rows[1_001].id, rows[-1].id, 1_999),
+    ]  # fmt: skip
+
+
+def wide_chain(count: int) -> list[Row]:
+    """A chain whose ids skip by thousands."""
+    return [Row(2_000 * number, 2_000 * (number - 1)) for number in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("seed", range(200, 202))
@@ -263,10 +301,12 @@ def test_local_with_pages_of_few_rows_finds_an_id_that_stands_often(
     asyncio.run(
         execute(database, "ALTER TABLE chain_page DROP CONSTRAINT chain_page_pkey", *[again] * 2)
     )
-    found = verify_locally(request).findings
-    assert {one.kind for one in found} == {"duplicate"}
-    assert row_id in {one.id for one in found}
-    assert {one.count for one in found} == {4}
+    (found,) = verify_locally(request).findings
+    assert (found.kind, found.count) == ("duplicate", 4)
+    assert found.id is not None
+    assert found.last_id is not None
+    assert row_id is not None
+    assert found.id <= row_id <= found.last_id
 
 
 def test_local_with_a_database_that_breaks_off_or_cannot_be_used_is_no_verdict(

@@ -76,7 +76,7 @@ def test_findings_in_a_folder_that_the_workers_do_not_share_are_not_lost_in_sile
     (line,) = own.err.splitlines()
     assert f"findings could not be written to /proc/self/cwd/found: 0 of {ROWS}" in line
     shared = run(*verify, "--findings", tmp_path / "shared", settings=settings)
-    assert (shared.code, json.loads(shared.out)["counts"]) == (1, {"differing": ROWS}), shared
+    assert (shared.code, json.loads(shared.out)["row_counts"]) == (1, {"differing": ROWS}), shared
     parts = (tmp_path / "shared" / "findings.json").glob("*.json")
     assert sum(len(part.read_text().splitlines()) for part in parts) == ROWS
 

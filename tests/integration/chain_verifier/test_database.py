@@ -189,14 +189,14 @@ def test_database_against_journals_names_what_each_lacks_or_has_too_much(
     )
     report = verified(whole, short, other)
     assert [comparison.against for comparison in report.comparisons] == ["database"] * 3
-    assert [one.counts for one in report.comparisons] == [{}, {"lacking": 3}, {"differing": 1}]
+    assert [one.row_counts for one in report.comparisons] == [{}, {"lacking": 3}, {"differing": 1}]
     verdicts = [source.verdict for source in report.sources]
     assert verdicts == [Verdict.COMPLETE, Verdict.COMPLETE, Verdict.BROKEN, Verdict.BROKEN]
     assert set(report.findings) == {
         Finding(kind=Kind.GAP, source=short.name, after_id=ROWS[-4].id, until_id=HEAD),
-        *(
-            Finding(kind=Kind.LACKING, source=short.name, against="database", id=row.id)
-            for row in ROWS[-3:]
+        Finding(
+            kind=Kind.LACKING, source=short.name, against="database", id=ROWS[-3].id,
+            last_id=HEAD, rows=3,
         ),
         Finding(
             kind=Kind.BEYOND_HEAD, source=other.name, id=phantom.id, pid=HEAD, until_id=HEAD

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-MANY: Final = 100_000
+MANY: Final = 200_000
 RESULT_BYTES_MAX: Final = "1m"
 """What all tasks of a job may send to the driver. A hash of each finding is six times that."""
 
@@ -57,25 +57,32 @@ def small_results(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(name, str(before))
 
 
-def rows(spark: SparkSession, key: str) -> DataFrame:
+def rows(spark: SparkSession, key: str, every_second: str | None = None) -> DataFrame:
+    """Whole rows under `key`; every second one under another, if it is given."""
     ids = spark.range(1, MANY + 1, numPartitions=2)
+    own = F.when(F.col("id") % 2 == 0, F.lit(every_second or key)).otherwise(F.lit(key))
     return ids.select(
         F.lit(CHAIN_ID).alias("chain_id"),
         "id",
         (F.col("id") - 1).alias("pid"),
-        F.lit(key).alias("key"),
+        own.alias("key"),
         F.lit(0).cast("bigint").alias("event_time_ns"),
         F.lit(b"").alias("payload"),
     )
 
 
+@pytest.mark.parametrize("every_second", ["a", None], ids=["apart", "neighbours"])
 def test_very_many_findings_are_counted_and_written_and_few_reach_the_driver(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    every_second: str | None,
 ) -> None:
+    """Rows that lie apart are a finding each; neighbours are one, and each of them is written."""
     paths = {name: str(tmp_path / name) for name in ("base", "own", "findings")}
     with small_results(spark):
-        for name, key in (("base", "a"), ("own", "b")):
-            rows(spark, key).write.parquet(paths[name])
+        rows(spark, "a").write.parquet(paths["base"])
+        rows(spark, "b", every_second).write.parquet(paths["own"])
         code = main(
             ["verify", "--chain", str(CHAIN_ID), "--head", str(MANY + 1), "--json",
              "--source", f"parquet:{paths['base']}", "--source", f"parquet:{paths['own']}",
@@ -94,10 +101,17 @@ def test_very_many_findings_are_counted_and_written_and_few_reach_the_driver(
             written[0].select(F.sha2(F.col("id").cast("string"), 256)).collect()
     assert code == ExitCode.FINDINGS
     report = json.loads(capsys.readouterr().out)
-    expected = {"gap": 2, "differing": MANY}
-    assert report["counts"] == expected
-    assert len(report["findings"]) == 2 + FINDINGS_MAX
+    differing = MANY if every_second is None else MANY // 2
+    expected = {"gap": 2, "differing": differing}
+    assert report["row_counts"] == expected
     assert counts == [expected, expected]
+    if every_second is None:
+        assert report["counts"] == {"gap": 2, "differing": 1}
+        (found,) = (one for one in report["findings"] if one["kind"] == "differing")
+        assert (found["id"], found["last_id"], found["rows"]) == (1, MANY, MANY)
+    else:
+        assert report["counts"] == expected
+        assert len(report["findings"]) == 2 + FINDINGS_MAX
 
 
 def test_findings_that_cannot_be_written_leave_no_verdict(

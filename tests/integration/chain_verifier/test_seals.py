@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.config import (
     ContradictedMark,
     DatabaseSource,
@@ -18,7 +19,7 @@ from chain_verifier.config import (
     KeptSeal,
     VerifyRequest,
 )
-from chain_verifier.findings import Finding, Kind, gathered
+from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.parquet import write_findings as write_findings_locally
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.finding_frame import write_findings

@@ -19,7 +19,7 @@ from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.planting import CHAIN_ID, Row, as_one, chain_of, head_of
 from tests.integration.chain_verifier.storing import (
     DROP_RULES,
     PAGE_ROWS,
@@ -170,7 +170,7 @@ BY_THE_RULES: dict[str, Harm] = {
             + f" FROM chain_page WHERE last_id = {LAST}"
         ],
         {
-            *(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID[1:3]),
+            as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID[1:3]),
             finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[1], after_id=ID[2], count=2),
         },
         {batch_count(12)},
@@ -182,7 +182,7 @@ BY_THE_RULES: dict[str, Harm] = {
             + f" FROM chain_page AS a WHERE p.last_id = {NEXT_LAST} AND a.last_id = {LAST}"
         ],
         {
-            *(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID),
+            as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID),
             finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[2], after_id=LAST, count=3),
         },
         {batch_count(14)},
@@ -312,7 +312,7 @@ AGAINST_THE_RULES: dict[str, Harm] = {
     ),
     "no payloads at all": (
         ["ALTER TABLE chain_page ALTER payloads DROP NOT NULL", change("payloads = NULL")],
-        {wrong_page(columns=("payloads",)), *(null(row, "payload") for row in PAGE)},
+        {wrong_page(columns=("payloads",)), as_one(null(row, "payload") for row in PAGE)},
         {MISMATCH},
     ),
     "no rows": (
@@ -325,7 +325,7 @@ AGAINST_THE_RULES: dict[str, Harm] = {
             "ALTER TABLE chain_page DROP CONSTRAINT chain_page_pkey CASCADE",
             f"INSERT INTO chain_page SELECT * FROM chain_page WHERE last_id = {LAST}",
         ],
-        {finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID},
+        {as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID)},
         {batch_count(14)},
     ),
     "an id far outside": (

@@ -43,12 +43,13 @@ from tests.integration.chain_verifier.publishing import (
 from tests.integration.chain_verifier.storing import execute, store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from local_stack import KafkaServer
+    from tests.integration.chain_verifier.planting import Row
 
     Verified = Callable[..., Report]
 
@@ -142,8 +143,17 @@ def found(report: Report) -> set[tuple[Any, ...]]:
     }
 
 
-def against(report: Report) -> list[tuple[Kind, int | None]]:
-    return sorted((one.kind, one.id) for one in report.findings if one.against)
+def against(report: Report) -> list[tuple[Any, ...]]:
+    """Differences: kind, first and last row, and how many rows."""
+    return sorted(
+        (one.kind, one.id, one.last_id or one.id, one.rows or 1)
+        for one in report.findings
+        if one.against
+    )
+
+
+def span(kind: Kind, rows: Sequence[Row]) -> tuple[Any, ...]:
+    return kind, rows[0].id, rows[-1].id, len(rows)
 
 
 def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
@@ -277,9 +287,17 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     short = f"rows after {known} are not known to be published yet"
     assert short in report.sources[1].notes
     asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
-    lacking = [(Kind.LACKING, row.id) for row in ROWS if id_of(row) > known]
-    assert lacking
-    assert against(both()) == lacking
+    unpublished = [row for row in ROWS if id_of(row) > known]
+    assert against(both()) == [span(Kind.LACKING, unpublished)]
+
+
+def test_topic_that_was_wiped_lacks_the_rows_of_the_database_in_one_finding(
+    topic: Topic, both: Verified, frames: list[bytes], database: str
+) -> None:
+    asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
+    assert against(both()) == [span(Kind.LACKING, ROWS)]
+    topic.send(frames[2])
+    assert against(both()) == [span(Kind.LACKING, ROWS[:20]), span(Kind.LACKING, ROWS[30:])]
 
 
 def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
@@ -315,14 +333,15 @@ def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(
     (epoch,) = (one for one in report.findings if one.kind is Kind.WRONG_EPOCH)
     assert (epoch.epoch, epoch.expected_epoch) == (2, 1)
     assert [f for f in against(report) if f[0] is not Kind.LACKING] == [
-        (Kind.DIFFERING, ROWS[40].id), (Kind.SURPLUS, phantom.id),
+        span(Kind.DIFFERING, [ROWS[40]]), span(Kind.SURPLUS, [phantom]),
     ]  # fmt: skip
-    assert {one.source: one.counts for one in report.comparisons} == {
+    assert {one.source: one.row_counts for one in report.comparisons} == {
         f"topic:{topic.name}": {"lacking": 10, "differing": 1, "surplus": 1},
         f"journal:{path}": {"lacking": 1},
     }
-    lacking = [row_id for kind, row_id in against(report) if kind is Kind.LACKING]
-    assert lacking == [*(row.id for row in ROWS[30:40]), ROWS[40].id]
+    assert [f for f in against(report) if f[0] is Kind.LACKING] == [
+        span(Kind.LACKING, ROWS[30:40]), span(Kind.LACKING, [ROWS[40]]),
+    ]  # fmt: skip
     notes = {source.source: source.notes for source in report.sources}[f"topic:{topic.name}"]
     assert "forged, not signed by the leader that they name: 2 frames" in notes
     assert "of an unknown term, of a life that was lost or of another database: 1 frame" in notes

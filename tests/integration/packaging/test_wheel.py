@@ -155,6 +155,7 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "chain_verifier/local/chart_data.sql",
         "chain_verifier/marks.sql",
         "chain_verifier/archive/archive.sql",
+        "chain_verifier/report.css",
     ):
         assert sql in names
 

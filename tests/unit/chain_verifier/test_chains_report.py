@@ -24,11 +24,11 @@ def report_of(chain_id: int, *findings: Finding) -> Report:
     counts = {"gap": len(findings)} if findings else {}
     source = SourceReport(
         source="database", verdict=verdict, rows=5, first_id=1, last_id=9, counts=counts,
-        notes=(), seconds=0.5,
+        row_counts=counts, notes=(), seconds=0.5,
     )  # fmt: skip
     return Report(
         chain_id=chain_id, verdict=verdict, start=0, head=9, sources=(source,), comparisons=(),
-        counts=counts, findings=findings, spark_start_seconds=0, seconds=1.0,
+        counts=counts, row_counts=counts, findings=findings, spark_start_seconds=0, seconds=1.0,
     )  # fmt: skip
 
 

@@ -62,7 +62,9 @@ def test_faults_with_several_gaps_names_each() -> None:
 
 @pytest.mark.parametrize("index", range(6))
 def test_faults_with_a_row_twice_names_it(index: int) -> None:
-    expected = Finding(kind=Kind.DUPLICATE, source="s", id=CHAIN[index][1], count=2)
+    expected = Finding(
+        kind=Kind.DUPLICATE, source="s", id=CHAIN[index][1], pid=CHAIN[index][0], count=2
+    )
     assert faults_of([*CHAIN, CHAIN[index]]) == [expected]
 
 
@@ -100,7 +102,7 @@ def test_faults_with_a_pid_moved_back_is_a_fork() -> None:
 
 
 def test_faults_with_one_id_and_two_pids_names_both_faults() -> None:
-    duplicate = Finding(kind=Kind.DUPLICATE, source="s", id=50, count=2)
+    duplicate = Finding(kind=Kind.DUPLICATE, source="s", id=50, pid=20, count=2)
     assert faults_of([*CHAIN, (20, 50)]) == [fork(20, 30, 50), duplicate]
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 
+from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.config import FINDINGS_MAX
-from chain_verifier.findings import Finding, Findings, Kind, collected, gathered, joined
+from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
 
 
@@ -15,13 +16,15 @@ def report_of(findings: Findings) -> Report:
     verdict = Verdict.BROKEN if findings.total else Verdict.COMPLETE
     source = SourceReport(
         source="a", verdict=verdict, rows=5, first_id=1, last_id=9, counts=findings.counts,
-        notes=("something to know",), seconds=0.5,
+        row_counts=findings.row_counts, notes=("something to know",), seconds=0.5,
     )  # fmt: skip
-    comparison = Comparison(source="b", against="a", is_equal=True, counts={}, seconds=0.25)
+    comparison = Comparison(
+        source="b", against="a", is_equal=True, counts={}, row_counts={}, seconds=0.25
+    )
     return Report(
         chain_id=7, verdict=verdict, start=0, head=9, sources=(source,),
-        comparisons=(comparison,), counts=findings.counts, findings=findings.kept,
-        spark_start_seconds=1.0, seconds=2.0,
+        comparisons=(comparison,), counts=findings.counts, row_counts=findings.row_counts,
+        findings=findings.kept, spark_start_seconds=1.0, seconds=2.0,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chain_verifier.checks.buckets import Horizon
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import (
     Bounds,
     Published,
@@ -14,7 +15,7 @@ from chain_verifier.checks.published import (
 )
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED
 from chain_verifier.database_facts import DatabaseHead
-from chain_verifier.findings import Finding, Findings, Kind, gathered
+from chain_verifier.findings import Finding, Findings, Kind
 
 HORIZON = Horizon(chain_id=7, start=0, head=40)
 

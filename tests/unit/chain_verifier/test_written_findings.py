@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
-from chain_verifier.findings import Finding, Kind, collected, gathered, joined
+from chain_verifier.findings import Finding, Kind, joined
 from chain_verifier.local.parquet import write_findings
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
 from chain_verifier.spark.finding_frame import FINDING_TYPES
@@ -20,20 +21,23 @@ from orderchain.errors import InputError, RetryError, SettingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-MANY = 12_000
+MANY = 24_000
 PAGE = 500
 MEMORY_MAX = 3 * 2**19
 """Bytes that Python may hold at a time, with pages this small; all findings together would be
 twice as much."""
 
 
-def write_chain(path: Path, key: str, chain_id: int = 7) -> ParquetSource:
+def write_chain(
+    path: Path, key: str, chain_id: int = 7, every_second: str | None = None
+) -> ParquetSource:
+    """Write whole rows under `key`; every second one under another, if it is given."""
     ids = range(1, MANY + 1)
     columns = {
         "chain_id": pa.array([chain_id] * MANY, pa.int32()),
         "id": pa.array(ids, pa.int64()),
         "pid": pa.array(range(MANY), pa.int64()),
-        "key": pa.array([key] * MANY, pa.string()),
+        "key": pa.array([key, every_second or key] * (MANY // 2), pa.string()),
         "event_time_ns": pa.array([0] * MANY, pa.int64()),
         "payload": pa.array([b""] * MANY, pa.binary()),
     }
@@ -41,12 +45,13 @@ def write_chain(path: Path, key: str, chain_id: int = 7) -> ParquetSource:
     return ParquetSource(path=str(path))
 
 
-def test_findings_of_every_row_are_all_written_and_few_are_kept(
+def test_findings_of_very_many_rows_are_all_written_and_few_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chain_verifier.local.parquet.PAGE_ROWS", PAGE)
     monkeypatch.setattr("chain_verifier.local.parquet._PAGE", PAGE)
-    base, own = write_chain(tmp_path / "base", "a"), write_chain(tmp_path / "own", "b")
+    base = write_chain(tmp_path / "base", "a")
+    own = write_chain(tmp_path / "own", "b", every_second="a")
     folder = tmp_path / "findings"
     request = VerifyRequest(chain_id=7, sources=(base, own), head=MANY, findings_folder=str(folder))
     tracemalloc.start()
@@ -56,18 +61,30 @@ def test_findings_of_every_row_are_all_written_and_few_are_kept(
     finally:
         tracemalloc.stop()
     assert peak < MEMORY_MAX
-    assert (report.counts, len(report.findings)) == ({"differing": MANY}, FINDINGS_MAX)
+    assert (report.counts, len(report.findings)) == ({"differing": MANY // 2}, FINDINGS_MAX)
     table = pq.read_table(folder / "findings.parquet")
-    assert table.num_rows == MANY
-    assert table["id"].to_pylist() == list(range(1, MANY + 1))
+    assert table.num_rows == MANY // 2
+    assert table["id"].to_pylist() == list(range(1, MANY + 1, 2))
     first = table.slice(0, 1).to_pylist()[0]
     assert {name: value for name, value in first.items() if value is not None} == {
         "chain": 7, "kind": "differing", "source": own.name, "against": base.name, "id": 1,
-        "columns": ["key"],
+        "pid": 0, "columns": ["key"],
     }  # fmt: skip
     (lines,) = (folder / "findings.json").iterdir()
     with lines.open() as file:
-        assert sum(json.loads(line)["kind"] == "differing" for line in file) == MANY
+        assert sum(json.loads(line)["kind"] == "differing" for line in file) == MANY // 2
+
+
+def test_findings_of_neighbouring_rows_are_one_in_the_report_and_each_is_written(
+    tmp_path: Path,
+) -> None:
+    base, own = write_chain(tmp_path / "base", "a"), write_chain(tmp_path / "own", "b")
+    folder = tmp_path / "findings"
+    request = VerifyRequest(chain_id=7, sources=(base, own), head=MANY, findings_folder=str(folder))
+    (found,) = verify_locally(request).findings
+    assert (found.id, found.last_id, found.rows) == (1, MANY, MANY)
+    table = pq.read_table(folder / "findings.parquet")
+    assert table["id"].to_pylist() == list(range(1, MANY + 1))
 
 
 def test_findings_of_several_chains_stand_in_one_folder(tmp_path: Path) -> None:
@@ -107,7 +124,8 @@ def test_findings_that_cannot_be_written_are_an_error_that_names_the_folder(
 
 
 def test_findings_have_the_same_columns_in_both_modes(tmp_path: Path) -> None:
-    assert tuple(FINDING_TYPES) == Finding.__struct_fields__
+    of_ranges = {"last_id", "rows"}
+    assert [*FINDING_TYPES] == [n for n in Finding.__struct_fields__ if n not in of_ranges]
     listed = Finding(kind=Kind.FORK, source="a", pid=3, ids=(4, 5))
     passing = Finding(kind=Kind.LACKING, source="a", against="b", id=0)
     write_findings(7, joined([gathered([listed]), collected(lambda: [passing])]), str(tmp_path))

@@ -35,7 +35,9 @@ SPARK: dict[str, Any] = {
         {"source": "database", "verdict": "complete", "rows": ROWS, "counts": {}},
         {"source": "journal:j", "verdict": "complete", "rows": ROWS, "counts": {}},
     ],
-    "comparisons": [{"source": "journal:j", "against": "database", "is_equal": True, "counts": {}}],
+    "comparisons": [
+        {"source": "journal:j", "against": "database", "is_equal": True, "row_counts": {}}
+    ],
 }
 
 
