@@ -24,7 +24,7 @@ ALIKE: Final = ("columns", "chain_id", "until_id", "count")
 ORDER: Final = ("id", "pid", "columns", "chain_id")
 """The order in which the findings of a kind of rows are taken; without a value comes first."""
 
-_PID_SHOWN: Final = frozenset({Kind.NULL, Kind.FOREIGN_CHAIN, Kind.BEYOND_HEAD})
+_PID_HIDDEN: Final = KINDS_OF_ROWS - {Kind.NULL, Kind.FOREIGN_CHAIN, Kind.BEYOND_HEAD}
 
 
 def ranged(first: Finding, last_id: int | None, rows: int) -> Finding:
@@ -32,7 +32,7 @@ def ranged(first: Finding, last_id: int | None, rows: int) -> Finding:
 
     The pid is left out where it only shows which rows are neighbours.
     """
-    shown = first if first.kind in _PID_SHOWN else replace(first, pid=None)
+    shown = replace(first, pid=None) if first.kind in _PID_HIDDEN else first
     return shown if rows == 1 else replace(shown, last_id=last_id, rows=rows)
 
 

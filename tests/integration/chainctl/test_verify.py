@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -284,11 +285,35 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     assert broken.code == 1, broken
     assert json.loads(broken.out)["counts"] == {"gap": 1, "surplus": 1}
     text = page.read_text(encoding="utf-8")
-    assert f"Order {DELETED} is missing" in text
+    assert f"Order {DELETED:,} is missing" in text
     assert 'class="ids"' in text
     nowhere = tmp_path / "missing" / "page.html"
     refused = call("verify", *arguments[:-1], nowhere, settings=without_java)
     assert refused.code == 2, refused
+
+
+def test_report_names_what_it_was_made_of_and_no_password(
+    call: Call, module_settings: dict[str, str], filled: int, journal: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    typed = "postgresql://auditor:hunter2@db.example/orders"
+    alone = ("verify", "--local", "--chain", filled, "--source", f"journal:{journal}")
+    done = call(*alone, "--database", typed, "--report", page, settings=module_settings)
+    assert done.code == 0, done
+    text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
+    assert f"chainctl verify --local --chain {filled} --source journal:{journal}" in text
+    assert "postgresql://auditor:***@db.example/orders" in text
+    assert "hunter2" not in text
+
+    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--seals")
+    told = call(*arguments, "--json", "--report", page, settings=module_settings)
+    report = json.loads(told.out)
+    assert (report["head"], report["seals_checked"]) == (FILLED_ROWS, True)
+    text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
+    assert report["database_id"] in text
+    assert f"{report['head_seal']} (recomputed from the rows)" in text
+    export = call("seal", "export", "--chain", filled, settings=module_settings)
+    assert f"{FILLED_ROWS}:{report['head_seal']}" in export.out
 
 
 def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is_whole(
@@ -340,7 +365,7 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
         assert len(mark["seal"]) == len(mark["expected_seal"]) == 64
         assert mark["seal"] != mark["expected_seal"]
         assert "'A contradicted mark', says what then" in mark["text"]
-    assert "contradicted mark: the rows after 0 up to" in page.read_text(encoding="utf-8")
+    assert "Contradicted mark: the rows after 0 up to" in page.read_text(encoding="utf-8")
     archive = ("--chain", filled, "--archive", tmp_path / "archive")
     for command in (("archive", *archive), ("retention", *archive, "--until", 1)):
         refused = call(*command, settings=module_settings)

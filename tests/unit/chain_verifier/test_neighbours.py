@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chain_verifier.checks.neighbours import collected, gathered, in_ranges
+from chain_verifier.checks.neighbours import collected, gathered, in_ranges, ranged
 from chain_verifier.config import FINDINGS_MAX, JournalSource, VerifyRequest
 from chain_verifier.findings import KINDS_OF_ROWS, Finding, Kind
 from chain_verifier.local.verify import verify_locally
@@ -81,6 +81,7 @@ def test_findings_that_are_not_of_rows_are_passed_on_as_they_are() -> None:
         for number in (5, 6)
     ]
     assert list(in_ranges(others)) == others
+    assert [ranged(one, None, 1) for one in others] == others
 
 
 def test_row_without_an_id_is_nobodys_neighbour() -> None:
