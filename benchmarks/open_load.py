@@ -18,30 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import uvloop
 
 from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.host import ServerLoad
-from benchmarks.load import Load, Venue
-from benchmarks.processes import (
-    End,
-    RunFailed,
-    freeze,
-    job_of,
-    next_line,
-    role_of,
-    say,
-    stand_ready,
-)
-from benchmarks.question import Arm, Figures, Line, Scope
-from benchmarks.rivals.engine import Receiving, published, sequencer_of
-from benchmarks.rivals.proof import prove
-from benchmarks.rivals.records import RecordSender
-from benchmarks.rivals.rival import NotWhole, Tally
+from benchmarks.load import Arm, Figures, Line, Load, Scope, Venue
+from benchmarks.processes import End, RunFailed, freeze, next_line, serve, stand_ready
+from benchmarks.rivals.engine import Receiving, prove, published, sequencer_of
+from benchmarks.rivals.rival import NotWhole, RecordSender, Tally
 from benchmarks.spreads import histogram_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from sequencer import Order, Sequencer
 
@@ -58,26 +45,20 @@ _MAXIMUM_SECONDS = 12.0
 
 def arms(scope: Scope) -> list[Arm]:
     """Return the maximum, the floor, and every policy at every load."""
-    shares = (50,) if scope.is_quick else SHARES_PERCENT
-    sizes = FIXED_ROWS[:1] if scope.is_quick else FIXED_ROWS
     schedule_seconds = 0.5 if scope.is_quick else SECONDS
-    seconds = SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS
-    first = [
+    floor_seconds = 2 * schedule_seconds + _OVERHEAD_SECONDS
+    return [
         Arm(name="maximum", seconds=_MAXIMUM_SECONDS),
-        Arm(
-            name="floor",
-            settings={"schedule_seconds": schedule_seconds},
-            seconds=2 * schedule_seconds + _OVERHEAD_SECONDS,
+        Arm(name="floor", settings={"schedule_seconds": schedule_seconds}, seconds=floor_seconds),
+        *(
+            Arm(
+                name=arm_name(share, rows),
+                settings={"share_percent": share, "fixed_rows": rows},
+                seconds=SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS,
+            )
+            for share in ((50,) if scope.is_quick else SHARES_PERCENT)
+            for rows in (0, *FIXED_ROWS[: 1 if scope.is_quick else None])
         ),
-    ]
-    return first + [
-        Arm(
-            name=arm_name(share, rows),
-            settings={"share_percent": share, "fixed_rows": rows},
-            seconds=seconds,
-        )
-        for share in shares
-        for rows in (0, *sizes)
     ]
 
 
@@ -144,6 +125,22 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
     fixed_rows: int = 0
     """Orders of a batch; 0: all that have come while the last one was committed."""
 
+    @property
+    def ns_per_order(self) -> float:
+        """How far apart orders fall due."""
+        return 1e9 / self.rate_per_second if self.rate_per_second else 0.0
+
+    def histogram(self, start_ns: int, done: Iterable[tuple[int, int, int]]) -> str:
+        """Return the histogram of when orders were done, from when each was due.
+
+        `done` are the first order of those that were done together, their number, and when.
+        """
+        found = []
+        for first, count, at_ns in done:
+            due_ns = start_ns + np.arange(first, first + count) * self.ns_per_order
+            found.append((at_ns - due_ns)[max(0, self.warm_up_orders - first) :])
+        return histogram_of(np.concatenate(found).astype(np.int64))
+
 
 class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     """What the sending end reports."""
@@ -197,20 +194,18 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
                 stored = await prove(site.auditor, chain_id, job.load, job.load.orders)
     finally:
         await empty_chain(site, chain_id)
-    if not stored.rows == taken.rows == job.load.orders:
-        raise NotWhole(
-            f"{stored.rows} orders are stored, {taken.rows} handed on of {job.load.orders}"
-        )
-    counted = job.load.orders - job.warm_up_orders
+    orders = job.load.orders
+    if not stored.rows == taken.rows == orders:
+        raise NotWhole(f"{stored.rows} orders are stored, {taken.rows} handed on of {orders}")
     begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
-    wait_ns = job.warm_up_orders / job.rate_per_second * 1e9 if job.rate_per_second else 0
+    seconds = (taken.ended_ns - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
     return {
         "rate_per_second": job.rate_per_second,
-        "delivered_per_second": counted / (taken.ended_ns - begin_ns - wait_ns) * 1e9,
+        "delivered_per_second": (orders - job.warm_up_orders) / seconds,
         "histogram": taken.histogram,
         "ack_histogram": scheduled.ack_histogram,
         "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
-        "batch_rows": job.load.orders / max(scheduled.batches, 1),
+        "batch_rows": orders / max(scheduled.batches, 1),
         "producer_cpu_seconds": scheduled.cpu_seconds,
         "receiver_cpu_seconds": taken.cpu_seconds,
         **used,
@@ -248,13 +243,12 @@ async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
 
 async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
     """Return how long calls take that are made one after the other, in nanoseconds."""
-    for _ in range(FLOOR_TRIES // 10):
-        await call()
     found = []
-    for _ in range(FLOOR_TRIES):
+    for number in range(-FLOOR_TRIES // 10, FLOOR_TRIES):  # those below 0 are not counted
         began_ns = time.monotonic_ns()
         await call()
-        found.append(time.monotonic_ns() - began_ns)
+        if number >= 0:
+            found.append(time.monotonic_ns() - began_ns)
     return found
 
 
@@ -286,7 +280,7 @@ async def send(venue: Venue, job: OpenJob) -> Scheduled:
     """Hand every order to the sequencer when it is due."""
     load = job.load
     orders = [order for batch in load.batches(load.orders) for order in batch]
-    async with sequencer_of(venue.site, int(venue.place["chain_id"]), load) as sequencer:
+    async with sequencer_of(venue.site, venue.chain_id, load) as sequencer:
         freeze()
         cpu = time.process_time()
         pacing = _Pacing(sequencer, job)
@@ -294,7 +288,7 @@ async def send(venue: Venue, job: OpenJob) -> Scheduled:
         await published(sequencer)  # making histograms would hold up the last frames
         return Scheduled(
             start_ns=pacing.start_ns,
-            ack_histogram=histogram_of(pacing.ack_latencies()),
+            ack_histogram=job.histogram(pacing.start_ns, pacing.acks),
             batches=sequencer.stats().batches,
             seconds=(time.monotonic_ns() - pacing.start_ns) / 1e9,
             cpu_seconds=time.process_time() - cpu,
@@ -307,9 +301,9 @@ class _Pacing:
     def __init__(self, sequencer: Sequencer, job: OpenJob) -> None:
         self._sequencer = sequencer
         self._job = job
-        self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
-        # (first order, orders, time of the acknowledgement), one per call.
-        self._acks: list[tuple[int, int, int]] = []
+        self._ns_per_order = job.ns_per_order
+        self.acks: list[tuple[int, int, int]] = []
+        """First order, orders, time of the acknowledgement, one per call."""
         self._failure: BaseException | None = None
         self._unanswered = 0
         self._answered = asyncio.Event()
@@ -359,20 +353,12 @@ class _Pacing:
 
     def _noted(self, first: int, count: int) -> Any:  # noqa: ANN401 - a callback of asyncio's
         def note(done: asyncio.Future[Any]) -> None:
-            self._acks.append((first, count, time.monotonic_ns()))
+            self.acks.append((first, count, time.monotonic_ns()))
             self._unanswered -= 1
             self._answered.set()
             self._failure = self._failure or done.exception()
 
         return note
-
-    def ack_latencies(self) -> np.ndarray[Any, Any]:
-        """Return when each order was acknowledged, from when it was due, in nanoseconds."""
-        found = []
-        for first, count, acked_ns in self._acks:
-            due_ns = self.start_ns + np.arange(first, first + count) * self._ns_per_order
-            found.append((acked_ns - due_ns)[max(0, self._job.warm_up_orders - first) :])
-        return np.concatenate(found).astype(np.int64)
 
 
 class _Arrivals(Tally):
@@ -392,35 +378,22 @@ class _Arrivals(Tally):
 
 async def take(venue: Venue, job: OpenJob) -> Taken:
     """Receive everything, and return the latencies once it is known when the schedule began."""
-    arrivals = _Arrivals()
-    async with Receiving(venue, arrivals) as receiver:
+    tally = _Arrivals()
+    async with Receiving(venue, tally) as receiver:
         stand_ready(b"listening")
         cpu = time.process_time()
         await receiver.receive(job.load.orders)
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
     start_ns = int(await next_line())
-    ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
-    found = []
-    first_counted_ns = 0
-    for before, count, arrived_ns in arrivals.arrivals:
-        due_ns = start_ns + np.arange(before, before + count) * ns_per_order
-        found.append((arrived_ns - due_ns)[max(0, job.warm_up_orders - before) :])
-        if before + count <= job.warm_up_orders:
-            first_counted_ns = arrived_ns
+    warm = [at for first, rows, at in tally.arrivals if first + rows <= job.warm_up_orders]
     return Taken(
         ended_ns=ended_ns,
-        first_counted_ns=first_counted_ns or start_ns,
-        rows=arrivals.rows,
-        histogram=histogram_of(np.concatenate(found).astype(np.int64)),
+        first_counted_ns=warm[-1] if warm else start_ns,
+        rows=tally.rows,
+        histogram=job.histogram(start_ns, tally.arrivals),
         cpu_seconds=cpu,
     )
 
 
-async def _main() -> None:
-    venue, job = job_of(Venue), job_of(OpenJob)
-    async with asyncio.timeout(_DEADLINE_SECONDS):
-        say(await role_of(send, take)(venue, job))
-
-
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve({send: [Venue, OpenJob], take: [Venue, OpenJob]})

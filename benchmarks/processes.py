@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
+from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
+import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 _T = TypeVar("_T")
-_Work = TypeVar("_Work", bound="Callable[..., Coroutine[Any, Any, Any]]")
 
 ROOT: Final = Path(__file__).parent.parent
 
 _CLOSE_SECONDS: Final = 5.0
 """A process that has reported its figures hands over and closes its connections."""
+
+_DEADLINE_SECONDS: Final = 600.0
 
 _LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A line of figures holds samples and histograms; asyncio's own bound would cut it off."""
@@ -37,28 +41,32 @@ class RunFailed(Exception):
 class End:
     """A process, to be entered: it gets its jobs, writes words, and ends with a line of JSON."""
 
+    process: asyncio.subprocess.Process
+
     def __init__(
         self, module: str, role: str, *jobs: msgspec.Struct, keeps_errors: bool = True
     ) -> None:
         """With `keeps_errors`, its stderr is only read for the text of RunFailed."""
         self.command: tuple[str | Path, ...] = (sys.executable, "-m", module, role)
         self.root = ROOT
+        self.environment: dict[str, str] = {}
+        """What is added to the environment of this process."""
         self.close_seconds = 0.0
         """How long it may take to close once its stdin is closed, before it is killed."""
         self._name = role
         self._jobs = jobs
         self._keeps_errors = keeps_errors
-        self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         # A session of its own: Ctrl-C is for the benchmark, which then stops its processes.
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             *self.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE if self._keeps_errors else None,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE if self._keeps_errors else None,
             start_new_session=True,
             cwd=self.root,
+            env=os.environ | self.environment,
             limit=_LINE_BYTES_MAX,
         )
         for job in self._jobs:
@@ -77,13 +85,6 @@ class End:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-
-    @property
-    def process(self) -> asyncio.subprocess.Process:
-        """The process. Raises RunFailed before it is entered."""
-        if self._process is None:
-            raise RunFailed(f"{self._name}: not started")
-        return self._process
 
     async def tell(self, line: bytes) -> None:
         """Write a line to it."""
@@ -110,11 +111,19 @@ class End:
 
     async def line(self) -> bytes:
         """Wait for its next line, without the end of the line. Raises RunFailed when it ends."""
-        process = self.process
-        line = await process.stdout.readline() if process.stdout else b""
-        if line:
-            return line.rstrip(b"\n")
-        said = await process.stderr.read() if process.stderr else b""
+        stdout = self.process.stdout
+        return await self._or_failed(await stdout.readline() if stdout else b"")
+
+    async def rest(self) -> bytes:
+        """Wait for all that it writes until it ends. Raises RunFailed where that is nothing."""
+        stdout = self.process.stdout
+        return await self._or_failed(await stdout.read() if stdout else b"")
+
+    async def _or_failed(self, written: bytes) -> bytes:
+        if written:
+            return written.rstrip(b"\n")
+        stderr = self.process.stderr
+        said = await stderr.read() if stderr else b""
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         raise RunFailed(f"{self._name}: {last or 'ended without a word'}")
 
@@ -168,6 +177,18 @@ def resident_mib(name: str = "VmHWM", process_id: int | str = "self") -> float:
     raise RunFailed(f"the system does not say the {name} of process {process_id}")
 
 
-def role_of(*works: _Work) -> _Work:
-    """Return the one of `works` that the command line names."""
-    return {work.__name__: work for work in works}[sys.argv[1]]
+def serve(works: Mapping[Callable[..., Coroutine[Any, Any, Any]], Sequence[type[Any]]]) -> None:
+    """Be an end of a benchmark: do the work that the command line names, with the jobs it gets.
+
+    It ends with what the work returns, if anything, and at the latest after the deadline of its
+    first job, ten minutes where that has none.
+    """
+    work, kinds = next((one, kinds) for one, kinds in works.items() if one.__name__ == sys.argv[1])
+
+    async def run() -> None:
+        jobs = [msgspec.json.decode(sys.stdin.buffer.readline(), type=kind) for kind in kinds]
+        async with asyncio.timeout(getattr(jobs[0], "deadline_seconds", _DEADLINE_SECONDS)):
+            if (result := await work(*jobs)) is not None:
+                say(result)
+
+    uvloop.run(run())

@@ -6,22 +6,28 @@ Two that need more than a load, `open_load` and the programs of their own, have 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 import time
-from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from benchmarks import open_load
 from benchmarks.chains import address_of, connected, empty_chain, make_chain
-from benchmarks.load import Load, order_batches
-from benchmarks.processes import RunFailed
+from benchmarks.load import (
+    RUN_SECONDS,
+    Arm,
+    Figures,
+    Line,
+    Load,
+    Question,
+    Scope,
+    load_arm,
+)
+from benchmarks.processes import End, RunFailed
 from benchmarks.programs import PROGRAMS
-from benchmarks.question import RUN_SECONDS, Arm, Figures, Line, Question, Scope, load_arm
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
 from benchmarks.running import run_arm, run_load
 
@@ -47,9 +53,8 @@ FAST: Final = (*BARE, "engine", "kafka_transactions_events", "kafka_transactions
 def _comparison(scope: Scope) -> list[Arm]:
     """Return every rival at its sizes, the engine and what it is compared with side by side."""
     found = [load_arm(scope, rival, rows) for rows in BATCH_ROWS for rival in FAST]
-    found += [
-        load_arm(scope, rival, COMMON_ROWS) for rival in ("bare_pages", "engine", "common_way")
-    ]
+    common = ("bare_pages", "engine", "common_way")
+    found += [load_arm(scope, rival, COMMON_ROWS) for rival in common]
     found += [
         load_arm(scope, rival, 1_000, name=f"{rival} 1000 persisting", stage="persist")
         for rival in ("engine", "event_sourcing")
@@ -60,19 +65,19 @@ def _comparison(scope: Scope) -> list[Arm]:
         for rows in BATCH_ROWS
     ]
     if scope.is_quick:
-        return [
-            arm
-            for arm in found
-            if arm.name not in LEFT_OUT_OF_QUICK and (" 100" not in arm.name or " 1000" in arm.name)
-        ]
+        return [arm for arm in found if _is_quick(arm.name)]
     return found + [
         load_arm(
-            scope, rival, 1_000, name=f"{rival} 1000 of {payload_bytes} bytes",
-            payload_bytes=payload_bytes, orders=orders,
+            scope, rival, 1_000, name=f"{rival} 1000 of {size} bytes",
+            payload_bytes=size, orders=orders,
         )
-        for payload_bytes, orders in LARGER_PAYLOADS.items()
+        for size, orders in LARGER_PAYLOADS.items()
         for rival in (*FAST, "common_way", "event_sourcing")
     ]  # fmt: skip
+
+
+def _is_quick(arm: str) -> bool:
+    return arm not in LEFT_OUT_OF_QUICK and (" 100" not in arm or " 1000" in arm)
 
 
 # -- batch_size: how does the size of a batch affect the rate of each stage? -----------------------
@@ -216,7 +221,7 @@ def _scale_arm(scope: Scope, rows: int) -> Arm:
 _VERIFIED_PER_SECOND: Final = 60_000
 _SPARK_SECONDS: Final = 15.0
 _VERIFY_SECONDS_MAX: Final = 900.0
-_AT_ONCE: Final = 20_000
+_BATCHES_AT_ONCE: Final = 4
 
 
 def _verifier(scope: Scope) -> list[Arm]:
@@ -248,42 +253,25 @@ async def _run_verifier(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figure
 
 async def _fill(site: Site, chain_id: int, rows: int) -> None:
     load = Load(rival="engine", orders=rows, batch_rows=5_000)
+    batches = load.batches(rows)
     async with sequencer_of(site, chain_id, load, sink=OpenSink()) as sequencer:
-        batches = []
-        for batch in order_batches(rows, load.batch_rows, payload_bytes=load.payload_bytes):
-            batches.append(batch)
-            if len(batches) * load.batch_rows >= _AT_ONCE:
-                await submit_all(sequencer, batches)
-                batches = []
-        await submit_all(sequencer, batches)
+        while some := list(islice(batches, _BATCHES_AT_ONCE)):
+            await submit_all(sequencer, some)
 
 
 async def _verify(site: Site, chain_id: int) -> dict[str, float]:
     """Run the command; return the seconds that it reports of itself, if it does."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chainctl", "verify", "--json"),
-        *("--chain", str(chain_id), "--source", "database"),
-        env={
-            **os.environ,
-            "CHAINCTL_DATABASE": address_of(site.admin),
-            "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(_VERIFY_SECONDS_MAX):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        last = (err or out).decode(errors="replace").strip().rpartition("\n")[2]
-        raise RunFailed(f"verify ended with {process.returncode}: {last}")
-    seconds = json.loads(out).get("seconds")
+    command = End("chainctl", "verify")
+    command.command += ("--json", "--chain", str(chain_id), "--source", "database")
+    command.environment = {
+        "CHAINCTL_DATABASE": address_of(site.admin),
+        "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
+    }
+    async with asyncio.timeout(_VERIFY_SECONDS_MAX), command:
+        report = msgspec.json.decode(await command.rest())
+        if code := await command.process.wait():
+            raise RunFailed(f"verify ended with {code}: {report['verdict']}")
+    seconds = report.get("seconds")
     return {"scan_seconds": float(seconds)} if seconds is not None else {}
 
 

@@ -13,30 +13,24 @@ from contextlib import AsyncExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import uvloop
-
 from benchmarks.host import ServerLoad
 from benchmarks.load import Load, Produced, Received, Venue
 from benchmarks.processes import (
     End,
     RunFailed,
-    job_of,
     next_line,
     resident_mib,
-    role_of,
     say,
+    serve,
     stand_ready,
 )
-from benchmarks.rivals import rival_of
-from benchmarks.rivals.rival import NotWhole, Tally, digest_of
+from benchmarks.rivals.rival import NotWhole, Tally, digest_of, rival_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.question import Arm, Figures, Line
-    from benchmarks.rivals.rival import Producer
-    from sequencer import Order
+    from benchmarks.load import Arm, Figures, Line
 
 _GROWN_AT_ONCE: Final = 20
 """Batches; enough that the sequencer never waits for more than a few times."""
@@ -50,10 +44,9 @@ async def run_load(
     `before` is awaited once both ends are ready: the timed part begins when it returns.
     """
     rival = rival_of(load.rival)
-    place = await rival.prepare(site, load)
-    venue = Venue(site=site, load=load, place=place)
+    venue = Venue(site=site, load=load, place=await rival.prepare(site, load))
     try:
-        async with asyncio.timeout(load.deadline_seconds):
+        async with asyncio.timeout(venue.deadline_seconds):
             figures = await _run(venue, before)
             stored = await rival.stored(venue)
         if stored.rows != load.all_orders:
@@ -72,8 +65,7 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
     """Return the figures of the timed part."""
-    producing = End("benchmarks.running", "produce", venue)
-    receiving = End("benchmarks.running", "receive", venue)
+    producing, receiving = (End("benchmarks.running", r, venue) for r in ("produce", "receive"))
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"
         if has_receiver:
@@ -106,10 +98,7 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
     if load.stage != "persist":
         figures["published_per_second"] = rate(produced.published_ns)
     if received is not None:
-        if received.rows != load.all_orders:
-            raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
-        if load.is_kept and received.digest != _sent_digest(load):
-            raise NotWhole("other orders were handed on than were sent")
+        _require_whole(load, received)
         # Never faster than durable: a receiver may be ahead of the sender's own report.
         figures |= {
             "delivered_per_second": rate(max(received.ended_ns, produced.persisted_ns)),
@@ -120,8 +109,13 @@ def _figures(load: Load, produced: Produced, received: Received | None) -> dict[
     return figures
 
 
-def _sent_digest(load: Load) -> str:
-    return digest_of([order for batch in load.batches(load.all_orders) for order in batch])
+def _require_whole(load: Load, received: Received) -> None:
+    if received.rows != load.all_orders:
+        raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
+    if load.is_kept:
+        sent = digest_of([order for batch in load.batches(load.all_orders) for order in batch])
+        if received.digest != sent:
+            raise NotWhole("other orders were handed on than were sent")
 
 
 # -- the processes ---------------------------------------------------------------------------------
@@ -135,7 +129,10 @@ async def produce(venue: Venue) -> Produced:
         warm_up = producer.ready(list(islice(batches, load.warm_up_orders // load.batch_rows)))
         await producer.send(warm_up)
         del warm_up
-        await _grow(producer, islice(batches, load.grow_orders // load.batch_rows))
+        # As they are made, some at a time: memory is the sequencer's, not theirs.
+        grown = islice(batches, load.grow_orders // load.batch_rows)
+        while some := list(islice(grown, _GROWN_AT_ONCE)):
+            await producer.send(producer.ready(some))
         await producer.settle()
         memory_mib = resident_mib()
         timed = producer.ready(list(batches))
@@ -155,12 +152,6 @@ async def produce(venue: Venue) -> Produced:
         )
 
 
-async def _grow(producer: Producer, batches: Iterator[list[Order]]) -> None:
-    """Send batches as they are made, some at a time: memory is the sequencer's, not theirs."""
-    while some := list(islice(batches, _GROWN_AT_ONCE)):
-        await producer.send(producer.ready(some))
-
-
 async def receive(venue: Venue) -> Received:
     """Receive the warm-up, then the rest, and return when the last order was handed on."""
     load = venue.load
@@ -175,7 +166,6 @@ async def receive(venue: Venue) -> Received:
     return Received(
         ended_ns=ended_ns,
         rows=tally.rows,
-        last_id=tally.last_id,
         cpu_seconds=cpu,
         memory_mib=resident_mib(),
         digest=tally.digest(),
@@ -183,11 +173,5 @@ async def receive(venue: Venue) -> Received:
     )
 
 
-async def _main() -> None:
-    venue = job_of(Venue)
-    async with asyncio.timeout(venue.load.deadline_seconds):
-        say(await role_of(produce, receive)(venue))
-
-
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve({produce: [Venue], receive: [Venue]})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
 from collections import deque
 from contextlib import AsyncExitStack
@@ -17,25 +16,27 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import uvloop
+import msgspec
 from msgspec import Struct
 
-from benchmarks.chains import Site, connected, empty_chain, make_chain
+from benchmarks.chains import (
+    Site,
+    connected,
+    empty_chain,
+    generate_chain,
+    grow_chain,
+    make_chain,
+)
 from benchmarks.load import order_batches
-from benchmarks.parts.generated import generate_chain, grow_chain
-from benchmarks.processes import End, freeze, job_of, next_line, resident_mib, say
-from benchmarks.rivals.engine import IN_FLIGHT
-from benchmarks.spreads import compared, interleave, spreads
-from gapfill import GapReader, GapReaderConfig
+from benchmarks.processes import End, freeze, next_line, resident_mib, say, serve
+from benchmarks.rivals.engine import IN_FLIGHT, reader_and_source
+from benchmarks.spreads import compared, in_rounds, interleave, spreads
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
 from sequencer import SequencerConfig, open_sequencer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from benchmarks.load import Figures
 
-    from benchmarks.question import Figures
-
-_DEADLINE_SECONDS: Final = 600
 _SAMPLES_MAX: Final = 100_000
 _FRAME_ROWS: Final = 1_000
 
@@ -59,13 +60,11 @@ class Sequenced(Struct, frozen=True):
 
     began_ns: int
     committed_ns: int
-    last_id: int
     memory_mib: float
-    waits: int
-    """Commits that the publish queue held up."""
-    waited_seconds: float
     memories_mib: list[float]
     """Resident, once for each time that all distinct orders were submitted."""
+    stats: dict[str, Any]
+    """The sequencer's own."""
 
 
 class ReceivingJob(Struct, frozen=True):
@@ -89,10 +88,6 @@ class Received(Struct, frozen=True):
     rows_before: int
     """Handed on before the pause."""
     rows: int
-    rows_live: int
-    rows_filled: int
-    gaps: int
-    last_id: int
     memory_live_mib: float
     """Resident when it first had caught up."""
     memory_mib: float
@@ -101,14 +96,12 @@ class Received(Struct, frozen=True):
     """Since it went on, or began."""
     samples: list[tuple[int, int]]
     """Times, each with the rows handed on by then, since it went on."""
+    stats: dict[str, Any]
+    """The receiver's own."""
 
 
-def _sequencing(job: SequencingJob) -> End:
-    return End("benchmarks.parts.impaired", "sequence", job, keeps_errors=False)
-
-
-def _receiving(job: ReceivingJob) -> End:
-    return End("benchmarks.parts.impaired", "receive", job, keeps_errors=False)
+_sequencing = partial(End, "benchmarks.parts.impaired", "sequence", keeps_errors=False)
+_receiving = partial(End, "benchmarks.parts.impaired", "receive", keeps_errors=False)
 
 
 async def _both(sequencing: SequencingJob, receiving: ReceivingJob) -> tuple[Sequenced, Received]:
@@ -118,7 +111,8 @@ async def _both(sequencing: SequencingJob, receiving: ReceivingJob) -> tuple[Seq
         async with _sequencing(sequencing) as sequencer:
             sequenced = await sequencer.result(Sequenced)
             received = await receiver.result(Received)
-    if received.rows != sequencing.orders or received.last_id != sequenced.last_id:
+    heads = received.stats["head_delivered"], sequenced.stats["head_persisted"]
+    if received.rows != sequencing.orders or len(set(heads)) > 1:
         raise RuntimeError(f"sent {sequencing.orders}, received {received.rows}")
     return sequenced, received
 
@@ -151,7 +145,7 @@ async def _loss(site: Site, repeats: int, orders: int, batch_rows: int, share: f
             SequencingJob(site, chain_id, orders, batch_rows),
             ReceivingJob(site, chain_id, orders, share, seed),
         )
-        gaps[name].append(received.gaps)
+        gaps[name].append(received.stats["gaps"])
         return orders / (received.ended_ns - sequenced.began_ns) * 1e9
 
     arms = {"clean": partial(run, "clean", 0.0), "lossy": partial(run, "lossy", share)}
@@ -171,11 +165,7 @@ _CAUGHT_UP_SECONDS: Final = 0.25
 
 async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> Figures:
     """Let receivers catch up, alone and behind."""
-    alone = spreads([each async for each in _alone(site, orders, repeats)])
-    rounds = []
-    for _ in range(repeats):
-        rounds.append(await _behind(site, arrivals))
-        print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
+    alone = await _alone(site, orders, repeats)
     return {
         "repeats": repeats,
         "frame_rows": _FRAME_ROWS,
@@ -183,42 +173,42 @@ async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> F
         "pause_seconds": _PAUSE_SECONDS,
         "arrivals_per_second": arrivals,
         "orders_alone": orders,
-        "alone": alone,
-        "behind": spreads(rounds),
+        "alone": spreads(alone),
+        "behind": await in_rounds(partial(_behind, site, arrivals), repeats),
     }
 
 
-async def _alone(site: Site, orders: int, repeats: int) -> AsyncIterator[dict[str, float]]:
-    """Yield rows per second, by the clock and by the processor's time, of a topic that is full."""
+async def _alone(site: Site, orders: int, repeats: int) -> list[dict[str, float]]:
+    """Return rows per second, by the clock and by the processor's time, of a topic that is full."""
     chain_id = await make_chain(site)
+    job = ReceivingJob(site, chain_id, orders, pauses=True)
+    rates = []
     async with AsyncExitStack() as stack:
-        receiving = [
-            await stack.enter_async_context(
-                _receiving(ReceivingJob(site, chain_id, orders, pauses=True))
-            )
-            for _ in range(repeats)
-        ]
-        for receiver in receiving:
+        receivers = [await stack.enter_async_context(_receiving(job)) for _ in range(repeats)]
+        for receiver in receivers:
             await receiver.expect(b"live")
         async with _sequencing(SequencingJob(site, chain_id, orders)) as sequencer:
             await sequencer.result(Sequenced)
-        for receiver in receiving:
+        for receiver in receivers:
             await receiver.expect(b"paused")
             await receiver.tell(b"go on")
             found = await receiver.result(Received)
-            rows = found.rows - found.rows_before
-            if found.rows != orders or found.rows_live != orders:
-                raise RuntimeError(f"{found.rows_live} of {orders} rows came from Kafka")
-            yield {
-                "rows_per_second": rows / (found.ended_ns - found.resumed_ns) * 1e9,
-                "rows_per_cpu_second": rows / found.cpu_seconds,
-            }
+            rows, live = found.rows - found.rows_before, found.stats["rows_live"]
+            if found.rows != orders or live != orders:
+                raise RuntimeError(f"{live} of {orders} rows came from Kafka")
+            seconds = (found.ended_ns - found.resumed_ns) / 1e9
+            rates.append(
+                {
+                    "rows_per_second": rows / seconds,
+                    "rows_per_cpu_second": rows / found.cpu_seconds,
+                }
+            )
+    return rates
 
 
 async def _behind(site: Site, arrivals: int) -> dict[str, float]:
     """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
-    orders = int(arrivals * (_PAUSE_SECONDS + 10))
-    orders -= orders % _FRAME_ROWS
+    orders = int(arrivals * (_PAUSE_SECONDS + 10)) // _FRAME_ROWS * _FRAME_ROWS
     chain_id = await make_chain(site)
     async with _receiving(ReceivingJob(site, chain_id, orders, pauses=True)) as receiver:
         await receiver.expect(b"live")
@@ -231,18 +221,18 @@ async def _behind(site: Site, arrivals: int) -> dict[str, float]:
             received = await receiver.result(Received)
     if received.rows != orders:
         raise RuntimeError(f"{received.rows} of {orders} rows")
-    per_ns = arrivals / 1e9
+    per_ns, resumed_ns = arrivals / 1e9, received.resumed_ns
     for at_ns, rows in received.samples:
         due = min(orders, (at_ns - sequenced.began_ns) * per_ns)
-        if at_ns > received.resumed_ns and rows >= due - _CAUGHT_UP_SECONDS * arrivals:
-            seconds = (at_ns - received.resumed_ns) / 1e9
-            due_before = (received.resumed_ns - sequenced.began_ns) * per_ns
+        if at_ns > resumed_ns and rows >= due - _CAUGHT_UP_SECONDS * arrivals:
+            seconds = (at_ns - resumed_ns) / 1e9
+            rate = (rows - received.rows_before) / seconds
             return {
-                "backlog": due_before - received.rows_before,
+                "backlog": (resumed_ns - sequenced.began_ns) * per_ns - received.rows_before,
                 "seconds": seconds,
-                "rows_per_second": (rows - received.rows_before) / seconds,
-                "to_arrivals": (rows - received.rows_before) / seconds / arrivals,
-                "live_share": received.rows_live / received.rows,
+                "rows_per_second": rate,
+                "to_arrivals": rate / arrivals,
+                "live_share": received.stats["rows_live"] / received.rows,
                 # It shows whether the orders arrived at the intended rate.
                 "arrivals": orders / (sequenced.committed_ns - sequenced.began_ns) * 1e9,
             }
@@ -259,11 +249,8 @@ _FIRST_ROWS: Final = 1_000
 
 async def large_gap(site: Site, *, repeats: int, rows: int) -> Figures:
     """Fill gaps of `rows`."""
-    rounds = []
-    for _ in range(repeats):
-        rounds.append(await _large_gap(site, rows))
-        print({name: round(value, 1) for name, value in rounds[-1].items()}, flush=True)
-    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **spreads(rounds)}
+    found = await in_rounds(partial(_large_gap, site, rows), repeats)
+    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **found}
 
 
 async def _large_gap(site: Site, rows: int) -> dict[str, float]:
@@ -274,8 +261,9 @@ async def _large_gap(site: Site, rows: int) -> dict[str, float]:
         await receiver.expect(b"live")
         await grow_chain(site, chain_id, _FIRST_ROWS, last_id)
         found = await receiver.result(Received)
-    if found.rows != last_id or found.rows_filled != rows:
-        raise RuntimeError(f"{found.rows_filled} of {rows} rows were filled")
+    filled = found.stats["rows_filled"]
+    if found.rows != last_id or filled != rows:
+        raise RuntimeError(f"{filled} of {rows} rows were filled")
     began_ns = next(at for at, handed_on in found.samples if handed_on > _FIRST_ROWS)
     return {
         "memory_before_mib": found.memory_live_mib,
@@ -319,10 +307,9 @@ async def _full_rate(site: Site, batch_rows: int, orders: int) -> dict[str, Any]
         skips = await connection.fetchval(_SKIPPED, chain_id)
     await empty_chain(site, chain_id)
     # A new leader's first frames come from the database: its key is not known before.
-    if skips or received.rows_filled > orders * _FILLED_SHARE_MAX:
-        raise RuntimeError(
-            f"{skips} ranges skipped, {received.rows_filled} rows of {orders} filled"
-        )
+    filled = received.stats["rows_filled"]
+    if skips or filled > orders * _FILLED_SHARE_MAX:
+        raise RuntimeError(f"{skips} ranges skipped, {filled} rows of {orders} filled")
     # The first rounds are left out: pools and buffers fill.
     memories = sequenced.memories_mib[len(sequenced.memories_mib) // 4 :]
     half = len(memories) // 2
@@ -330,9 +317,9 @@ async def _full_rate(site: Site, batch_rows: int, orders: int) -> dict[str, Any]
     return {
         "seconds": seconds,
         "orders_per_second": orders / seconds,
-        "live_share": received.rows_live / orders,
-        "publish_waits": sequenced.waits,
-        "publish_waited_seconds": sequenced.waited_seconds,
+        "live_share": received.stats["rows_live"] / orders,
+        "publish_waits": sequenced.stats["publish_waits"],
+        "publish_waited_seconds": sequenced.stats["publish_waited_seconds"],
         "sequencer_memory_mib": [
             statistics.median(part) for part in (memories[:half], memories[half:])
         ],
@@ -374,17 +361,8 @@ async def sequence(job: SequencingJob) -> Sequenced:
                 await in_flight.popleft()
         await asyncio.gather(*in_flight)
         committed_ns = time.monotonic_ns()
-        last_id = sequencer.stats().head_persisted
-    stats = sequencer.stats()
-    return Sequenced(
-        began_ns,
-        committed_ns,
-        last_id,
-        resident_mib(),
-        stats.publish_waits,
-        stats.publish_waited_seconds,
-        memories,
-    )
+    stats = msgspec.to_builtins(sequencer.stats())
+    return Sequenced(began_ns, committed_ns, resident_mib(), memories, stats)
 
 
 class LossyFrames(KafkaFrameSource):
@@ -411,14 +389,10 @@ def _tell_live(state: State) -> None:
 
 async def receive(job: ReceivingJob) -> Received:
     """Receive until all rows were handed on."""
-    reader = GapReader(GapReaderConfig(database=job.site.gap_reader, chain_id=job.chain_id))
-    head = (await reader.standing(0)).head
-    source = KafkaSourceConfig(kafka=job.site.kafka, topic=head.topic, partition=head.partition)
-    frames = (
-        LossyFrames(source, job.drop_share, job.seed)
-        if job.drop_share
-        else KafkaFrameSource(source)
-    )
+    reader, source = await reader_and_source(job.site, job.chain_id)
+    frames = KafkaFrameSource(source)
+    if job.drop_share:
+        frames = LossyFrames(source, job.drop_share, job.seed)
     # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
     config = ReceiverConfig(chain_id=job.chain_id, poll_after_seconds=30.0 if job.pauses else 1.0)
     rows = rows_before = 0
@@ -441,30 +415,11 @@ async def receive(job: ReceivingJob) -> Received:
             if rows >= job.until_rows:
                 break
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-        stats = receiver.stats()
+        stats = msgspec.to_builtins(receiver.stats())
     return Received(
-        resumed_ns=resumed_ns,
-        ended_ns=ended_ns,
-        rows_before=rows_before,
-        rows=rows,
-        rows_live=stats.rows_live,
-        rows_filled=stats.rows_filled,
-        gaps=stats.gaps,
-        last_id=stats.head_delivered,
-        memory_live_mib=memory,
-        memory_mib=resident_mib(),
-        cpu_seconds=cpu,
-        samples=samples,
+        resumed_ns, ended_ns, rows_before, rows, memory, resident_mib(), cpu, samples, stats
     )
 
 
-async def _main() -> None:
-    async with asyncio.timeout(_DEADLINE_SECONDS):
-        if sys.argv[1] == "sequence":
-            say(await sequence(job_of(SequencingJob)))
-        else:
-            say(await receive(job_of(ReceivingJob)))
-
-
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve({sequence: [SequencingJob], receive: [ReceivingJob]})

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvicorn
-import uvloop
 from msgspec import Struct
 
 from benchmarks.chains import connected
@@ -26,15 +25,15 @@ from benchmarks.parts.outbox import (
     database_of,
     first_message,
     make_topics,
+    messages,
     outbox_of,
+    rate_through,
     store,
-    store_all,
-    until_consumed,
 )
-from benchmarks.processes import End, job_of, say
+from benchmarks.processes import End, say, serve
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from orderchain.collector import calm_collector
-from outbox import Message, Relay, draw_message_ids
+from outbox import Relay
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from benchmarks.chains import Site
-    from benchmarks.question import Figures
+    from benchmarks.load import Figures
     from orderchain.clients.database_config import DatabaseConfig
     from orderchain.clients.postgres import Connection
 
@@ -129,7 +128,6 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
         ]
         consumer = await stack.enter_async_context(consumer_process(place, "timed"))
         relay = await stack.enter_async_context(Relay(place.relay_config()))
-        to = relay if hands_over else None
 
         async def collect() -> None:
             for _ in range(count):
@@ -141,7 +139,8 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
                 await asyncio.sleep(max(began + first / rate - time.monotonic(), 0))
                 numbers = slice(first, first + together)
                 begun[numbers] = [time.monotonic_ns()] * together
-                await store(connection, _messages(first, together), to)
+                numbered = (n.to_bytes(8, "big") + PAYLOAD for n in range(first, first + together))
+                await store(connection, messages(numbered), relay if hands_over else None)
                 committed[numbers] = [time.monotonic_ns()] * together
 
         await first_message(relay, business[0])
@@ -158,14 +157,6 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
         [at - begin for at, begin in zip(handled, begun, strict=True)],
         reached,
     )
-
-
-def _messages(first: int, count: int) -> list[Message]:
-    """Return messages whose payloads begin with their numbers."""
-    return [
-        Message(message_id, "bench", number.to_bytes(8, "big") + PAYLOAD)
-        for number, message_id in enumerate(draw_message_ids(count), start=first)
-    ]
 
 
 def _percentiles(rounds: list[list[int]]) -> Figures:
@@ -209,6 +200,7 @@ class CallbackSite(Struct, frozen=True):
 
     config: CallbackConfig
     sender: SenderAddress
+    deadline_seconds: float = 3_600.0
 
 
 async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Figures:
@@ -227,7 +219,7 @@ async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Fi
     return {"rate": compared(figures, ratio=every), "rows written a message": without_warm_up}
 
 
-async def _rows_written(database: DatabaseConfig, table: str, messages: int) -> float:
+async def _rows_written(database: DatabaseConfig, table: str, count: int) -> float:
     """Return the rows of `table` that were written, per message.
 
     Sessions report what they have done when they end, so all of them must have ended.
@@ -237,25 +229,25 @@ async def _rows_written(database: DatabaseConfig, table: str, messages: int) -> 
             while await connection.fetchval(_OTHERS) > 1:  # noqa: ASYNC110 - of other processes
                 await asyncio.sleep(0.05)
         written: float = await connection.fetchval(_WRITTEN, table)
-    return written / messages
+    return written / count
 
 
 async def _mode_3(
     site: Site,
-    messages: int,
+    count: int,
     written: dict[str, list[float]],
     name: str,
-    **settings: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401 - of the relay
 ) -> float:
     """Return messages per second of a relay."""
     async with outbox_of(site) as place:
-        rate = await cycle(place, messages, **settings)
-        rows = await _rows_written(place.database, "outbox_pending", messages)
+        rate = await cycle(place, count, **settings)
+        rows = await _rows_written(place.database, "outbox_pending", count)
         written.setdefault(name, []).append(rows)
     return rate
 
 
-async def _mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> float:
+async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> float:
     """Return messages per second of a sender of mode 5 with its callback service."""
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(outbox_of(site))
@@ -281,28 +273,19 @@ async def _mode_5(site: Site, messages: int, written: dict[str, list[float]]) ->
             consumer_process(place, "batched"),
             sender,
             _served(sender) as url,
-            End(
-                "benchmarks.parts.outbox_load",
-                "callback",
-                CallbackSite(callback, SenderAddress(url, _TOKEN)),
-                keeps_errors=False,
-            ) as service,
+            _callback_process(CallbackSite(callback, SenderAddress(url, _TOKEN))) as service,
         ):
             await service.expect(b"ready")
-            await first_message(sender, business)
-            began = time.perf_counter()
-            await store_all(business, messages, sender)
-            await until_consumed(sender, 1 + messages)
-            seconds = time.perf_counter() - began
+            rate = await rate_through(sender, business, count)
             if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
                 raise RuntimeError(f"the run was not clean: {sender.stats()}")
         for name, database, table in (
             ("mode 5", place.database, "outbox_pending"),
             ("mode 5, its callback service", callback_store, "callback_delivery"),
         ):
-            rows = await _rows_written(database, table, messages)
+            rows = await _rows_written(database, table, count)
             written.setdefault(name, []).append(rows)
-    return messages / seconds
+    return rate
 
 
 @asynccontextmanager
@@ -317,8 +300,12 @@ async def _served(sender: CheckedSender) -> AsyncIterator[str]:
         await serving
 
 
-async def _serve(site: CallbackSite) -> None:
+_callback_process = partial(End, "benchmarks.parts.outbox_load", "callback", keeps_errors=False)
+
+
+async def callback(site: CallbackSite) -> None:
     """Take records in, and return confirms."""
+    calm_collector()
     calls = HttpSenderCalls(lambda _: site.sender, site.config.call_seconds)
     service = CallbackService(site.config, calls)
     await service.check()
@@ -327,5 +314,4 @@ async def _serve(site: CallbackSite) -> None:
 
 
 if __name__ == "__main__":
-    calm_collector()
-    uvloop.run(_serve(job_of(CallbackSite)))
+    serve({callback: [CallbackSite]})

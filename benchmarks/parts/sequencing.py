@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.chains import connect_to, draw_chain_id, make_chain
+from benchmarks.chains import connected, draw_chain_id, make_chain
 from benchmarks.host import ServerLoad
 from benchmarks.load import EVENT_TIME_NS, Load, order_batches
 from benchmarks.rivals import bare
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.question import Figures
+    from benchmarks.load import Figures
     from orderchain.batch import Batch, Term
     from orderchain.model import Event
     from sequencer import Sequencer
@@ -39,7 +39,6 @@ _Keys = Callable[[int], str]
 
 
 def _config(site: Site, chain_id: int, **settings: Any) -> SequencerConfig:  # noqa: ANN401
-    """Return the settings of a sequencer of `chain_id`."""
     return SequencerConfig(chain_id=chain_id, database=site.sequencer, kafka=site.kafka, **settings)
 
 
@@ -52,30 +51,17 @@ async def _rate(sequencer: Sequencer, batches: list[list[Order]]) -> float:
 
 async def _submit_many(
     site: Site,
-    orders: int,
+    batches: Callable[[], Iterator[list[Order]]],
     batch_rows: int,
     *,
     window: int = 0,
-    key: _Keys | None = None,
     chain_id: int | None = None,
-    payload_bytes: int = 100,
 ) -> float:
     """Return orders per second of the embedded sequencer, publishing to Kafka beside it."""
     chain_id = chain_id or await make_chain(site)
     config = _config(site, chain_id, batch_rows_max=batch_rows, key_window_rows=window)
     async with open_sequencer(config) as sequencer:
-        if key is None:
-            batches = order_batches(orders, batch_rows, payload_bytes=payload_bytes)
-        else:
-            batches = _keyed(orders, batch_rows, key, bytes(payload_bytes))
-        return await _rate(sequencer, list(batches))
-
-
-def _keyed(count: int, batch_rows: int, key: _Keys, payload: bytes) -> Iterator[list[Order]]:
-    """Yield orders whose keys are made by `key`."""
-    for start in range(0, count, batch_rows):
-        numbers = range(start, min(start + batch_rows, count))
-        yield [Order(key(n), payload, EVENT_TIME_NS) for n in numbers]
+        return await _rate(sequencer, list(batches()))
 
 
 # -- commit_path: what does a commit cost with a page per batch, and with a row per order? ---------
@@ -106,8 +92,8 @@ async def commit_path(site: Site, *, repeats: int, orders: int) -> Figures:
     for size in _BATCH_ROWS:
         rows = _Storage(bare.TABLE, bare.COLUMNS, bare.row_bytes)
         pages = _Storage("chain_page", COLUMNS, bare.page_bytes)
-        count = min(orders, size * _BATCHES_MAX)
-        most = min(orders, size * _BARE_BATCHES_MAX)
+        count, most = min(orders, size * _BATCHES_MAX), min(orders, size * _BARE_BATCHES_MAX)
+        batches = partial(order_batches, count, size, payload_bytes=_PAYLOAD_BYTES)
         print(f"batch {size}", flush=True)
         figures = await interleave(
             {
@@ -115,9 +101,7 @@ async def commit_path(site: Site, *, repeats: int, orders: int) -> Figures:
                 "pages": partial(pages.commits, site, most, size),
                 "serial": partial(_serial, site, count, size),
                 "pipelined": partial(_pipelined, site, count, size),
-                "submit_many": partial(
-                    _submit_many, site, count, size, payload_bytes=_PAYLOAD_BYTES
-                ),
+                "submit_many": partial(_submit_many, site, batches, size),
             },
             repeats,
         )
@@ -140,16 +124,15 @@ class _Storage:
         self._table = table
         self._copy = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
         self._copied = copied
-        self.costs: dict[str, list[float]] = {}
-        """Per order, one value per run: `cpu_us`, `wal_bytes`, `disk_bytes`."""
+        self.costs: dict[str, list[float]] = {"cpu_us": [], "wal_bytes": [], "disk_bytes": []}
+        """Per order, one value per run."""
 
     async def commits(self, site: Site, orders: int, batch_rows: int) -> float:
         """Return orders per second of commits, one after the other, all made before."""
         chain_id = await make_chain(site)
         await bare.make_partition(site, chain_id)
         ready = await self._made(site, chain_id, orders, batch_rows)
-        connection = await connect_to(site.admin)
-        try:
+        async with connected(site.admin) as connection:
             await prepare(connection)
             # No checkpoint falls into the run, and each run has the same pages to log whole.
             await connection.execute("CHECKPOINT")
@@ -164,14 +147,9 @@ class _Storage:
             await pipeline.idle()
             used = (await ServerLoad.now(site)).since(before)
             size = await connection.fetchval(_SIZE, table) - size
-        finally:
-            await connection.close()
-        for name, value in (
-            ("cpu_us", used["postgres_cpu_seconds"] * 1e6),
-            ("wal_bytes", used["wal_mib"] * 2**20),
-            ("disk_bytes", size),
-        ):
-            self.costs.setdefault(name, []).append(value / orders)
+        costs = used["postgres_cpu_seconds"] * 1e6, used["wal_mib"] * 2**20, size
+        for values, cost in zip(self.costs.values(), costs, strict=True):
+            values.append(cost / orders)
         return orders / seconds
 
     async def _made(
@@ -240,13 +218,13 @@ async def key_kinds(site: Site, *, repeats: int, orders: int, present: int) -> F
     filled = await _filled(site, present)
 
     async def submit(kind: Callable[[], _Keys], chain_id: int | None = None) -> float:
-        return await _submit_many(
-            site, orders, 1_000, window=_WINDOW_ROWS, key=kind(), chain_id=chain_id
-        )
+        batches = partial(_keyed, orders, 1_000, kind(), bytes(100))
+        return await _submit_many(site, batches, 1_000, window=_WINDOW_ROWS, chain_id=chain_id)
 
+    keys_off = partial(order_batches, orders, 1_000)
     figures = await interleave(
         {
-            "keys off": partial(_submit_many, site, orders, 1_000),
+            "keys off": partial(_submit_many, site, keys_off, 1_000),
             "client#number": partial(submit, _client_keys),
             "time-ordered": partial(submit, _time_ordered_keys),
             f"random, {present:,} present": partial(submit, _random_keys, filled),
@@ -265,6 +243,13 @@ async def _filled(site: Site, rows: int) -> int:
             count = min(500_000, rows - start)
             await submit_all(sequencer, list(_keyed(count, 5_000, _random_keys(), b"")))
     return chain_id
+
+
+def _keyed(count: int, batch_rows: int, key: _Keys, payload: bytes) -> Iterator[list[Order]]:
+    """Yield orders whose keys are made by `key`."""
+    for start in range(0, count, batch_rows):
+        numbers = range(start, min(start + batch_rows, count))
+        yield [Order(key(n), payload, EVENT_TIME_NS) for n in numbers]
 
 
 def _client_keys() -> _Keys:
@@ -301,8 +286,8 @@ _PAUSE_SECONDS: Final = 0.01
 async def one_by_one(site: Site, *, repeats: int, orders: int) -> Figures:
     """Submit one by one, and alone."""
     futures = {
-        "one future each": partial(_one_future_each, site, orders),
-        "one task each": partial(_one_task_each, site, orders),
+        "one future each": partial(_one_by_one, site, orders, _one_future_each),
+        "one task each": partial(_one_by_one, site, orders, _one_task_each),
     }
     alone = {"one INSERT": partial(_one_insert, site), "one order": partial(_one_order, site)}
     return {
@@ -311,35 +296,38 @@ async def one_by_one(site: Site, *, repeats: int, orders: int) -> Figures:
     }
 
 
-async def _one_future_each(site: Site, orders: int) -> float:
-    """Return orders per second when every order has a future of its own, 20,000 waiting at most."""
+async def _one_by_one(
+    site: Site, count: int, submit: Callable[[Sequencer, list[Order]], Awaitable[None]]
+) -> float:
+    """Return orders per second when each is submitted by itself."""
     chain_id = await make_chain(site)
-    flat = [order for batch in order_batches(orders, 5_000) for order in batch]
+    orders = [order for batch in order_batches(count, 5_000) for order in batch]
+    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
+        began = time.perf_counter()
+        await submit(sequencer, orders)
+        return count / (time.perf_counter() - began)
+
+
+async def _one_future_each(sequencer: Sequencer, orders: list[Order]) -> None:
+    """Submit orders that have a future of their own, 20,000 waiting at most."""
     waiting: deque[asyncio.Future[Ack]] = deque()
-    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
-        began = time.perf_counter()
-        for order in flat:
-            waiting.append(sequencer.submit_nowait(order.key, order.payload, order.event_time_ns))
-            if len(waiting) >= _WAITING:
-                await waiting.popleft()
-        while waiting:
+    for order in orders:
+        waiting.append(sequencer.submit_nowait(order.key, order.payload, order.event_time_ns))
+        if len(waiting) >= _WAITING:
             await waiting.popleft()
-        return orders / (time.perf_counter() - began)
+    while waiting:
+        await waiting.popleft()
 
 
-async def _one_task_each(site: Site, orders: int) -> float:
-    """Return orders per second of 20,000 tasks that each await one order after the other."""
-    chain_id = await make_chain(site)
-    left = iter([order for batch in order_batches(orders, 5_000) for order in batch])
-    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
+async def _one_task_each(sequencer: Sequencer, orders: list[Order]) -> None:
+    """Submit by 20,000 tasks that each await one order after the other."""
+    left = iter(orders)
 
-        async def client() -> None:
-            for order in left:
-                await sequencer.submit(order.key, order.payload, order.event_time_ns)
+    async def client() -> None:
+        for order in left:
+            await sequencer.submit(order.key, order.payload, order.event_time_ns)
 
-        began = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(_WAITING)))
-        return orders / (time.perf_counter() - began)
+    await asyncio.gather(*(client() for _ in range(_WAITING)))
 
 
 async def _one_order(site: Site) -> float:
@@ -352,12 +340,11 @@ async def _one_insert(site: Site) -> float:
     """Return the median seconds of a single INSERT of the same order as a row, as far apart."""
     chain_id = draw_chain_id()
     await bare.make_partition(site, chain_id)
-    connection = await connect_to(site.sequencer)
-    insert = partial(connection.execute, SQL["rows_insert"], chain_id)
-    seconds = await _median_seconds(
-        lambda n: insert(n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100))
-    )
-    await connection.close()
+    async with connected(site.sequencer) as connection:
+        insert = partial(connection.execute, SQL["rows_insert"], chain_id)
+        seconds = await _median_seconds(
+            lambda n: insert(n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100))
+        )
     await bare.drop_partition(site, chain_id)
     return seconds
 

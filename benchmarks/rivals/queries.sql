@@ -21,7 +21,7 @@ SELECT count(*) AS rows, max(sequence_id) AS last_id,
                lag(sequence_id, 1, 0::bigint) OVER (ORDER BY sequence_id) AS before
           FROM rival_event) AS linked;
 
--- rows_table: the table of a row per order, once; see `order_rows.py`
+-- rows_table: the table of a row per order, once
 CREATE TABLE IF NOT EXISTS bare_event (
     chain_id      integer NOT NULL,
     id            bigint  NOT NULL,
@@ -68,3 +68,14 @@ SELECT count(*) AS rows, max(originator_version) AS last_id,
   FROM (SELECT originator_version,
                lag(originator_version, 1, 0::bigint) OVER (ORDER BY notification_id) AS before
           FROM rival_stored_events) AS linked;
+
+-- proof_head: where a chain stands, by its head
+SELECT last_id, last_seal, database_id FROM chain_head, schema_version WHERE chain_id = $1;
+
+-- proof_batches: its batches
+SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
+       (extract(epoch FROM committed_at) * 1000000)::bigint AS committed_at_us
+  FROM chain_batch WHERE chain_id = $1 AND last_id > 0 ORDER BY last_id;
+
+-- proof_rows: the rows of a batch
+SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER BY id;

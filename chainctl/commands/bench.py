@@ -16,7 +16,7 @@ from chainctl.options import Integer, uses_settings
 from chainctl.output import data
 
 if TYPE_CHECKING:
-    from benchmarks.question import Scope
+    from benchmarks.load import Scope
     from chainctl.settings import Settings
 
 REPEATS: Final = 5
@@ -85,7 +85,7 @@ def command(
     """  # fmt: skip
     _require_checkout()
     from benchmarks.host import RESULTS
-    from benchmarks.question import Scope
+    from benchmarks.load import Scope
     from benchmarks.questions import QUICK, known_names
 
     for name in only:
@@ -110,7 +110,7 @@ def command(
             stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
         )
         failed = measure(names, options)
-    from benchmarks.report.page import write_report
+    from benchmarks.report import write_report
 
     for path in write_report(folder):
         data(str(path))
