@@ -139,13 +139,6 @@ class Received(Struct, frozen=True, kw_only=True):
     """Figures of the rival's own."""
 
 
-class Stored(Struct, frozen=True, kw_only=True):
-    """What durable storage holds after a run."""
-
-    rows: int
-    last_id: int
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 Figures = dict[str, Any]

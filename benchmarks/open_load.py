@@ -195,8 +195,8 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
     finally:
         await empty_chain(site, chain_id)
     orders = job.load.orders
-    if not stored.rows == taken.rows == orders:
-        raise NotWhole(f"{stored.rows} orders are stored, {taken.rows} handed on of {orders}")
+    if not stored == taken.rows == orders:
+        raise NotWhole(f"{stored} orders are stored, {taken.rows} handed on of {orders}")
     begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
     seconds = (taken.ended_ns - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
     return {

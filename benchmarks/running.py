@@ -49,8 +49,8 @@ async def run_load(
         async with asyncio.timeout(venue.deadline_seconds):
             figures = await _run(venue, before)
             stored = await rival.stored(venue)
-        if stored.rows != load.all_orders:
-            raise NotWhole(f"{stored.rows} orders are stored of {load.all_orders}")
+        if stored != load.all_orders:
+            raise NotWhole(f"{stored} orders are stored of {load.all_orders}")
         return figures
     finally:
         await rival.clean_up(venue)

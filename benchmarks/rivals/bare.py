@@ -28,10 +28,7 @@ from benchmarks.rivals.rival import (
     Rival,
     bodies,
     decode_body,
-    drop_topic,
     execute,
-    new_topic,
-    stored_rows,
 )
 from orderchain.model import Event
 from orderchain.seal import COLUMNS as PAGE_COLUMNS
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.load import Load, Stored, Venue
+    from benchmarks.load import Load, Venue
     from sequencer import Order
 
 # -- the table with a row per order ----------------------------------------------------------------
@@ -173,21 +170,19 @@ class BarePipe(Rival):
     title = "bare pipe, a row per order"
     producer = _BareProducer
     receiver = _BareReceiver
+    topic = "bare"
+    rows = "rows_stored"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make its part of the table, and a topic."""
         chain_id = draw_chain_id()
         await make_partition(site, chain_id)
-        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_rows(venue.site.admin, "rows_stored", venue.chain_id)
+        return {"chain_id": chain_id, **await super().prepare(site, load)}
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
         await drop_partition(venue.site, venue.chain_id)
-        await drop_topic(venue)
+        await super().clean_up(venue)
 
 
 class BarePages(Rival):
@@ -196,22 +191,20 @@ class BarePages(Rival):
     title = "bare pipe of pages"
     producer = _PageProducer
     receiver = _BareReceiver
+    topic = "bare"
+    rows = "chain_rows"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make a chain for its table, and a topic."""
         chain_id = await make_chain(site)
         async with connected(site.admin) as connection:
             await connection.execute(CHAINS_SQL["extend"], chain_id, load.all_orders)
-        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_rows(venue.site.admin, "chain_rows", venue.chain_id)
+        return {"chain_id": chain_id, **await super().prepare(site, load)}
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topics."""
         await empty_chain(venue.site, venue.chain_id)
-        await drop_topic(venue)
+        await super().clean_up(venue)
 
 
 # -- the common way: a row per INSERT, a transaction per batch, a JSON record per order ------------
@@ -251,10 +244,8 @@ class _CommonProducer(Producer):
             records = [_encode(message) for message in messages]
             insert = await self._connection.prepare(SQL["common_insert"])
             async with self._connection.transaction():
-                for one, record in zip(messages, records, strict=True):
-                    await insert.fetch(
-                        one.sequence_id, one.previous_id, record.decode(), one.created_at
-                    )
+                for one, text in zip(messages, map(bytes.decode, records), strict=True):
+                    await insert.fetch(one.sequence_id, one.previous_id, text, one.created_at)
             for record in records:
                 await self._sender.send(record)
 
@@ -271,9 +262,8 @@ class _CommonReceiver(RecordSource):
         async for record in self.consumer:
             one = _decode(record.value)
             payload = one.payload.encode()
-            tally.take(
-                [Event(one.sequence_id, one.previous_id, one.unique_id, one.created_at, payload)]
-            )
+            ids = one.sequence_id, one.previous_id
+            tally.take([Event(*ids, one.unique_id, one.created_at, payload)])
             if tally.rows >= until_rows:
                 return
 
@@ -284,17 +274,15 @@ class CommonWay(Rival):
     title = "the common way"
     producer = _CommonProducer
     receiver = _CommonReceiver
+    topic = "common"
+    rows = "common_rows"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make the table and a topic."""
         await execute(site.admin, "common_drop", "common_table")
-        return {"topic": await new_topic("common", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_rows(venue.site.admin, "common_rows")
+        return await super().prepare(site, load)
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove table and topic."""
         await execute(venue.site.admin, "common_drop")
-        await drop_topic(venue)
+        await super().clean_up(venue)

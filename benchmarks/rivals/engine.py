@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import gapfill.batch_proof
 import sequencer.core
 from benchmarks.chains import connected, empty_chain, make_chain
-from benchmarks.load import Stored
 from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
@@ -175,9 +174,10 @@ class Engine(Rival):
         """Make a chain."""
         return {"chain_id": await make_chain(site)}
 
-    async def stored(self, venue: Venue) -> Stored:
+    async def stored(self, venue: Venue) -> int:
         """Prove the chain."""
-        return await prove(venue.site.auditor, venue.chain_id, venue.load, venue.load.all_orders)
+        load = venue.load
+        return await prove(venue.site.auditor, venue.chain_id, load, load.all_orders)
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
@@ -187,8 +187,8 @@ class Engine(Rival):
 # -- the proof: every link, every seal, and every row against what was sent ------------------------
 
 
-async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int) -> Stored:
-    """Return what the chain holds. Raises NotWhole unless it is the first `orders` of `load`.
+async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int) -> int:
+    """Return how many orders a chain holds. Raises NotWhole unless they are the first of `load`.
 
     It recomputes what the sequencer computed, by the documented rules, from the rows alone.
     """
@@ -205,7 +205,7 @@ async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int
     for orders_sent in load.batches(orders):
         _feed(sent, orders_sent)
     chain.require(chain.content.digest() == sent.digest(), "it holds other orders than were sent")
-    return Stored(rows=chain.rows, last_id=chain.last_id)
+    return chain.rows
 
 
 class _Chain:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
@@ -33,11 +33,8 @@ from benchmarks.rivals.rival import (
     bodies,
     decode_body,
     decode_event,
-    drop_topic,
     encode_event,
     execute,
-    new_topic,
-    stored_rows,
 )
 from local_stack.ports import LOOPBACK, free_port
 from orderchain.clients.database_config import DatabaseConfig
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.load import Load, Stored, Venue
+    from benchmarks.load import Load, Venue
     from orderchain.model import Event
     from sequencer import Order
 
@@ -165,25 +162,17 @@ class KafkaTransactionsEvents(Rival):
     """One record per order: what most people write."""
 
     title = "Kafka transactions, an event a record"
-    ack = "Kafka's transaction, acks=all; no database, no fsync"
     library = "confluent_kafka"
     producer = _EventProducer
     receiver: ClassVar[type[_EventReceiver]] = _EventReceiver
+    topic = "transactions"
 
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make a topic."""
-        return {"topic": await new_topic("transactions", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
+    async def stored(self, venue: Venue) -> int:
         """Reread the topic from its beginning."""
         tally = Tally()
         async with self.receiver(venue, tally) as receiver:
             await asyncio.to_thread(receiver.reread, venue.load.all_orders)
-        return tally.stored()
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove the topic."""
-        await drop_topic(venue)
+        return tally.rows
 
 
 class KafkaTransactionsFrames(KafkaTransactionsEvents):
@@ -272,10 +261,10 @@ class EventSourcing(Rival):
     """Events of one aggregate, with versions in place of ids."""
 
     title = "eventsourcing (PyPI)"
-    ack = "PostgreSQL's commit, fsynced; read from there by a second process"
     library = "eventsourcing.postgres"
     producer = _Recording
     receiver = _Notified
+    rows = "recorded_rows"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make its table, as the library makes it."""
@@ -283,17 +272,11 @@ class EventSourcing(Rival):
 
         def create() -> None:
             datastore, recorder = _recorder(site.admin)
-            try:
+            with closing(datastore):
                 recorder.create_table()
-            finally:
-                datastore.close()
 
         await asyncio.to_thread(create)
         return {}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the events and check their versions."""
-        return await stored_rows(venue.site.admin, "recorded_rows")
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove the table."""
@@ -366,7 +349,6 @@ class NatsJetStream(Rival):
     """One message per order; the acknowledgements of a batch are awaited together."""
 
     title = "NATS JetStream"
-    ack = "the server's file, synced always; no database"
     library = "nats"
     producer = _JetStreamProducer
     receiver = _JetStreamReceiver
@@ -397,13 +379,13 @@ class NatsJetStream(Rival):
         await client.close()
         return {"url": f"nats://{url}", "folder": str(folder)}
 
-    async def stored(self, venue: Venue) -> Stored:
+    async def stored(self, venue: Venue) -> int:
         """Reread the stream from its beginning."""
         tally = Tally()
         async with _JetStreamReceiver(venue, tally) as receiver:
             info = await receiver.stream.stream_info(_STREAM)
             await receiver.receive(info.state.messages)
-        return tally.stored()
+        return tally.rows
 
     async def clean_up(self, venue: Venue) -> None:
         """Stop the server and remove its files."""

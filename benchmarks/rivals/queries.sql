@@ -15,7 +15,7 @@ DROP TABLE IF EXISTS rival_event;
 INSERT INTO rival_event (sequence_id, previous_id, data, created_at) VALUES ($1, $2, $3, $4);
 
 -- common_rows: what the common way has stored, and how many orders do not follow the one before
-SELECT count(*) AS rows, max(sequence_id) AS last_id,
+SELECT count(*) AS rows,
        count(*) FILTER (WHERE previous_id <> before) AS broken
   FROM (SELECT sequence_id, previous_id,
                lag(sequence_id, 1, 0::bigint) OVER (ORDER BY sequence_id) AS before
@@ -50,12 +50,12 @@ VALUES ($1, $2, $3, $4, $5, $6);
 SELECT format('DROP TABLE IF EXISTS %I', 'bare_event_' || $1::integer);
 
 -- rows_stored: how many rows a chain has there, and how many do not follow the one before
-SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
+SELECT count(*) AS rows, count(*) FILTER (WHERE pid <> before) AS broken
   FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
           FROM bare_event WHERE chain_id = $1) AS linked;
 
 -- chain_rows: the same of a chain in pages
-SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
+SELECT count(*) AS rows, count(*) FILTER (WHERE pid <> before) AS broken
   FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
           FROM chain_event WHERE chain_id = $1) AS linked;
 
@@ -63,7 +63,7 @@ SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> befor
 DROP TABLE IF EXISTS rival_stored_events;
 
 -- recorded_rows: what the event-sourcing library has stored; its versions are the order
-SELECT count(*) AS rows, max(originator_version) AS last_id,
+SELECT count(*) AS rows,
        count(*) FILTER (WHERE originator_version <> before + 1) AS broken
   FROM (SELECT originator_version,
                lag(originator_version, 1, 0::bigint) OVER (ORDER BY notification_id) AS before

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import msgspec
 
 from benchmarks.chains import connected, make_topic, remove_topic
-from benchmarks.load import Stored
 from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.model import Event
 from orderchain.sql import load_sql
@@ -51,7 +50,7 @@ class NotWhole(Exception):
     """A run that lost, repeated or swapped orders: it has no figure."""
 
 
-class Rival(ABC):
+class Rival:
     """One way to get orders from one process to another: durably, in order, with none missing.
 
     Its methods run in the benchmark's own process, each end in a process of its own.
@@ -59,12 +58,14 @@ class Rival(ABC):
 
     title: ClassVar[str]
     """For tables and figures."""
-    ack: ClassVar[str] = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
-    """What must have happened when an order counts as durable here, in a few words."""
     producer: ClassVar[type[Producer]]
     receiver: ClassVar[type[Receiver]]
     library: ClassVar[str] = "sequencer"
     """What it needs to be importable."""
+    topic: ClassVar[str] = ""
+    """The kind of topic that a run has."""
+    rows: ClassVar[str] = ""
+    """The statement that counts what is stored, of a chain if there is one."""
 
     def absence(self) -> str | None:
         """Return why it cannot run on this machine; None when it can."""
@@ -74,17 +75,23 @@ class Rival(ABC):
             return f"{error.name or self.library} is missing (pip install 'orderchain[bench]')"
         return None
 
-    @abstractmethod
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make the table, the topic, the chain, and return their names."""
+        if not self.topic:
+            return {}
+        topic = f"rival.{self.topic}.{secrets.token_hex(6)}"  # no run had it before
+        await make_topic(site, topic)
+        return {"topic": topic}
 
-    @abstractmethod
-    async def stored(self, venue: Venue) -> Stored:
-        """Return what is stored durably. Raises NotWhole when its order is broken."""
+    async def stored(self, venue: Venue) -> int:
+        """Return how many orders are stored durably. Raises NotWhole when a link is broken."""
+        chain = [venue.chain_id] if "chain_id" in venue.place else []
+        return await stored_rows(venue.site.admin, self.rows, *chain)
 
-    @abstractmethod
     async def clean_up(self, venue: Venue) -> None:
         """Remove what the run left, so that the next one finds the same disk."""
+        if self.topic:
+            await remove_topic(venue.site, venue.topic)
 
 
 class Opened(AsyncExitStack, ABC):
@@ -168,10 +175,6 @@ class Tally:
         """Return the SHA-256 over the orders that were kept, empty where none were."""
         return "" if self._kept is None else digest_of(self._kept)
 
-    def stored(self) -> Stored:
-        """Return what was counted, of a log that was read again."""
-        return Stored(rows=self.rows, last_id=self.last_id)
-
 
 def digest_of(orders: Sequence[Order] | Sequence[Event]) -> str:
     """Return the SHA-256 over keys, times and payloads, in their order."""
@@ -182,13 +185,13 @@ def digest_of(orders: Sequence[Order] | Sequence[Event]) -> str:
     return found.hexdigest()
 
 
-async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> Stored:
+async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> int:
     """Count what a query of `queries.sql` finds stored. Raises NotWhole where a link is broken."""
     async with connected(database) as connection:
         row = await connection.fetchrow(SQL[query], *values)
     if row["broken"]:
         raise NotWhole(f"{row['broken']} stored orders do not follow the one before")
-    return Stored(rows=row["rows"], last_id=row["last_id"] or 0)
+    return int(row["rows"])
 
 
 async def execute(database: DatabaseConfig, *queries: str) -> None:
@@ -223,18 +226,6 @@ def bodies(events: list[Event]) -> Iterator[bytes]:
     middle = len(events) // 2
     yield from bodies(events[:middle])
     yield from bodies(events[middle:])
-
-
-async def new_topic(kind: str, site: Site) -> str:
-    """Make a topic that no run had before, and return its name."""
-    topic = f"rival.{kind}.{secrets.token_hex(6)}"
-    await make_topic(site, topic)
-    return topic
-
-
-async def drop_topic(venue: Venue) -> None:
-    """Remove the topic of a run."""
-    await remove_topic(venue.site, venue.topic)
 
 
 class RecordSender(Opened):
