@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.questions import BARE, BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals.rival import rival_of
-from benchmarks.spreads import PROCESSES, per_million
+from benchmarks.spreads import PROCESSES, Lines, Spread, per_million
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from benchmarks.spreads import Lines, Spread
 
 _RATE: Final = "delivered_per_second"
 _COLOURS: Final = {
@@ -96,7 +95,6 @@ def _thousands(value: float, _: int) -> str:
 
 
 def _legend(axes: Any, *, on: Any = None, **how: object) -> None:  # noqa: ANN401
-    """Show every label of `axes` once, in them or on the figure that is given."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     (on or axes).legend(once.values(), once.keys(), frameon=False, fontsize=9, **how)

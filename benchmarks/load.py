@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from benchmarks.chains import Site
 from sequencer import Order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # -- one run ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Every millisecond the orders that have fallen due are handed to the sequencer to
 would; the wait for that counts too. Self-clocking batches are compared with fixed batch sizes, each
 of which is sent when it is full. Also, what no order can be faster than.
 
-Each end is `python -m benchmarks.open_load send|take`, the venue and the job on its stdin.
+The sending end is `python -m benchmarks.open_load send`, the venue and the job on its stdin.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import numpy as np
 from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.host import ServerLoad
 from benchmarks.load import Arm, Figures, Line, Load, Scope, Venue
-from benchmarks.processes import End, RunFailed, freeze, next_line, serve, stand_ready
-from benchmarks.rivals.engine import Receiving, prove, published, sequencer_of
-from benchmarks.rivals.rival import NotWhole, RecordSender, Tally
+from benchmarks.parts.impaired import Received, ReceivingJob, receiving
+from benchmarks.processes import End, RunFailed, freeze, serve
+from benchmarks.rivals.engine import prove, published, sequencer_of
+from benchmarks.rivals.rival import NotWhole, RecordSender
 from benchmarks.spreads import histogram_of
 
 if TYPE_CHECKING:
@@ -153,16 +154,6 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiving end reports."""
-
-    ended_ns: int
-    first_counted_ns: int
-    rows: int
-    histogram: str
-    cpu_seconds: float
-
-
 class Floor(msgspec.Struct, frozen=True):
     """What no order can be faster than: one commit, then one send, each with nothing beside it.
 
@@ -178,36 +169,43 @@ class Floor(msgspec.Struct, frozen=True):
 
 async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
     """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
-    chain_id = await make_chain(site)
+    orders, chain_id = job.load.orders, await make_chain(site)
     venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
-    sender, taker = (End("benchmarks.open_load", role, venue, job) for role in ("send", "take"))
+    receiver = receiving(ReceivingJob(site, chain_id, orders, freezes=True))
     try:
-        async with asyncio.timeout(_DEADLINE_SECONDS), taker:
-            await taker.expect(b"listening")
+        async with asyncio.timeout(_DEADLINE_SECONDS), receiver:
+            await receiver.expect(b"live")
             servers = await ServerLoad.now(site)
-            async with sender:
+            async with End("benchmarks.open_load", "send", venue, job) as sender:
                 scheduled = await sender.result(Scheduled)
-                await taker.tell(b"%d" % scheduled.start_ns)
-                taken = await taker.result(Taken)
+                received = await receiver.result(Received)
                 used = (await ServerLoad.now(site)).since(servers)
                 # The content is compared too: the schedule's times are those of the orders.
-                stored = await prove(site.auditor, chain_id, job.load, job.load.orders)
+                stored = await prove(site.auditor, chain_id, job.load, orders)
     finally:
         await empty_chain(site, chain_id)
-    orders = job.load.orders
-    if not stored == taken.rows == orders:
-        raise NotWhole(f"{stored} orders are stored, {taken.rows} handed on of {orders}")
-    begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
-    seconds = (taken.ended_ns - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
+    if not stored == received.samples[-1][1] == orders:
+        raise NotWhole(f"{stored} orders are stored, {received.rows} handed on of {orders}")
+    # Ids begin at 1 and skip none in a chain of one leader.
+    befores = [0, *(rows for _, rows in received.samples)]
+    arrivals = [
+        (before, rows - before, at_ns)
+        for before, (at_ns, rows) in zip(befores, received.samples, strict=False)
+    ]
+    begin_ns = scheduled.start_ns
+    if not job.rate_per_second:
+        warm = [at_ns for at_ns, rows in received.samples if rows <= job.warm_up_orders]
+        begin_ns = warm[-1] if warm else begin_ns
+    seconds = (received.ended_ns - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
     return {
         "rate_per_second": job.rate_per_second,
         "delivered_per_second": (orders - job.warm_up_orders) / seconds,
-        "histogram": taken.histogram,
+        "histogram": job.histogram(scheduled.start_ns, arrivals),
         "ack_histogram": scheduled.ack_histogram,
         "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
         "batch_rows": orders / max(scheduled.batches, 1),
         "producer_cpu_seconds": scheduled.cpu_seconds,
-        "receiver_cpu_seconds": taken.cpu_seconds,
+        "receiver_cpu_seconds": received.cpu_seconds,
         **used,
     }
 
@@ -334,13 +332,11 @@ class _Pacing:
             raise self._failure
 
     def _most_at_once(self) -> int:
-        """Return how many orders are handed over together at most."""
         return self._job.fixed_rows or (
             self._job.load.batch_rows if self._ns_per_order else _CHUNK_ROWS
         )
 
     def _due(self, sent: int, count: int) -> int:
-        """Return up to which order to hand over now."""
         fixed, most = self._job.fixed_rows, self._most_at_once()
         if not self._ns_per_order:
             return min(count, sent + most)
@@ -361,39 +357,5 @@ class _Pacing:
         return note
 
 
-class _Arrivals(Tally):
-    """Notes when every order was handed on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # (rows before, time), one per run; ids begin at 1 and skip none in a chain of one leader.
-        self.arrivals: list[tuple[int, int, int]] = []
-
-    def take(self, events: Sequence[Any]) -> None:
-        """Count a run, and note its time."""
-        before = self.rows
-        super().take(events)
-        self.arrivals.append((before, len(events), time.monotonic_ns()))
-
-
-async def take(venue: Venue, job: OpenJob) -> Taken:
-    """Receive everything, and return the latencies once it is known when the schedule began."""
-    tally = _Arrivals()
-    async with Receiving(venue, tally) as receiver:
-        stand_ready(b"listening")
-        cpu = time.process_time()
-        await receiver.receive(job.load.orders)
-        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-    start_ns = int(await next_line())
-    warm = [at for first, rows, at in tally.arrivals if first + rows <= job.warm_up_orders]
-    return Taken(
-        ended_ns=ended_ns,
-        first_counted_ns=warm[-1] if warm else start_ns,
-        rows=tally.rows,
-        histogram=job.histogram(start_ns, tally.arrivals),
-        cpu_seconds=cpu,
-    )
-
-
 if __name__ == "__main__":
-    serve({send: [Venue, OpenJob], take: [Venue, OpenJob]})
+    serve({send: [Venue, OpenJob]})

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from benchmarks import open_load
-from benchmarks.chains import address_of, connected, empty_chain, make_chain
+from benchmarks.chains import Site, address_of, connected, empty_chain, make_chain
 from benchmarks.load import (
     RUN_SECONDS,
     Arm,
@@ -34,7 +34,6 @@ from benchmarks.running import run_arm, run_load
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
 
 # -- comparison: how near is the engine to the physical limit, and to the alternatives? ------------
 # The same orders, durable, in order, each acknowledged by all, through every rival in turn. The
@@ -91,7 +90,6 @@ _STAGE_REPEATS_MAX: Final = 3
 
 
 def _batch_size(scope: Scope) -> list[Arm]:
-    """Return every size at every stage, through the engine and both bare pipes."""
     found = [
         load_arm(scope, rival, rows, name=f"{rival} {rows} {stage}", stage=stage)
         for rows in ((100, 5_000) if scope.is_quick else (1, 10, *BATCH_ROWS))
@@ -114,7 +112,6 @@ _SWITCHES: Final = {
 
 
 def _switches(scope: Scope) -> list[Arm]:
-    """Return the four combinations, persisting and end to end, at a batch of 1,000."""
     return [
         load_arm(scope, "engine", 1_000, name=f"{name}, {stage}", stage=stage, **switches)
         for stage in (("deliver",) if scope.is_quick else ("persist", "deliver"))
@@ -127,7 +124,6 @@ def _switches(scope: Scope) -> list[Arm]:
 
 
 def _cpu(scope: Scope) -> list[Arm]:
-    """Return the engine and both bare pipes at each size, with twice the orders of a comparison."""
     return [
         load_arm(scope, rival, rows, orders=2 * scope.orders(rows))
         for rows in BATCH_ROWS
@@ -154,7 +150,6 @@ _BEGUN: Final = "SELECT num_timed FROM pg_stat_checkpointer"
 
 
 def _checkpoint(scope: Scope) -> list[Arm]:
-    """Return a long run of the engine and of the bare pipe of pages, and a short one of each."""
     rivals = ("bare_pages", "engine")
     short = [load_arm(scope, rival, 1_000, name=f"{rival}, short") for rival in rivals]
     return short + [
@@ -203,7 +198,6 @@ _PROVEN_PER_SECOND: Final = 250_000
 
 
 def _scale(scope: Scope) -> list[Arm]:
-    """Return the lengths, at a batch of 1,000."""
     lengths = (*LENGTHS, _HUGE) if scope.is_huge else LENGTHS
     return [_scale_arm(scope, rows) for rows in (lengths[:1] if scope.is_quick else lengths)]
 
@@ -225,7 +219,6 @@ _BATCHES_AT_ONCE: Final = 4
 
 
 def _verifier(scope: Scope) -> list[Arm]:
-    """Return a chain of each length."""
     return [
         Arm(
             name=f"{rows} rows",

@@ -244,7 +244,6 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
 
 
 def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
-    """Return the conditions of every run that has lines here."""
     path = folder / CONDITIONS
     runs = {line.run for these in lines.values() for line in these.all}
     texts = path.read_bytes().splitlines() if path.is_file() else []
@@ -279,7 +278,6 @@ def _listed(values: Mapping[str, str]) -> str:
 
 
 def _left_out(lines: Lines) -> Iterator[str]:
-    """Yield what has no figure, and why."""
     for arm, reason in lines.skipped.items():
         yield from ("", f"Skipped: {_spaced(arm)}: {reason}.")
     for line in lines.failed:
@@ -308,7 +306,6 @@ class _Section(NamedTuple):
     after: Callable[[Lines], Iterator[str]] = _nothing
 
     def rows(self, lines: Lines) -> Iterator[Sequence[str]]:
-        """Yield the cells of every arm as text."""
         for arm in lines.arms:
             found = self.cells(lines, arm)
             if found:
@@ -320,7 +317,6 @@ def _spaced(name: str) -> str:
 
 
 def _count(arm: str) -> str:
-    """Return the number that a name begins with."""
     return f"{int(arm.split(' ')[0]):,}"
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.host import ServerLoad
-from benchmarks.load import Load, Produced, Received, Venue
+from benchmarks.load import Arm, Figures, Line, Load, Produced, Received, Venue
 from benchmarks.processes import (
     End,
     RunFailed,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.load import Arm, Figures, Line
 
 _GROWN_AT_ONCE: Final = 20
 """Batches; enough that the sequencer never waits for more than a few times."""
@@ -64,7 +63,6 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 
 async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
-    """Return the figures of the timed part."""
     producing, receiving = (End("benchmarks.running", r, venue) for r in ("produce", "receive"))
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"

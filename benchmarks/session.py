@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from benchmarks.chains import (
     MAX_WAL_SIZE_MB,
+    Site,
     benchmark_stack,
     open_site,
     site_of,
@@ -38,7 +39,6 @@ from orderchain.text import reason_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchmarks.chains import Site
     from local_stack import LocalStack
 
 WARM_UP: Final = (
@@ -283,7 +283,6 @@ def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> fl
 
 
 def _told(line: Line) -> str:
-    """Return a line of talk about a saved line."""
     name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
     if line.skipped is not None:
         return f"{name} skipped: {line.skipped}"
@@ -374,7 +373,6 @@ async def _run(
 
 
 async def _warm_up(site: Site, scope: Scope) -> None:
-    """Run what makes the servers warm; no result is kept."""
     share = QUICK_SHARE if scope.is_quick else 1
     talk("warming up: files of PostgreSQL's log")
     await write_log_files(site, MAX_WAL_SIZE_MB // share)

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -27,15 +27,13 @@ from benchmarks.chains import (
     grow_chain,
     make_chain,
 )
-from benchmarks.load import order_batches
+from benchmarks.load import Figures, order_batches
 from benchmarks.processes import End, freeze, next_line, resident_mib, say, serve
 from benchmarks.rivals.engine import IN_FLIGHT, reader_and_source
+from benchmarks.rivals.rival import NotWhole
 from benchmarks.spreads import compared, in_rounds, interleave, spreads
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
 from sequencer import SequencerConfig, open_sequencer
-
-if TYPE_CHECKING:
-    from benchmarks.load import Figures
 
 _SAMPLES_MAX: Final = 100_000
 _FRAME_ROWS: Final = 1_000
@@ -78,6 +76,8 @@ class ReceivingJob(Struct, frozen=True):
     seed: int = 1
     pauses: bool = False
     """Stop after the first run until a line comes on stdin."""
+    freezes: bool = False
+    """Once it is live, keep what was made so far from the garbage collector."""
 
 
 class Received(Struct, frozen=True):
@@ -101,19 +101,19 @@ class Received(Struct, frozen=True):
 
 
 _sequencing = partial(End, "benchmarks.parts.impaired", "sequence", keeps_errors=False)
-_receiving = partial(End, "benchmarks.parts.impaired", "receive", keeps_errors=False)
+receiving = partial(End, "benchmarks.parts.impaired", "receive", keeps_errors=False)
 
 
-async def _both(sequencing: SequencingJob, receiving: ReceivingJob) -> tuple[Sequenced, Received]:
+async def _both(sent: SequencingJob, taken: ReceivingJob) -> tuple[Sequenced, Received]:
     """Sequence once the receiver is live. Raises RuntimeError when an order was not handed on."""
-    async with _receiving(receiving) as receiver:
+    async with receiving(taken) as receiver:
         await receiver.expect(b"live")
-        async with _sequencing(sequencing) as sequencer:
+        async with _sequencing(sent) as sequencer:
             sequenced = await sequencer.result(Sequenced)
             received = await receiver.result(Received)
     heads = received.stats["head_delivered"], sequenced.stats["head_persisted"]
-    if received.rows != sequencing.orders or len(set(heads)) > 1:
-        raise RuntimeError(f"sent {sequencing.orders}, received {received.rows}")
+    if received.rows != sent.orders or len(set(heads)) > 1:
+        raise RuntimeError(f"sent {sent.orders}, received {received.rows}")
     return sequenced, received
 
 
@@ -184,7 +184,7 @@ async def _alone(site: Site, orders: int, repeats: int) -> list[dict[str, float]
     job = ReceivingJob(site, chain_id, orders, pauses=True)
     rates = []
     async with AsyncExitStack() as stack:
-        receivers = [await stack.enter_async_context(_receiving(job)) for _ in range(repeats)]
+        receivers = [await stack.enter_async_context(receiving(job)) for _ in range(repeats)]
         for receiver in receivers:
             await receiver.expect(b"live")
         async with _sequencing(SequencingJob(site, chain_id, orders)) as sequencer:
@@ -210,7 +210,7 @@ async def _behind(site: Site, arrivals: int) -> dict[str, float]:
     """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
     orders = int(arrivals * (_PAUSE_SECONDS + 10)) // _FRAME_ROWS * _FRAME_ROWS
     chain_id = await make_chain(site)
-    async with _receiving(ReceivingJob(site, chain_id, orders, pauses=True)) as receiver:
+    async with receiving(ReceivingJob(site, chain_id, orders, pauses=True)) as receiver:
         await receiver.expect(b"live")
         job = SequencingJob(site, chain_id, orders, orders_per_second=arrivals)
         async with _sequencing(job) as sequencer:
@@ -257,7 +257,7 @@ async def _large_gap(site: Site, rows: int) -> dict[str, float]:
     """Return what a gap of `rows` cost. Raises RuntimeError when a row did not come."""
     chain_id = await generate_chain(site, _FIRST_ROWS)
     last_id = _FIRST_ROWS + rows
-    async with _receiving(ReceivingJob(site, chain_id, last_id)) as receiver:
+    async with receiving(ReceivingJob(site, chain_id, last_id)) as receiver:
         await receiver.expect(b"live")
         await grow_chain(site, chain_id, _FIRST_ROWS, last_id)
         found = await receiver.result(Received)
@@ -382,11 +382,6 @@ class LossyFrames(KafkaFrameSource):
                 return kept
 
 
-def _tell_live(state: State) -> None:
-    if state is State.LIVE:
-        say(b"live")
-
-
 async def receive(job: ReceivingJob) -> Received:
     """Receive until all rows were handed on."""
     reader, source = await reader_and_source(job.site, job.chain_id)
@@ -395,14 +390,24 @@ async def receive(job: ReceivingJob) -> Received:
         frames = LossyFrames(source, job.drop_share, job.seed)
     # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
     config = ReceiverConfig(chain_id=job.chain_id, poll_after_seconds=30.0 if job.pauses else 1.0)
-    rows = rows_before = 0
+    rows = rows_before = last_id = 0
     memory = 0.0
     samples: list[tuple[int, int]] = []
-    async with Receiver(config, frames, reader, on_state=_tell_live) as receiver:
+
+    def tell_live(state: State) -> None:
+        if state is State.LIVE:
+            if job.freezes:
+                freeze()
+            say(b"live")
+
+    async with Receiver(config, frames, reader, on_state=tell_live) as receiver:
         resumed_ns, cpu = time.monotonic_ns(), time.process_time()
         pauses = job.pauses
         async for received in receiver:
             rows += len(received.events)
+            if received.events[0].pid != last_id:
+                raise NotWhole(f"order {received.events[0].id} follows {last_id}")
+            last_id = received.last_id
             if not memory and receiver.live.is_set():
                 memory = resident_mib("VmRSS")
             if pauses and receiver.live.is_set():

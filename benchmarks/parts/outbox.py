@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, structs
 
 import outbox
-from benchmarks.chains import connected
+from benchmarks.chains import Site, connected
 from benchmarks.processes import End, say, serve
 from benchmarks.spreads import compared, interleave
 from orderchain.clients.database_config import DatabaseConfig
@@ -35,7 +35,6 @@ from outbox.headers import common_headers, read_headers, record_headers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from benchmarks.chains import Site
     from benchmarks.load import Figures
     from orderchain.clients.postgres import Connection
     from outbox.callback.checked_sender import CheckedSender
@@ -209,7 +208,6 @@ async def rate_through(
 
 
 async def _row_by_row(site: Site, count: int) -> float:
-    """Return messages per second of the common way."""
     async with outbox_of(site) as place, AsyncExitStack() as stack:
         business, relay, intake = [
             await stack.enter_async_context(connected(place.database)) for _ in range(3)
@@ -298,7 +296,6 @@ async def outbox_sweep(site: Site, *, repeats: int, finished: int) -> Figures:
 
 
 async def _finish(place: Outbox, finished: int) -> None:
-    """Make `finished` finished messages."""
     async with connected(place.database) as connection:
         for first in range(0, finished, 10_000):
             async with connection.transaction():
@@ -309,7 +306,6 @@ async def _finish(place: Outbox, finished: int) -> None:
 
 
 async def _idle_round(relay: Relay) -> float:
-    """Return the seconds of a sweep that finds nothing."""
     began = time.perf_counter()
     for _ in range(_ROUNDS):
         await relay.sweep(everything=False)

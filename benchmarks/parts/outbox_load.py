@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import uvicorn
 from msgspec import Struct
 
-from benchmarks.chains import connected
+from benchmarks.chains import Site, connected
 from benchmarks.parts.outbox import (
     END_SECONDS,
     PAYLOAD,
@@ -44,7 +44,6 @@ from outbox.callback.sender_app import sender_app
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from benchmarks.chains import Site
     from benchmarks.load import Figures
     from orderchain.clients.database_config import DatabaseConfig
     from orderchain.clients.postgres import Connection
@@ -239,7 +238,6 @@ async def _mode_3(
     name: str,
     **settings: Any,  # noqa: ANN401 - of the relay
 ) -> float:
-    """Return messages per second of a relay."""
     async with outbox_of(site) as place:
         rate = await cycle(place, count, **settings)
         rows = await _rows_written(place.database, "outbox_pending", count)
@@ -248,7 +246,6 @@ async def _mode_3(
 
 
 async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> float:
-    """Return messages per second of a sender of mode 5 with its callback service."""
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(outbox_of(site))
         topic = place.destination.topic
@@ -290,7 +287,6 @@ async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> fl
 
 @asynccontextmanager
 async def _served(sender: CheckedSender) -> AsyncIterator[str]:
-    """Serve the sender's endpoints in this process, and return their URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = sender_app(sender, _TOKEN)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -14,8 +14,8 @@ from zlib import crc32
 import msgspec
 from msgspec import Meta, Struct
 
-from benchmarks.chains import SQL, connected, generate_chain
-from benchmarks.load import EVENT_TIME_NS, order_batches
+from benchmarks.chains import SQL, Site, connected, generate_chain
+from benchmarks.load import EVENT_TIME_NS, Figures, order_batches
 from benchmarks.rivals.bare import generate_rows
 from benchmarks.spreads import compared, interleave, spreads
 from gapfill import GapReader, GapReaderConfig
@@ -33,8 +33,6 @@ from sequencer.publisher import batch_frames
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from benchmarks.chains import Site
-    from benchmarks.load import Figures
     from orderchain.clients.postgres import Connection
 
 
@@ -260,7 +258,6 @@ class _BoundedRow(Struct, array_like=True, frozen=True, gc=False, forbid_unknown
 
 
 async def _decoding(chain: FrameChain, row: type[Struct]) -> float:
-    """Return rows per second of CRC and decode alone."""
     decoder = msgspec.msgpack.Decoder(list[row])  # type: ignore[valid-type]
     rows = 0
     began = time.perf_counter()
@@ -274,7 +271,6 @@ async def _decoding(chain: FrameChain, row: type[Struct]) -> float:
 
 
 async def _core(chain: FrameChain) -> float:
-    """Return rows per second of the core."""
     receiving = ReceiveCore(_CHAIN_ID, chain.start)
     receiving.judge_standing(chain.database, "start")
     rows = 0
@@ -291,7 +287,6 @@ async def _core(chain: FrameChain) -> float:
 
 
 async def _receiver(chain: FrameChain) -> float:
-    """Return rows per second of the whole receiver."""
     config = ReceiverConfig(chain_id=_CHAIN_ID, start=chain.start)
     rows = 0
     frames, database = _MemoryFrames(chain.frames), _EmptyDatabase(chain.database)

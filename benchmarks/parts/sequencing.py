@@ -7,33 +7,28 @@ import statistics
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.chains import connected, draw_chain_id, make_chain
+from benchmarks.chains import Site, connected, draw_chain_id, make_chain
 from benchmarks.host import ServerLoad
-from benchmarks.load import EVENT_TIME_NS, Load, order_batches
+from benchmarks.load import EVENT_TIME_NS, Figures, Load, order_batches
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
 from benchmarks.rivals.rival import SQL
 from benchmarks.spreads import compared, interleave, ratio
 from orderchain.clients.pipeline import Pipeline
 from orderchain.seal import COLUMNS
-from sequencer import Ack, Order, SequencerConfig, open_sequencer
+from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 from sequencer.core import SequencerCore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import call, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
-
-    from benchmarks.chains import Site
-    from benchmarks.load import Figures
     from orderchain.batch import Batch, Term
     from orderchain.model import Event
-    from sequencer import Sequencer
 
 _Keys = Callable[[int], str]
 
@@ -43,7 +38,6 @@ def _config(site: Site, chain_id: int, **settings: Any) -> SequencerConfig:  # n
 
 
 async def _rate(sequencer: Sequencer, batches: list[list[Order]]) -> float:
-    """Return orders per second until all `batches` are committed."""
     began = time.perf_counter()
     await submit_all(sequencer, batches)
     return sum(map(len, batches)) / (time.perf_counter() - began)
@@ -155,7 +149,6 @@ class _Storage:
     async def _made(
         self, site: Site, chain_id: int, orders: int, batch_rows: int
     ) -> list[tuple[str, bytes]]:
-        """Return every transaction: its statements, and the bytes of its COPY."""
         store, term = await _leading(site, chain_id, batch_rows)
         await store.close()
         core = SequencerCore(term, takeover_skip_ids=0)
@@ -166,7 +159,6 @@ class _Storage:
 
 
 def _orders(count: int, batch_rows: int) -> list[list[Order]]:
-    """Return the same orders to every arm."""
     return list(order_batches(count, batch_rows, payload_bytes=_PAYLOAD_BYTES))
 
 
@@ -185,7 +177,6 @@ def _fence(term: Term, batch: Batch) -> str:
 
 
 async def _serial(site: Site, orders: int, batch_rows: int) -> float:
-    """Return rows per second of the commit path, one batch after the other."""
     store, term = await _leading(site, await make_chain(site), batch_rows)
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = _orders(orders, batch_rows)
@@ -199,7 +190,6 @@ async def _serial(site: Site, orders: int, batch_rows: int) -> float:
 
 
 async def _pipelined(site: Site, orders: int, batch_rows: int) -> float:
-    """Return orders per second of the sequencer without a broker."""
     load = Load(rival="engine", orders=orders, batch_rows=batch_rows)
     batches = _orders(orders, batch_rows)
     async with sequencer_of(site, await make_chain(site), load, sink=OpenSink()) as sequencer:
@@ -235,7 +225,6 @@ async def key_kinds(site: Site, *, repeats: int, orders: int, present: int) -> F
 
 
 async def _filled(site: Site, rows: int) -> int:
-    """Return a chain that holds `rows` rows with random keys."""
     chain_id = await make_chain(site)
     config = _config(site, chain_id, batch_rows_max=5_000, key_window_rows=_WINDOW_ROWS)
     async with open_sequencer(config) as sequencer:
@@ -246,7 +235,6 @@ async def _filled(site: Site, rows: int) -> int:
 
 
 def _keyed(count: int, batch_rows: int, key: _Keys, payload: bytes) -> Iterator[list[Order]]:
-    """Yield orders whose keys are made by `key`."""
     for start in range(0, count, batch_rows):
         numbers = range(start, min(start + batch_rows, count))
         yield [Order(key(n), payload, EVENT_TIME_NS) for n in numbers]
@@ -265,7 +253,6 @@ def _time_ordered_keys() -> _Keys:
 
 
 def _random_keys() -> _Keys:
-    """Return random free-form keys."""
     return lambda _: uuid.uuid4().hex
 
 
@@ -299,7 +286,6 @@ async def one_by_one(site: Site, *, repeats: int, orders: int) -> Figures:
 async def _one_by_one(
     site: Site, count: int, submit: Callable[[Sequencer, list[Order]], Awaitable[None]]
 ) -> float:
-    """Return orders per second when each is submitted by itself."""
     chain_id = await make_chain(site)
     orders = [order for batch in order_batches(count, 5_000) for order in batch]
     async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
@@ -350,7 +336,6 @@ async def _one_insert(site: Site) -> float:
 
 
 async def _median_seconds(call: Callable[[int], Awaitable[object]]) -> float:
-    """Return the median time of awaited calls, each long after the one before."""
     times = []
     for n in range(_ALONE):
         began = time.perf_counter()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from benchmarks.chains import SQL, connected, generate_chain
+from benchmarks.chains import SQL, Site, connected, generate_chain
 from benchmarks.processes import End, RunFailed, resident_mib
 from benchmarks.spreads import interleave, ratio, spread, spreads
 from chain_verifier.config import (
@@ -34,7 +34,7 @@ from chain_verifier.config import (
     bucket_bits,
 )
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.report import Verdict
+from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.sources.database import DatabaseTable, chain_address
 from chain_verifier.spark.verify import verify
@@ -42,11 +42,7 @@ from chain_verifier.spark.verify import verify
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from benchmarks.chains import Site
     from benchmarks.load import Figures
-    from chain_verifier.report import Report
 
 
 @contextmanager
@@ -106,7 +102,6 @@ def _ids_between(first: int, end: int) -> Any:  # noqa: ANN401 - numpy's own
 
 
 def _head_of(rows: int) -> int:
-    """Return the last id of a chain of `rows` rows."""
     return int(_ids_between(rows - 1, rows)[0])
 
 
@@ -207,7 +202,6 @@ class _Parquet:
         self._rows = rows
 
     def arms(self, *names: str) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the ways by name, by default all."""
         return {
             name: getattr(self, name) for name in names or ("scan", "check", "lag", "anti_join")
         }
@@ -305,7 +299,6 @@ async def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
 
 
 async def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
-    """Run `_driver` in a process of its own. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="orderchain-events-") as folder:
         log = Path(folder) / "log"
         log.mkdir()
@@ -318,7 +311,6 @@ async def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
 
 
 async def _driver(path: Path, rows: int, log: Path) -> dict[str, float]:
-    """Check `rows` rows, and return seconds and memory."""
     settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
     with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
         ways = _Parquet(spark, path, rows)
@@ -395,7 +387,6 @@ class _Database:
         self._request = VerifyRequest(chain_id=chain_id, sources=(self._source,))
 
     def arms(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the ways by name."""
         return {
             "bare": self._bare,
             "arrays": self._arrays,
@@ -423,7 +414,6 @@ class _Database:
         _require_whole(await asyncio.to_thread(verify_locally, self._request), self._rows)
 
     async def _ask(self, name: str, expected: int) -> None:
-        """Have PostgreSQL itself answer."""
         async with connected(self._site.auditor) as connection:
             found = await connection.fetchval(SQL[name], self._chain_id, timeout=600)
         _require(found, expected)

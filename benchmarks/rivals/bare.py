@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from benchmarks.chains import SQL as CHAINS_SQL
-from benchmarks.chains import connected, draw_chain_id, empty_chain, make_chain, prepare_database
+from benchmarks.chains import (
+    Site,
+    connected,
+    draw_chain_id,
+    empty_chain,
+    make_chain,
+    prepare_database,
+)
 from benchmarks.rivals.rival import (
     SQL,
     Producer,
@@ -37,7 +44,6 @@ from orderchain.seal import COPY_HEADER, COPY_TRAILER, event_pages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
     from sequencer import Order
 
@@ -235,7 +241,6 @@ class _CommonProducer(Producer):
         self._sender = await self.enter_async_context(RecordSender(self.venue))
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
-        """Store a batch, then send it."""
         for batch in batches:
             messages = [
                 _Message(one.id, one.pid, one.key, one.event_time_ns, one.payload.decode())
@@ -257,7 +262,6 @@ class _CommonReceiver(RecordSource):
     """The receiver of the common way."""
 
     async def receive(self, until_rows: int) -> None:
-        """Handle message after message."""
         tally = self.tally
         async for record in self.consumer:
             one = _decode(record.value)

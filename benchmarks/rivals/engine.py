@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import gapfill.batch_proof
 import sequencer.core
-from benchmarks.chains import connected, empty_chain, make_chain
+from benchmarks.chains import Site, connected, empty_chain, make_chain
 from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
@@ -18,7 +18,7 @@ from orderchain.clock import SystemClock
 from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.model import Event
 from orderchain.seal import event_pages, genesis_seal, next_seal
-from sequencer import Sequencer, SequencerConfig
+from sequencer import Order, Sequencer, SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
@@ -27,11 +27,9 @@ from sequencer.stores.postgres import PostgresChainStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
     from orderchain.clients.database_config import DatabaseConfig
     from orderchain.ports import FrameSink
-    from sequencer import Order
 
 IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""
@@ -221,7 +219,6 @@ class _Chain:
         self.rows = 0
 
     def require(self, is_so: bool, fault: str) -> None:
-        """Raise NotWhole unless something is so."""
         if not is_so:
             raise NotWhole(f"chain {self._chain_id} at {self.last_id}: {fault}")
 

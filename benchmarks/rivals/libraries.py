@@ -82,11 +82,9 @@ class _EventProducer(Producer):
         self.callback(self._producer.flush, _TRANSACTION_SECONDS)
 
     def records(self, events: list[Event]) -> Iterable[bytes]:
-        """Encode each order."""
         return map(encode_event, events)
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
-        """Number, encode and send a batch, and commit it, which waits for the acknowledgement."""
         producer, topic = self._producer, self.venue.topic
         for batch in batches:
             producer.begin_transaction()
@@ -99,7 +97,6 @@ class _FrameProducer(_EventProducer):
     """The same with the engine's packing."""
 
     def records(self, events: list[Event]) -> Iterable[bytes]:
-        """Encode the batch."""
         return bodies(events)
 
 
@@ -129,11 +126,9 @@ class _EventReceiver(Receiver):
         self.callback(self._consumer.close)
 
     def events(self, value: bytes) -> Sequence[Event]:
-        """Decode one order."""
         return (decode_event(value),)
 
     async def receive(self, until_rows: int) -> None:
-        """Take record after record."""
         tally, events, consume = self.tally, self.events, self._consumer.consume
         while tally.rows < until_rows:
             for message in consume(_RECORDS_MAX, 0.01):
@@ -154,7 +149,6 @@ class _FrameReceiver(_EventReceiver):
     """The same with frames."""
 
     def events(self, value: bytes) -> Sequence[Event]:
-        """Decode the batch."""
         return decode_body(value)
 
 
@@ -199,7 +193,6 @@ _IDLE_SECONDS: Final = 0.001
 
 
 def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
-    """Return a datastore and the recorder on it."""
     from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
 
     # The fields are libpq's, which is what the library connects by; it hands on five of them.
@@ -223,7 +216,6 @@ class _Recording(Producer):
         self.callback(datastore.close)
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
-        """Record batch after batch."""
         from eventsourcing.persistence import StoredEvent
 
         for batch in batches:
@@ -246,7 +238,6 @@ class _Notified(Receiver):
         self.callback(datastore.close)
 
     async def receive(self, until_rows: int) -> None:
-        """Read page after page."""
         tally, select = self.tally, self._recorder.select_notifications
         while tally.rows < until_rows:
             page = select(self._position + 1, _NOTIFICATIONS_MAX)

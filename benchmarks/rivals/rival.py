@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import msgspec
 
-from benchmarks.chains import connected, make_topic, remove_topic
+from benchmarks.chains import Site, connected, make_topic, remove_topic
 from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.model import Event
 from orderchain.sql import load_sql
@@ -19,7 +19,6 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
     from orderchain.clients.database_config import DatabaseConfig
     from sequencer import Order
