@@ -19,7 +19,7 @@ from local_stack.folders import default_directory
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.postgres import Connection, Record, connect
+from orderchain.clients.postgres import connect
 from orderchain.limits import CHAIN_ID_MAX
 from orderchain.roles import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from orderchain.seal import PAGE_ROWS_MAX, seal_over
@@ -28,6 +28,8 @@ from orderchain.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
+
+    from orderchain.clients.postgres import Connection, Record
 
 
 SQL: Final = load_sql("benchmarks", "chains.sql")

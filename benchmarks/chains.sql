@@ -17,6 +17,9 @@ DELETE FROM chain_key_page WHERE chain_id = $1;
 -- forget_clients: remove the clients of a chain
 DELETE FROM chain_client WHERE chain_id = $1;
 
+-- skipped: the published ranges of a chain that were skipped
+SELECT count(*) FROM chain_skip WHERE chain_id = $1;
+
 -- pages: linked rows, ids without holes, each payload 100 bytes, in pages of $4 rows
 INSERT INTO chain_page (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)
 SELECT $1::integer, ids[1], ids[cardinality(ids)], ids, pids, keys, event_times_ns, payloads

@@ -109,33 +109,6 @@ class Venue(Struct, frozen=True, kw_only=True):
         return 600.0 + self.load.all_orders / 20_000
 
 
-class Produced(Struct, frozen=True, kw_only=True):
-    """What the process of the sending end reports. Times are of the monotonic clock, which all
-    processes of a machine share."""
-
-    began_ns: int
-    persisted_ns: int
-    """The last order was durable."""
-    published_ns: int
-    """The broker had acknowledged the last order."""
-    cpu_seconds: float
-    memory_mib: float
-
-
-class Received(Struct, frozen=True, kw_only=True):
-    """What the process of the receiving end reports."""
-
-    ended_ns: int
-    rows: int
-    """Orders handed on, those of the warm-up among them."""
-    cpu_seconds: float
-    memory_mib: float
-    digest: str
-    """SHA-256 over the orders that were handed on, where they were kept, else empty."""
-    notes: dict[str, float] = {}
-    """Figures of the rival's own."""
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 Figures = dict[str, Any]

@@ -5,8 +5,6 @@ when it was sent: a sequencer that stalls makes later orders late, and that is w
 Every millisecond the orders that have fallen due are handed to the sequencer together, as an intake
 would; the wait for that counts too. Self-clocking batches are compared with fixed batch sizes, each
 of which is sent when it is full. Also, what no order can be faster than.
-
-The sending end is `python -m benchmarks.open_load send`, the venue and the job on its stdin.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ import numpy as np
 from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.host import ServerLoad
 from benchmarks.load import Arm, Figures, Line, Load, Scope, Venue
-from benchmarks.parts.impaired import Received, ReceivingJob, receiving
-from benchmarks.processes import End, RunFailed, freeze, serve
+from benchmarks.parts.impaired import receive
+from benchmarks.processes import RunFailed, call, freeze, serve
 from benchmarks.rivals.engine import prove, published, sequencer_of
 from benchmarks.rivals.rival import NotWhole, RecordSender
 from benchmarks.spreads import histogram_of
@@ -72,8 +70,7 @@ def arm_name(share_percent: int, fixed_rows: int) -> str:
 async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     """Run one repeat. The loads are shares of the maximum of the first repeat."""
     if arm.name == "floor":
-        floor = await measure_floor(site, float(arm.settings["schedule_seconds"]))
-        return msgspec.structs.asdict(floor)
+        return {**await measure_floor(site, float(arm.settings["schedule_seconds"]))}
     load = Load(rival="engine", orders=MAXIMUM_ORDERS, batch_rows=5_000)
     if arm.name == "maximum":
         return await run_open(site, OpenJob(load=load, rate_per_second=0.0, warm_up_orders=50_000))
@@ -143,75 +140,57 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
         return histogram_of(np.concatenate(found).astype(np.int64))
 
 
-class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sending end reports."""
-
-    start_ns: int
-    """When the first order was due."""
-    ack_histogram: str
-    batches: int
-    seconds: float
-    cpu_seconds: float
-
-
-class Floor(msgspec.Struct, frozen=True):
-    """What no order can be faster than: one commit, then one send, each with nothing beside it.
-
-    One after the other, a stall of the disk counts once, however long it is: only the one call that
-    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
-    """
-
-    commit_histogram: str
-    send_histogram: str
-    due_commit_histogram: str
-    due_send_histogram: str
-
-
 async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
     """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
     orders, chain_id = job.load.orders, await make_chain(site)
     venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
-    receiver = receiving(ReceivingJob(site, chain_id, orders, freezes=True))
+    receiver = call(receive, site=site, chain_id=chain_id, until_rows=orders, freezes=True)
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS), receiver:
             await receiver.expect(b"live")
             servers = await ServerLoad.now(site)
-            async with End("benchmarks.open_load", "send", venue, job) as sender:
-                scheduled = await sender.result(Scheduled)
-                received = await receiver.result(Received)
+            async with call(send, venue=venue, job=job) as sender:
+                scheduled = await sender.result()
+                received = await receiver.result()
                 used = (await ServerLoad.now(site)).since(servers)
                 # The content is compared too: the schedule's times are those of the orders.
                 stored = await prove(site.auditor, chain_id, job.load, orders)
     finally:
         await empty_chain(site, chain_id)
-    if not stored == received.samples[-1][1] == orders:
-        raise NotWhole(f"{stored} orders are stored, {received.rows} handed on of {orders}")
+    samples, start_ns = received["samples"], scheduled["start_ns"]
+    if not stored == samples[-1][1] == orders:
+        raise NotWhole(f"{stored} orders are stored, {received['rows']} handed on of {orders}")
     # Ids begin at 1 and skip none in a chain of one leader.
-    befores = [0, *(rows for _, rows in received.samples)]
+    befores = [0, *(rows for _, rows in samples)]
     arrivals = [
         (before, rows - before, at_ns)
-        for before, (at_ns, rows) in zip(befores, received.samples, strict=False)
+        for before, (at_ns, rows) in zip(befores, samples, strict=False)
     ]
-    begin_ns = scheduled.start_ns
+    begin_ns = start_ns
     if not job.rate_per_second:
-        warm = [at_ns for at_ns, rows in received.samples if rows <= job.warm_up_orders]
-        begin_ns = warm[-1] if warm else begin_ns
-    seconds = (received.ended_ns - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
+        warm = [at_ns for at_ns, rows in samples if rows <= job.warm_up_orders]
+        begin_ns = warm[-1] if warm else start_ns
+    seconds = (received["ended_ns"] - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
+    batches = max(scheduled["batches"], 1)
     return {
         "rate_per_second": job.rate_per_second,
         "delivered_per_second": (orders - job.warm_up_orders) / seconds,
-        "histogram": job.histogram(scheduled.start_ns, arrivals),
-        "ack_histogram": scheduled.ack_histogram,
-        "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
-        "batch_rows": orders / max(scheduled.batches, 1),
-        "producer_cpu_seconds": scheduled.cpu_seconds,
-        "receiver_cpu_seconds": received.cpu_seconds,
+        "histogram": job.histogram(start_ns, arrivals),
+        "ack_histogram": scheduled["ack_histogram"],
+        "batch_window_ms": scheduled["seconds"] / batches * 1e3,
+        "batch_rows": orders / batches,
+        "producer_cpu_seconds": scheduled["cpu_seconds"],
+        "receiver_cpu_seconds": received["cpu_seconds"],
         **used,
     }
 
 
-async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
-    """Commit single rows, then send single records: one after the other, then on a schedule."""
+async def measure_floor(site: Site, schedule_seconds: float) -> dict[str, str]:
+    """Return what no order can be faster than: one commit, one send, each with nothing beside it.
+
+    One after the other, a stall of the disk counts once, however long it is: only the one call that
+    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
+    """
     topic = "rival.floor"
     await make_topic(site, topic)
     venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})
@@ -236,7 +215,10 @@ async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
         finally:
             await connection.execute("DROP TABLE IF EXISTS rival_floor")
             await remove_topic(site, topic)
-    return Floor(*map(histogram_of, (commits, sends, due_commits, due_sends)))
+    measured = {
+        "commit": commits, "send": sends, "due_commit": due_commits, "due_send": due_sends,
+    }  # fmt: skip
+    return {f"{name}_histogram": histogram_of(times) for name, times in measured.items()}
 
 
 async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
@@ -274,8 +256,8 @@ async def timed_from_due(
 # -- the processes ---------------------------------------------------------------------------------
 
 
-async def send(venue: Venue, job: OpenJob) -> Scheduled:
-    """Hand every order to the sequencer when it is due."""
+async def send(venue: Venue, job: OpenJob) -> dict[str, Any]:
+    """Hand every order to the sequencer when it is due; `start_ns` is when the first one was."""
     load = job.load
     orders = [order for batch in load.batches(load.orders) for order in batch]
     async with sequencer_of(venue.site, venue.chain_id, load) as sequencer:
@@ -284,13 +266,13 @@ async def send(venue: Venue, job: OpenJob) -> Scheduled:
         pacing = _Pacing(sequencer, job)
         await pacing.run(orders)
         await published(sequencer)  # making histograms would hold up the last frames
-        return Scheduled(
-            start_ns=pacing.start_ns,
-            ack_histogram=job.histogram(pacing.start_ns, pacing.acks),
-            batches=sequencer.stats().batches,
-            seconds=(time.monotonic_ns() - pacing.start_ns) / 1e9,
-            cpu_seconds=time.process_time() - cpu,
-        )
+        return {
+            "start_ns": pacing.start_ns,
+            "ack_histogram": job.histogram(pacing.start_ns, pacing.acks),
+            "batches": sequencer.stats().batches,
+            "seconds": (time.monotonic_ns() - pacing.start_ns) / 1e9,
+            "cpu_seconds": time.process_time() - cpu,
+        }
 
 
 class _Pacing:
@@ -358,4 +340,4 @@ class _Pacing:
 
 
 if __name__ == "__main__":
-    serve({send: [Venue, OpenJob]})
+    serve(send)

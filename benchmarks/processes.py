@@ -1,7 +1,7 @@
 """Processes of a benchmark, as its own process sees them, and as they see themselves.
 
-A process gets its jobs as lines of JSON on stdin, never on its command line, which every user of
-the machine can read: jobs hold passwords.
+A process gets its arguments as a line of JSON on stdin, never on its command line, which every user
+of the machine can read: they hold passwords.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
 import msgspec
 import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
-_T = TypeVar("_T")
+    from collections.abc import Callable, Coroutine, Mapping
 
 ROOT: Final = Path(__file__).parent.parent
 
 _CLOSE_SECONDS: Final = 5.0
 """A process that has reported its figures hands over and closes its connections."""
 
-_DEADLINE_SECONDS: Final = 600.0
+_DEADLINE_SECONDS: Final = 6 * 3_600.0
 
 _LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A line of figures holds samples and histograms; asyncio's own bound would cut it off."""
@@ -39,38 +37,43 @@ class RunFailed(Exception):
 
 
 class End:
-    """A process, to be entered: it gets its jobs, writes words, and ends with a line of JSON."""
+    """A process, to be entered: it gets arguments, writes words, and ends with a line of JSON."""
 
     process: asyncio.subprocess.Process
+    close_seconds = 0.0
+    """How long it may take to close once its stdin is closed, before it is killed."""
 
     def __init__(
-        self, module: str, role: str, *jobs: msgspec.Struct, keeps_errors: bool = True
+        self,
+        *command: str | Path,
+        name: str,
+        given: Mapping[str, Any] | None = None,
+        keeps_errors: bool = True,
+        environment: Mapping[str, str] | None = None,
+        root: Path = ROOT,
     ) -> None:
         """With `keeps_errors`, its stderr is only read for the text of RunFailed."""
-        self.command: tuple[str | Path, ...] = (sys.executable, "-m", module, role)
-        self.root = ROOT
-        self.environment: dict[str, str] = {}
-        """What is added to the environment of this process."""
-        self.close_seconds = 0.0
-        """How long it may take to close once its stdin is closed, before it is killed."""
-        self._name = role
-        self._jobs = jobs
+        self._command = command
+        self._name = name
+        self._given = given
         self._keeps_errors = keeps_errors
+        self._environment = os.environ | (environment or {})
+        self._root = root
 
     async def __aenter__(self) -> Self:
         # A session of its own: Ctrl-C is for the benchmark, which then stops its processes.
         self.process = await asyncio.create_subprocess_exec(
-            *self.command,
+            *self._command,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE if self._keeps_errors else None,
             start_new_session=True,
-            cwd=self.root,
-            env=os.environ | self.environment,
+            cwd=self._root,
+            env=self._environment,
             limit=_LINE_BYTES_MAX,
         )
-        for job in self._jobs:
-            await self.tell(msgspec.json.encode(job))
+        if self._given is not None:
+            await self.tell(msgspec.json.encode(self._given))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -103,9 +106,9 @@ class End:
             pass  # what its libraries print
         return msgspec.json.decode(line)
 
-    async def result(self, kind: type[_T]) -> _T:
+    async def result(self) -> dict[str, Any]:
         """Wait for its figures, its last line. Raises RunFailed when it ends without."""
-        found = msgspec.convert(await self.answer(), kind)
+        found: dict[str, Any] = await self.answer()
         self.close_seconds = _CLOSE_SECONDS
         return found
 
@@ -128,12 +131,24 @@ class End:
         raise RunFailed(f"{self._name}: {last or 'ended without a word'}")
 
 
+def call(
+    function: Callable[..., object],
+    *,
+    keeps_errors: bool = True,
+    environment: Mapping[str, str] | None = None,
+    **given: object,
+) -> End:
+    """Return the call of a function in a process of its own: its module must `serve` it."""
+    return End(
+        *(sys.executable, "-m", function.__module__, function.__name__),
+        name=function.__name__,
+        given=given,
+        keeps_errors=keeps_errors,
+        environment=environment,
+    )
+
+
 # -- in the process --------------------------------------------------------------------------------
-
-
-def job_of(kind: type[_T]) -> _T:
-    """Return the next job of this process."""
-    return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
 
 
 async def next_line() -> bytes:
@@ -141,7 +156,7 @@ async def next_line() -> bytes:
     return await asyncio.to_thread(sys.stdin.buffer.readline)
 
 
-def say(word: bytes | msgspec.Struct) -> None:
+def say(word: bytes | Mapping[str, Any]) -> None:
     """Write a word, or figures, to the benchmark's own process."""
     line = word if isinstance(word, bytes) else msgspec.json.encode(word)
     sys.stdout.buffer.write(line + b"\n")
@@ -177,18 +192,19 @@ def resident_mib(name: str = "VmHWM", process_id: int | str = "self") -> float:
     raise RunFailed(f"the system does not say the {name} of process {process_id}")
 
 
-def serve(works: Mapping[Callable[..., Coroutine[Any, Any, Any]], Sequence[type[Any]]]) -> None:
-    """Be an end of a benchmark: do the work that the command line names, with the jobs it gets.
+def serve(*calls: Callable[..., Coroutine[Any, Any, Mapping[str, Any] | None]]) -> None:
+    """Be an end of a benchmark: call the function that the command line names, and say its result.
 
-    It ends with what the work returns, if anything, and at the latest after the deadline of its
-    first job, ten minutes where that has none.
+    Its arguments are one line of JSON on stdin. A call that lasts six hours is broken off.
     """
-    work, kinds = next((one, kinds) for one, kinds in works.items() if one.__name__ == sys.argv[1])
+    called = next(one for one in calls if one.__name__ == sys.argv[1])
 
     async def run() -> None:
-        jobs = [msgspec.json.decode(sys.stdin.buffer.readline(), type=kind) for kind in kinds]
-        async with asyncio.timeout(getattr(jobs[0], "deadline_seconds", _DEADLINE_SECONDS)):
-            if (result := await work(*jobs)) is not None:
+        given = msgspec.json.decode(sys.stdin.buffer.readline())
+        kinds = get_type_hints(called)
+        arguments = {name: msgspec.convert(one, kinds[name]) for name, one in given.items()}
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            if (result := await called(**arguments)) is not None:
                 say(result)
 
     uvloop.run(run())

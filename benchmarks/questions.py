@@ -6,6 +6,7 @@ Two that need more than a load, `open_load` and the programs of their own, have 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from functools import partial
 from itertools import islice
@@ -254,12 +255,15 @@ async def _fill(site: Site, chain_id: int, rows: int) -> None:
 
 async def _verify(site: Site, chain_id: int) -> dict[str, float]:
     """Run the command; return the seconds that it reports of itself, if it does."""
-    command = End("chainctl", "verify")
-    command.command += ("--json", "--chain", str(chain_id), "--source", "database")
-    command.environment = {
-        "CHAINCTL_DATABASE": address_of(site.admin),
-        "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
-    }
+    command = End(
+        *(sys.executable, "-m", "chainctl", "verify", "--json"),
+        *("--chain", str(chain_id), "--source", "database"),
+        name="verify",
+        environment={
+            "CHAINCTL_DATABASE": address_of(site.admin),
+            "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
+        },
+    )
     async with asyncio.timeout(_VERIFY_SECONDS_MAX), command:
         report = msgspec.json.decode(await command.rest())
         if code := await command.process.wait():

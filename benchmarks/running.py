@@ -1,8 +1,8 @@
 """Runs one load through one rival, in processes of its own, and proves it whole.
 
-Each end of a run is `python -m benchmarks.running produce|receive`, the venue on its stdin. It
-writes `ready` once it is warm, the sending end then waits for a line, and it ends with its figures.
-The garbage collector stays on, but what was made before the timed part is frozen out of its sight.
+Each end of a run writes `ready` once it is warm, the sending end then waits for a line, and it ends
+with its figures. The garbage collector stays on, but what was made before the timed part is frozen
+out of its sight. Times are of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.host import ServerLoad
-from benchmarks.load import Arm, Figures, Line, Load, Produced, Received, Venue
+from benchmarks.load import Arm, Figures, Line, Load, Venue
 from benchmarks.processes import (
-    End,
     RunFailed,
+    call,
     next_line,
     resident_mib,
     say,
@@ -63,7 +63,7 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 
 async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
-    producing, receiving = (End("benchmarks.running", r, venue) for r in ("produce", "receive"))
+    producing, receiving = call(produce, venue=venue), call(receive, venue=venue)
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"
         if has_receiver:
@@ -77,50 +77,53 @@ async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> di
             await before()
         servers = await ServerLoad.now(venue.site)
         await producing.tell(b"go")
-        produced = await producing.result(Produced)
-        received = await receiving.result(Received) if has_receiver else None
+        produced = await producing.result()
+        received = await receiving.result() if has_receiver else None
         used = (await ServerLoad.now(venue.site)).since(servers)
     return {**_figures(venue.load, produced, received), **used}
 
 
-def _figures(load: Load, produced: Produced, received: Received | None) -> dict[str, float]:
+def _figures(load: Load, produced: Figures, received: Figures | None) -> dict[str, float]:
+    began_ns: int = produced["began_ns"]
+
     def rate(until_ns: int) -> float:
-        return load.orders / (until_ns - produced.began_ns) * 1e9
+        return load.orders / (until_ns - began_ns) * 1e9
 
     figures = {
         "orders": float(load.orders),
-        "persisted_per_second": rate(produced.persisted_ns),
-        "producer_cpu_seconds": produced.cpu_seconds,
-        "producer_memory_mib": produced.memory_mib,
+        "persisted_per_second": rate(produced["persisted_ns"]),
+        "producer_cpu_seconds": produced["cpu_seconds"],
+        "producer_memory_mib": produced["memory_mib"],
     }
     if load.stage != "persist":
-        figures["published_per_second"] = rate(produced.published_ns)
+        figures["published_per_second"] = rate(produced["published_ns"])
     if received is not None:
-        _require_whole(load, received)
+        if received["rows"] != load.all_orders:
+            raise NotWhole(f"{received['rows']} orders were handed on of {load.all_orders}")
+        if load.is_kept and received["digest"] != _sent_digest(load):
+            raise NotWhole("other orders were handed on than were sent")
         # Never faster than durable: a receiver may be ahead of the sender's own report.
         figures |= {
-            "delivered_per_second": rate(max(received.ended_ns, produced.persisted_ns)),
-            "receiver_cpu_seconds": received.cpu_seconds,
-            "receiver_memory_mib": received.memory_mib,
-            **received.notes,
+            "delivered_per_second": rate(max(received["ended_ns"], produced["persisted_ns"])),
+            "receiver_cpu_seconds": received["cpu_seconds"],
+            "receiver_memory_mib": received["memory_mib"],
+            **received["notes"],
         }
     return figures
 
 
-def _require_whole(load: Load, received: Received) -> None:
-    if received.rows != load.all_orders:
-        raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
-    if load.is_kept:
-        sent = digest_of([order for batch in load.batches(load.all_orders) for order in batch])
-        if received.digest != sent:
-            raise NotWhole("other orders were handed on than were sent")
+def _sent_digest(load: Load) -> str:
+    return digest_of([order for batch in load.batches(load.all_orders) for order in batch])
 
 
 # -- the processes ---------------------------------------------------------------------------------
 
 
-async def produce(venue: Venue) -> Produced:
-    """Send the warm-up, wait for the word, send the rest, and return when it was durable."""
+async def produce(venue: Venue) -> dict[str, Any]:
+    """Send the warm-up, wait for the word, send the rest, and return when it was durable.
+
+    `published_ns` is when the broker had acknowledged the last order.
+    """
     load = venue.load
     batches = load.batches(load.all_orders)
     async with rival_of(load.rival).producer(venue) as producer:
@@ -141,16 +144,16 @@ async def produce(venue: Venue) -> Produced:
         persisted_ns = time.monotonic_ns()
         await producer.settle()
         published_ns = time.monotonic_ns()
-        return Produced(
-            began_ns=began_ns,
-            persisted_ns=persisted_ns,
-            published_ns=published_ns,
-            cpu_seconds=time.process_time() - cpu,
-            memory_mib=memory_mib,
-        )
+        return {
+            "began_ns": began_ns,
+            "persisted_ns": persisted_ns,
+            "published_ns": published_ns,
+            "cpu_seconds": time.process_time() - cpu,
+            "memory_mib": memory_mib,
+        }
 
 
-async def receive(venue: Venue) -> Received:
+async def receive(venue: Venue) -> dict[str, Any]:
     """Receive the warm-up, then the rest, and return when the last order was handed on."""
     load = venue.load
     tally = Tally(is_kept=load.is_kept)
@@ -161,15 +164,15 @@ async def receive(venue: Venue) -> Received:
         cpu = time.process_time()
         await receiver.receive(load.all_orders)
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-    return Received(
-        ended_ns=ended_ns,
-        rows=tally.rows,
-        cpu_seconds=cpu,
-        memory_mib=resident_mib(),
-        digest=tally.digest(),
-        notes=tally.notes,
-    )
+    return {
+        "ended_ns": ended_ns,
+        "rows": tally.rows,
+        "cpu_seconds": cpu,
+        "memory_mib": resident_mib(),
+        "digest": tally.digest(),
+        "notes": tally.notes,
+    }
 
 
 if __name__ == "__main__":
-    serve({produce: [Venue], receive: [Venue]})
+    serve(produce, receive)

@@ -60,9 +60,9 @@ finally:
 
 def _checkout(root: Path, name: str, question: str) -> End:
     """Return a process in the folder of a checkout, which runs arms one at a time."""
-    end = End("benchmarks", name, keeps_errors=False)
-    end.command = (root / ".venv/bin/python", "-c", _CHILD, name, question)
-    end.root, end.close_seconds = root, _CLOSE_SECONDS
+    command = root / ".venv/bin/python", "-c", _CHILD, name, question
+    end = End(*command, name=name, keeps_errors=False, root=root)
+    end.close_seconds = _CLOSE_SECONDS
     return end
 
 

@@ -1,9 +1,6 @@
 """What the outbox costs: a full cycle of a message, and its sweep beside a long history.
 
-The consumers are `python -m benchmarks.parts.outbox batched|row_by_row|timed`, each in a process of
-its own until it is killed, its outbox on its stdin. `timed` writes a line for each message: the
-number that its payload begins with, and when its handler had it, by the monotonic clock of the
-machine, in nanoseconds.
+The consumers, `batched`, `row_by_row` and `timed`, are processes until they are killed.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from msgspec import Struct, structs
 
 import outbox
 from benchmarks.chains import Site, connected
-from benchmarks.processes import End, say, serve
+from benchmarks.processes import End, call, say, serve
 from benchmarks.spreads import compared, interleave
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import create_topic, make_admin, make_consumer, make_producer, started
@@ -33,7 +30,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.headers import common_headers, read_headers, record_headers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from benchmarks.load import Figures
     from orderchain.clients.postgres import Connection
@@ -54,8 +51,6 @@ class Outbox(Struct, frozen=True):
     database: DatabaseConfig
     kafka: KafkaConfig
     destination: Destination
-    deadline_seconds: float = 3_600.0
-    """Of a consumer, which is killed when its run is over."""
 
     def relay_config(self, **settings: Any) -> RelayConfig:  # noqa: ANN401
         """Return the settings of a relay of its own."""
@@ -102,9 +97,9 @@ async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
 
 
 @asynccontextmanager
-async def consumer_process(place: Outbox, way: str) -> AsyncIterator[End]:
-    """Run a consumer; returns once it has joined."""
-    async with End("benchmarks.parts.outbox", way, place, keeps_errors=False) as consumer:
+async def consuming(place: Outbox, way: Callable[[Outbox], Awaitable[None]]) -> AsyncIterator[End]:
+    """Run a consumer in a process of its own for the block, before which it has joined."""
+    async with call(way, place=place, keeps_errors=False) as consumer:
         await consumer.expect(b"ready")
         yield consumer
 
@@ -187,7 +182,7 @@ async def cycle(
     """Return messages per second of the engine through the tables and topics of `place`."""
     async with (
         connected(place.database) as business,
-        consumer_process(place, "batched"),
+        consuming(place, batched),
         Relay(place.relay_config(**settings)) as relay,
     ):
         rate = await rate_through(relay, business, count, hands_over=hands_over)
@@ -251,7 +246,7 @@ async def _row_by_row(site: Site, count: int) -> float:
 
         for client in (producer, confirms):
             await stack.enter_async_context(started(client))
-        async with consumer_process(place, "row_by_row"), asyncio.timeout(END_SECONDS):
+        async with consuming(place, row_by_row), asyncio.timeout(END_SECONDS):
             working = [asyncio.create_task(send()), asyncio.create_task(take())]
             await store(1)
             await until_taken(1)
@@ -358,7 +353,10 @@ async def batched(place: Outbox) -> None:
 
 
 async def timed(place: Outbox) -> None:
-    """Write when each message has reached the handler."""
+    """Write a line for each message that has reached the handler: its number, and when.
+
+    The number is what its payload begins with; the time is of the monotonic clock of the machine.
+    """
 
     async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
         now = time.monotonic_ns()
@@ -393,4 +391,4 @@ async def row_by_row(place: Outbox) -> None:
 
 
 if __name__ == "__main__":
-    serve({batched: [Outbox], timed: [Outbox], row_by_row: [Outbox]})
+    serve(batched, timed, row_by_row)

@@ -1,8 +1,4 @@
-"""The outbox under a steady load, and mode 5 beside mode 3.
-
-The callback service of mode 5 is `python -m benchmarks.parts.outbox_load callback`, in a process of
-its own until it is killed.
-"""
+"""The outbox under a steady load, and mode 5 beside mode 3."""
 
 from __future__ import annotations
 
@@ -20,7 +16,8 @@ from benchmarks.chains import Site, connected
 from benchmarks.parts.outbox import (
     END_SECONDS,
     PAYLOAD,
-    consumer_process,
+    batched,
+    consuming,
     cycle,
     database_of,
     first_message,
@@ -29,8 +26,9 @@ from benchmarks.parts.outbox import (
     outbox_of,
     rate_through,
     store,
+    timed,
 )
-from benchmarks.processes import End, say, serve
+from benchmarks.processes import call, say, serve
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from orderchain.collector import calm_collector
 from outbox import Relay
@@ -125,7 +123,7 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
         business = [
             await stack.enter_async_context(connected(place.database)) for _ in range(_CONNECTIONS)
         ]
-        consumer = await stack.enter_async_context(consumer_process(place, "timed"))
+        consumer = await stack.enter_async_context(consuming(place, timed))
         relay = await stack.enter_async_context(Relay(place.relay_config()))
 
         async def collect() -> None:
@@ -194,14 +192,6 @@ class SenderAddress(Struct, frozen=True):
     call_token: str
 
 
-class CallbackSite(Struct, frozen=True):
-    """What the callback service must know."""
-
-    config: CallbackConfig
-    sender: SenderAddress
-    deadline_seconds: float = 3_600.0
-
-
 async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Figures:
     """Measure each way in turn."""
     written: dict[str, list[float]] = {}
@@ -267,10 +257,10 @@ async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> fl
         )
         async with (
             connected(place.database) as business,
-            consumer_process(place, "batched"),
+            consuming(place, batched),
             sender,
             _served(sender) as url,
-            _callback_process(CallbackSite(callback, SenderAddress(url, _TOKEN))) as service,
+            call(serving, keeps_errors=False, config=callback, url=url) as service,
         ):
             await service.expect(b"ready")
             rate = await rate_through(sender, business, count)
@@ -296,18 +286,15 @@ async def _served(sender: CheckedSender) -> AsyncIterator[str]:
         await serving
 
 
-_callback_process = partial(End, "benchmarks.parts.outbox_load", "callback", keeps_errors=False)
-
-
-async def callback(site: CallbackSite) -> None:
-    """Take records in, and return confirms."""
+async def serving(config: CallbackConfig, url: str) -> None:
+    """Be the callback service of mode 5: take records in, and return confirms."""
     calm_collector()
-    calls = HttpSenderCalls(lambda _: site.sender, site.config.call_seconds)
-    service = CallbackService(site.config, calls)
+    sender = SenderAddress(url, _TOKEN)
+    service = CallbackService(config, HttpSenderCalls(lambda _: sender, config.call_seconds))
     await service.check()
     say(b"ready")
-    await asyncio.gather(CallbackIntake(site.config, service).run(), service.run())
+    await asyncio.gather(CallbackIntake(config, service).run(), service.run())
 
 
 if __name__ == "__main__":
-    serve({callback: [CallbackSite]})
+    serve(serving)

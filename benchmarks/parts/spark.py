@@ -1,14 +1,10 @@
-"""What the verifier's check costs, over Parquet and over a database, and how it grows.
-
-`python -m benchmarks.parts.spark PATH ROWS LOG` is one driver of `spark_scale`.
-"""
+"""What the verifier's check costs, over Parquet and over a database, and how it grows."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -23,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.chains import SQL, Site, connected, generate_chain
-from benchmarks.processes import End, RunFailed, resident_mib
+from benchmarks.processes import RunFailed, call, resident_mib, serve
 from benchmarks.spreads import interleave, ratio, spread, spreads
 from chain_verifier.config import (
     FETCH_PAGES,
@@ -302,18 +298,18 @@ async def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="orderchain-events-") as folder:
         log = Path(folder) / "log"
         log.mkdir()
-        driver = End("benchmarks.parts.spark", str(path), keeps_errors=False)
-        driver.command += (str(rows), log)
         # Otherwise the executors keep their files in the folder of Spark itself.
-        driver.environment = {"SPARK_WORKER_DIR": f"{folder}/work"}
-        async with driver:
-            return await driver.result(dict[str, float])
+        work = {"SPARK_WORKER_DIR": f"{folder}/work"}
+        given = {"path": str(path), "rows": rows, "log": str(log)}
+        async with call(drive, keeps_errors=False, environment=work, **given) as driver:
+            return await driver.result()
 
 
-async def _driver(path: Path, rows: int, log: Path) -> dict[str, float]:
-    settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
+async def drive(path: str, rows: int, log: str) -> dict[str, float]:
+    """Check `rows` rows in a driver of their own, and return seconds and memory."""
+    settings = _SETTINGS | {"spark.eventLog.dir": Path(log).as_uri()}
     with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
-        ways = _Parquet(spark, path, rows)
+        ways = _Parquet(spark, Path(path), rows)
         seconds = [await _seconds_of(ways.check) for _ in range(_CHECKS)]
         scans = [await _seconds_of(ways.scan) for _ in range(_CHECKS)]
         java: Any = spark.sparkContext._gateway
@@ -321,7 +317,7 @@ async def _driver(path: Path, rows: int, log: Path) -> dict[str, float]:
             "driver_python_peak_mib": resident_mib(),
             "driver_java_peak_mib": resident_mib(process_id=java.proc.pid),
         }
-    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(log)}
+    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(Path(log))}
 
 
 def _of_log(folder: Path) -> dict[str, float]:
@@ -444,4 +440,4 @@ class _Database:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_driver(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))))
+    serve(drive)

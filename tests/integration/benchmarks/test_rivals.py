@@ -380,9 +380,9 @@ async def test_floor_holds_every_call_both_ways(
     monkeypatch.setattr(open_load, "FLOOR_TRIES", 20)
     async with asyncio.timeout(RUN_SECONDS):
         floor = await measure_floor(site, 0.2)
-    one_by_one = merged([floor.commit_histogram]), merged([floor.send_histogram])
+    one_by_one = merged([floor["commit_histogram"]]), merged([floor["send_histogram"]])
     assert [found["count"] for found in one_by_one] == [20, 20]
-    from_due = merged([floor.due_commit_histogram]), merged([floor.due_send_histogram])
+    from_due = merged([floor["due_commit_histogram"]]), merged([floor["due_send_histogram"]])
     assert [found["count"] for found in from_due] == [40, 40]
 
 
