@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 
 # -- comparison: how near is the engine to the physical limit, and to the alternatives? ------------
-# The same orders, durable, in order, each acknowledged by all, through every rival in turn. The
-# whole matrix of payloads is run at a batch of 1,000 only.
 
 BATCH_ROWS: Final = (100, 1_000, 5_000)
 LARGER_PAYLOADS: Final = {256: 100_000, 1_024: 50_000}
@@ -81,8 +79,6 @@ def _is_quick(arm: str) -> bool:
 
 
 # -- batch_size: how does the size of a batch affect the rate of each stage? -----------------------
-# Persisting: no broker and no receiver load the machine. Publishing: the broker does, nobody reads.
-# End to end: a second process hands the orders on.
 
 STAGES: Final = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
 """How far a run goes, and the figure of its rate."""
@@ -101,8 +97,6 @@ def _batch_size(scope: Scope) -> list[Arm]:
 
 
 # -- switches: what do comparing keys and sealing cost? --------------------------------------------
-# Keys are compared or not by `key_window_rows`. Sealing cannot be switched off: here every seal is
-# replaced by the one before it, and such a chain is proven by its links and its content alone.
 
 _SWITCHES: Final = {
     "neither": {"with_keys": False, "with_seal": False},
@@ -121,7 +115,6 @@ def _switches(scope: Scope) -> list[Arm]:
 
 
 # -- cpu: how many CPU seconds do a million orders cost, and whose are they? -----------------------
-# The engine's own share is that of its two processes; the rest is the servers'.
 
 
 def _cpu(scope: Scope) -> list[Arm]:
@@ -133,8 +126,6 @@ def _cpu(scope: Scope) -> list[Arm]:
 
 
 # -- checkpoint: what is left of the rate when PostgreSQL's checkpoints come along? ----------------
-# The runs of other questions are short. These begin shortly before a checkpoint is due, and last
-# for most of it on the fastest machine that we know. A run that saw none begin has no figure.
 
 _LONG_ORDERS: Final = 6_000_000
 """20 s and more of the fastest rival; both ends hold them in memory, some 2 GB."""
@@ -189,8 +180,6 @@ async def _until_checkpoint_is_due(site: Site) -> None:
 
 
 # -- scale: does a long chain cost more than a short one? ------------------------------------------
-# A chain is grown to its length, end to end, by orders that are made as they are sent; then the
-# rate of the next orders is measured. Memory is the most that was resident at that length.
 
 LENGTHS: Final = (100_000, 1_000_000, 10_000_000)
 _HUGE: Final = 100_000_000
@@ -211,7 +200,6 @@ def _scale_arm(scope: Scope, rows: int) -> Arm:
 
 
 # -- verifier: how long does `chainctl verify` take, as an auditor calls it? -----------------------
-# Spark is started and stopped.
 
 _VERIFIED_PER_SECOND: Final = 60_000
 _SPARK_SECONDS: Final = 15.0

@@ -63,8 +63,6 @@ async def _both(
 
 
 # -- loss: what is left of the end-to-end rate when frames are lost? -------------------------------
-# Every lost frame is a gap that the receiver fills from the database. By turns without loss and
-# with.
 
 
 async def loss(site: Site, *, repeats: int, orders: int, share: float) -> Figures:
@@ -96,9 +94,6 @@ async def _loss(site: Site, repeats: int, orders: int, batch_rows: int, share: f
 
 
 # -- catch_up: how fast does a receiver read on from Kafka, alone, and after its caller stopped? ---
-# - alone: the topic is full, nobody else is at work; several receivers one after the other, each
-#   the shipped source and receiver in a process of its own;
-# - behind: orders go on arriving while the caller stops, and while the receiver catches up.
 
 _PAUSE_SECONDS: Final = 10.0
 _CAUGHT_UP_SECONDS: Final = 0.25
@@ -179,8 +174,6 @@ async def _behind(site: Site, arrivals: int) -> dict[str, float]:
 
 
 # -- large_gap: how much memory does a gap far larger than a page cost a receiver? -----------------
-# A receiver has caught up; then a million rows stand in the database that Kafka never brings. It
-# finds them by a look at the head, and reads them while a caller takes each run and lets go of it.
 
 _FIRST_ROWS: Final = 1_000
 """Rows before the gap, one page. The pages that a fill holds count as growth."""
@@ -214,9 +207,6 @@ async def _large_gap(site: Site, rows: int) -> dict[str, float]:
 
 
 # -- full_rate: does everything keep up at the highest rate? ---------------------------------------
-# Nothing skipped, all delivered live, memory flat. Orders are submitted as fast as they are taken,
-# for a minute or so, while a receiver follows. The same orders come again and again, keys not
-# compared: no process could hold so many.
 
 _DISTINCT_ORDERS: Final = 500_000
 _PAYLOAD_BYTES: Final = 60

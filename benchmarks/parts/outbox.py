@@ -144,13 +144,6 @@ async def until_consumed(by: Relay | CheckedSender, count: int) -> None:
 
 
 # -- outbox_cycle: what does a full cycle cost: store, send, broker's confirm, consumer's confirm? -
-# - row by row: the common way. A transaction for each message, an awaited send, an update when the
-#   broker has it, a transaction and an awaited confirm at the consumer, an update when that came;
-# - batched: the engine, messages stored 500 to a transaction and handed over in memory;
-# - woken: the same, stored by somebody else: the relay hears of it, claims and reads it;
-# - written: as batched, but every acknowledgement is written, also where the confirm overtakes it.
-# The consumer is a process of its own in each. Messages a second, from the first one stored until
-# the last one is consumed.
 
 
 async def outbox_cycle(site: Site, *, repeats: int, messages: int, rows: int) -> Figures:
@@ -261,8 +254,6 @@ async def _row_by_row(site: Site, count: int) -> float:
 
 
 # -- outbox_sweep: does the sweep cost more when the tables hold a long history? -------------------
-# A round that finds nothing, and one that claims 1,000 deliveries, with no finished row and with
-# 10^6 of them.
 
 _ROUNDS: Final = 200
 _CLAIMED: Final = 1_000

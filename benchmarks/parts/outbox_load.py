@@ -47,17 +47,6 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
 
 # -- outbox_latency: how late does a message come: from its commit to its handler? -----------------
-# An open load: transactions fall due on a constant schedule, and are run over some connections of
-# one business process, with one message each or with four. The relay is in that process, the
-# consumer in another one. What was really stored a second stands beside the delays.
-# - handed over: the transaction is the relay's, which sends what was stored and reads nothing;
-# - woken: somebody else's, who stores by `outbox.add`: the relay hears of it, claims and reads it.
-# A round of each way comes first and is not counted. It is longer than the others: a broker that
-# was just started has not compiled its own code yet, and takes twice the time and the CPU for a
-# while. A new PostgreSQL makes its log files as it goes, and everybody's commit waits for each; so
-# a few are written before, and used again from then on, as in a server that has run for an hour.
-# Checkpoints come between the rounds, none within one, so what they cost is not in the figures.
-# Percentiles are those of the merged histograms of all rounds; beside them each round's own p99.
 
 _CONNECTIONS: Final = 16
 """Those of the business: one alone manages about 400 transactions per second, each flushed."""
@@ -163,16 +152,6 @@ def _percentiles(rounds: list[list[int]]) -> Figures:
 
 
 # -- outbox_delayed_check: what does mode 5 cost beside mode 3: messages a second, rows written? ---
-# - mode 3: a relay. The acknowledgement is not written where the confirm overtakes it;
-# - mode 3, every acknowledgement written: the three writes of a plain outbox;
-# - mode 5: a sender of mode 5, and a callback service in a process and a database of its own, which
-#   returns the confirms over HTTP.
-# The same messages in the same transactions, on the same server with the same durability, the
-# consumer in a process of its own. Messages a second, from the first one stored until the last one
-# is consumed at its sender. The callback service's pauses are a tenth of a second here, not a
-# second: a rate is asked for, and a run is short. Rows written are PostgreSQL's own counts,
-# inserts, updates and deletes together: of `outbox_pending`, where a delivery stands until it is
-# done, and of the callback service's store.
 
 _TOKEN: Final = "of-the-benchmark"  # noqa: S105 - of a server that lives for seconds
 

@@ -45,16 +45,6 @@ def _rate(rows: int, expected: int, began: float) -> float:
 
 
 # -- fill: what does a fill cost beside a SELECT from a row per order; does it grow with a chain? --
-# The batches have 5,000 orders, so the pages are the largest: a fill of a few cuts them out of one.
-# - ranges: gaps of 1, 100, 1,000 and 20,000 orders anywhere, filled by the shipped reader, and
-#   beside it a plain SELECT of the same orders from a table with a row per order, on an open
-#   connection, made into events. The reader checks the start against the database, bounds what it
-#   reads in bytes, checks every link, and the seal of every batch that it reads whole;
-# - long: all rows of a long gap. `records`: the SELECT, 5,000 orders at a time, left as the
-#   driver's records. `events`: the same, made into events. `fill`: the shipped reader;
-# - flat: a gap of 10,000 rows in chains of 10^5, 10^6 and 10^7 rows. `warm`: the rows have just
-#   been read, as those of a gap have just been written; `cold`: anywhere in a table, of which the
-#   larger ones do not fit into the server's memory.
 
 _PAGE_ROWS: Final = 5_000
 """Rows of a SELECT, of what a reader holds at once, and of a batch."""
@@ -196,11 +186,6 @@ def _reader(site: Site, chain_id: int) -> GapReader:
 
 
 # -- receiver_core: what do header, bounds and links cost on top of decoding what comes? -----------
-# Every arm takes the same frames from memory, on one core, and ends with the rows as typed values:
-# - plain: CRC-32 and a typed decode without bounds; what no receiver may leave out;
-# - bounded: the same, the decoder checking the bounds of every field;
-# - core: the receive core as it is shipped: header, CRC, bounds, decode, and every link;
-# - receiver: the whole receiver around it, iterated by a caller, without Kafka and database.
 
 _CASES: Final = {
     "frames of 100": (100, 0),

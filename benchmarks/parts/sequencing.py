@@ -59,14 +59,6 @@ async def _submit_many(
 
 
 # -- commit_path: what does a commit cost with a page per batch, and with a row per order? ---------
-# Every arm writes the same orders into a chain of its own, one commit a batch:
-# - rows: the transaction of a commit (fence, batch row, COPY) with a row per order, all of it made
-#   before; one after the other;
-# - pages: the same with pages, into the engine's own table;
-# - serial: the sequencer's commit path, which makes ids, links, seal and pages, too;
-# - pipelined: the sequencer, three calls in flight, with a broker that takes everything at once;
-# - submit_many: the sequencer as it is embedded, with a real broker on the same machine.
-# Of rows and pages also: the server's CPU, its log, and its disk, per order.
 
 _BATCH_ROWS: Final = (100, 1_000, 5_000)
 _BATCHES_MAX: Final = 200
@@ -197,8 +189,6 @@ async def _pipelined(site: Site, orders: int, batch_rows: int) -> float:
 
 
 # -- key_kinds: what do keys cost the sequencer, by their kind and with many of them present? ------
-# Every arm submits as many orders in batches of 1,000, with a real broker on the same machine;
-# "keys off" compares none.
 
 _WINDOW_ROWS: Final = 10**7
 
@@ -257,10 +247,6 @@ def _random_keys() -> _Keys:
 
 
 # -- one_by_one: what do orders cost that are submitted one by one, and one that comes alone? ------
-# - one future each: `submit_nowait`, 20,000 futures waiting at most;
-# - one task each: 20,000 tasks that await one `submit` after the other;
-# - one order: submitted when nothing is under way, beside a single INSERT of the same order as a
-#   row of its own, as far apart.
 
 _WAITING: Final = 20_000
 """Enough for three batches under way and a fourth to grow."""

@@ -142,13 +142,6 @@ def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # 
 
 
 # -- spark_check: what does the check cost beside a scan, and beside what one would write instead? -
-# All over the same Parquet, by turns:
-# - scan: the plainest aggregate over the columns that the check reads, in one group;
-# - check: `verify` whole, from opening the source to the report (Spark is up already);
-# - lag: `lag(id)` over windows of the check's own buckets, compared with `pid`;
-# - anti join: the rows whose `pid` is the id of no row. It finds gaps and orphans only.
-# The last two run with Spark's own defaults (adaptive plans, 200 shuffle partitions), which suit
-# them better than the verifier's. `wide`: scan and check again, over rows with keys and payloads.
 
 _RIVAL_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "true",
@@ -246,9 +239,6 @@ class _Parquet:
 
 
 # -- spark_scale: does the check grow with the chain as a scan does, and does its memory stay? -----
-# Verifies chains of two lengths as Parquet on two executors of one core and 2 GB each, by turns,
-# each length in a driver of its own. What Spark spilled, and the most that each heap held, is read
-# from its event log; what the driver's two processes held, from the system.
 
 _CHECKS: Final = 2
 """Checks in one driver: the first one is warm-up, the last one is the figure."""
@@ -340,14 +330,6 @@ def _of_log(folder: Path) -> dict[str, float]:
 
 
 # -- spark_jdbc: does the check of a database keep the reading side busy? --------------------------
-# All over the same rows of one chain, by turns; PostgreSQL answers on the cores of Spark:
-# - bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as
-#   rows that PostgreSQL makes of the pages;
-# - arrays: the same, with the arrays of the pages read by JDBC, and made rows by Spark;
-# - check: `verify --source database` whole, from opening it to the report (Spark is up already);
-# - local: the same with `--local`, on one core;
-# - lag: PostgreSQL's own `lag()` over the view, which needs no reader at all, but sorts the rows;
-# - aggregate: PostgreSQL's own `count` and `sum`, beside it.
 
 
 async def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
