@@ -1,11 +1,12 @@
-"""Chains to measure on, in a local stack of the benchmarks' own."""
+"""Chains to measure on, in a local stack of the benchmarks' own: empty, or filled by the server."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -19,13 +20,19 @@ from orderchain.clients.kafka import make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import connect
 from orderchain.limits import CHAIN_ID_MAX
-from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from orderchain.seal import PAGE_ROWS_MAX, seal_over
+from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from orderchain.clients.postgres import Connection
+    from orderchain.clients.postgres import Connection, Record
+
+
+SQL: Final = load_sql("benchmarks", "chains.sql")
+
+# -- the servers -----------------------------------------------------------------------------------
 
 
 class Site(Struct, frozen=True):
@@ -49,10 +56,14 @@ _CONNECT_SECONDS = 30.0
 CHECKPOINT_TIMEOUT = "30s"
 """PostgreSQL's shortest: runs of a minute see checkpoints, as a day of work does."""
 
-
 MAX_WAL_SIZE_MB = 4096
 """The most log there may be, and as much is kept (`min_wal_size`): a server that has been up for a
 day reuses its files, and so does ours once `write_log_files` has made them."""
+
+_TOLD = (
+    "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method",
+    "shared_buffers", "wal_compression", "checkpoint_completion_target",
+)  # fmt: skip
 
 
 def benchmark_stack(directory: Path | None = None) -> LocalStack:
@@ -146,38 +157,27 @@ async def tune(site: Site) -> dict[str, str]:
         for name, value in ours.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         await connection.execute("SELECT pg_reload_conf()")
-        found = await connection.fetch(
-            "SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1)", list(_TOLD)
-        )
+        found = await connection.fetch(SQL["settings"], list(_TOLD))
     settings = {row["name"]: f"{row['setting']} {row['unit'] or ''}".strip() for row in found}
     return settings | ours  # the server rereads its file in its own time
+
+
+_LOG_STEP_MB = 64
 
 
 async def write_log_files(site: Site, megabytes: int) -> None:
     """Make the files of PostgreSQL's log that `tune` has it keep, so that no timed part does.
 
-    It makes as many as it takes to write `megabytes` MiB.
-
-    A new file is 16 MB of zeros to flush, for which every commit waits: 20 to 70 ms (decisions 13
-    and 14).
+    It makes as many as it takes to write `megabytes` MiB. A new file is 16 MB of zeros to flush,
+    for which every commit waits: 20 to 70 ms (decisions 13 and 14).
     """
     async with connected(site.admin) as connection:
         for _ in range(megabytes // _LOG_STEP_MB):
-            await connection.execute(_WRITE_LOG, _LOG_STEP_MB)
+            await connection.execute(SQL["write_log"], _LOG_STEP_MB)
         await connection.execute("CHECKPOINT")
 
 
-_LOG_STEP_MB = 64
-_WRITE_LOG = """
-SELECT pg_logical_emit_message(false, 'benchmark', repeat('.', 1024 * 1024))
-FROM generate_series(1, $1)
-"""
-
-
-_TOLD = (
-    "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method",
-    "shared_buffers", "wal_compression", "checkpoint_completion_target",
-)  # fmt: skip
+# -- empty chains ----------------------------------------------------------------------------------
 
 
 async def make_topic(site: Site, topic: str) -> None:
@@ -192,29 +192,16 @@ async def remove_topic(site: Site, topic: str) -> None:
         await admin.delete_topics([topic])
 
 
-async def empty_chain(site: Site, chain_id: int) -> None:
-    """Remove the rows of a chain and its topic. Its number stays taken."""
-    async with connected(site.admin) as connection:
-        topic = await connection.fetchval(
-            "SELECT topic FROM chain_head WHERE chain_id = $1", chain_id
-        )
-        async with connection.transaction():
-            await connection.execute(f"DROP TABLE IF EXISTS chain_page_{int(chain_id)} CASCADE")
-            await connection.execute("DELETE FROM chain_key_page WHERE chain_id = $1", chain_id)
-            await connection.execute("DELETE FROM chain_client WHERE chain_id = $1", chain_id)
-    await remove_topic(site, topic)
-
-
-def draw_chain_id() -> int:
-    """Return a number that no chain has: brokers are shared."""
-    return 1 + secrets.randbelow(CHAIN_ID_MAX)
-
-
 async def prepare_database(site: Site) -> Settings:
     """Apply the schema where it is not there yet; return settings for more."""
     settings = settings_of(site)
     await apply_schema(settings)
     return settings
+
+
+def draw_chain_id() -> int:
+    """Return a number that no chain has: brokers are shared."""
+    return 1 + secrets.randbelow(CHAIN_ID_MAX)
 
 
 async def make_chain(site: Site) -> int:
@@ -223,3 +210,82 @@ async def make_chain(site: Site) -> int:
     chain_id = draw_chain_id()
     await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
     return chain_id
+
+
+async def empty_chain(site: Site, chain_id: int) -> None:
+    """Remove the rows of a chain and its topic. Its number stays taken."""
+    async with connected(site.admin) as connection:
+        topic = await connection.fetchval(SQL["topic"], chain_id)
+        async with connection.transaction():
+            await connection.execute(f"DROP TABLE IF EXISTS chain_page_{int(chain_id)} CASCADE")
+            await connection.execute(SQL["forget_keys"], chain_id)
+            await connection.execute(SQL["forget_clients"], chain_id)
+    await remove_topic(site, topic)
+
+
+# -- chains of many rows, made by the server itself ------------------------------------------------
+
+BATCH_ROWS: Final = 1_000
+_CHUNK_ROWS: Final = 1_000_000
+
+
+async def generate_chain(
+    site: Site, rows: int, *, batch_rows: int = BATCH_ROWS, page_rows: int = PAGE_ROWS_MAX
+) -> int:
+    """Return a new chain whose ids are 1 to `rows`, ready to read.
+
+    A batch is one page, or several of `page_rows`; then it must be a multiple of `page_rows`.
+    """
+    chain_id = await make_chain(site)
+    await grow_chain(site, chain_id, 0, rows, batch_rows=batch_rows, page_rows=page_rows)
+    return chain_id
+
+
+async def grow_chain(
+    site: Site,
+    chain_id: int,
+    after_id: int,
+    last_id: int,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    page_rows: int = PAGE_ROWS_MAX,
+) -> None:
+    """Add the rows after `after_id`, the head, up to `last_id`; they all appear at once.
+
+    Raises ValueError where a page would be of two batches.
+    """
+    page_rows = min(page_rows, batch_rows)
+    if batch_rows % page_rows:
+        raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
+    async with connected(site.admin) as connection:
+        seal = await connection.fetchval(SQL["last_seal"], chain_id)
+        for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
+            last = min(first + _CHUNK_ROWS - 1, last_id)
+            await connection.execute(SQL["extend"], chain_id, last)
+            await connection.execute(SQL["pages"], chain_id, first, last, page_rows)
+            contents = await connection.fetch(SQL["contents"], chain_id, first, last, batch_rows)
+            now_us = time.time_ns() // 1_000
+            seals = _seals(seal, contents, now_us)
+            ends = [[row[name] for row in contents] for name in ("first_id", "last_id")]
+            await connection.execute(SQL["batches"], chain_id, *ends, seals, now_us)
+            seal = seals[-1]
+        await connection.execute(SQL["head"], chain_id, last_id, seal)
+        # Autovacuum has done this for a chain that grew gradually.
+        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
+
+
+def _seals(seal: bytes, batches: Sequence[Record], committed_at_us: int) -> list[bytes]:
+    """Return the seals after `batches`, of whose contents the server has made the digests."""
+    seals = []
+    for first_id, last_id, content in batches:
+        seal = seal_over(
+            seal,
+            epoch=1,
+            first_id=first_id,
+            last_id=last_id,
+            row_count=last_id - first_id + 1,
+            committed_at_us=committed_at_us,
+            content=content,
+        )
+        seals.append(seal)
+    return seals

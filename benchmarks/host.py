@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from benchmarks.chains import connected
+from benchmarks.chains import Site, connected
 
 if TYPE_CHECKING:
-    from benchmarks.chains import Site
     from local_stack import PostgresServer
 
 RESULTS = Path(__file__).parent / "results"

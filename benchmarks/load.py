@@ -1,18 +1,18 @@
-"""The load of one run, its seeded orders, the same for every rival, and its result."""
+"""What is asked: loads of seeded orders, the same for every rival; arms; questions."""
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from benchmarks.chains import Site
 from sequencer import Order
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+# -- one run ---------------------------------------------------------------------------------------
 
 EVENT_TIME_NS = 1_700_000_000_000_000_000
 
@@ -69,19 +69,14 @@ class Load(Struct, frozen=True, kw_only=True):
         return self.batch_rows * max(2, self.orders // WARM_UP_SHARE // self.batch_rows)
 
     @property
-    def all_orders(self) -> int:
-        """Orders that the database must hold in the end."""
-        return self.untimed_orders + self.orders
-
-    @property
     def untimed_orders(self) -> int:
         """Orders sent before the timed ones."""
         return self.warm_up_orders + self.grow_orders
 
     @property
-    def deadline_seconds(self) -> float:
-        """After this long, a run has hung: ten minutes, and more for long chains."""
-        return 600.0 + self.all_orders / 20_000
+    def all_orders(self) -> int:
+        """Orders that the database must hold in the end."""
+        return self.untimed_orders + self.orders
 
     def batches(self, count: int) -> Iterator[list[Order]]:
         """Yield the first `count` orders, in batches."""
@@ -98,37 +93,109 @@ class Venue(Struct, frozen=True, kw_only=True):
     place: dict[str, str | int]
     """Names of the topic, the table, the chain: what the rival prepared."""
 
+    @property
+    def chain_id(self) -> int:
+        """The chain of a rival that has one."""
+        return int(self.place["chain_id"])
 
-class Produced(Struct, frozen=True, kw_only=True):
-    """What the process of the sending end reports. Times are of the monotonic clock, which all
-    processes of a machine share."""
+    @property
+    def topic(self) -> str:
+        """The topic of a rival that has one of its own."""
+        return str(self.place["topic"])
 
-    began_ns: int
-    persisted_ns: int
-    """The last order was durable."""
-    published_ns: int
-    """The broker had acknowledged the last order."""
-    cpu_seconds: float
-    memory_mib: float
-
-
-class Received(Struct, frozen=True, kw_only=True):
-    """What the process of the receiving end reports."""
-
-    ended_ns: int
-    rows: int
-    """Orders handed on, those of the warm-up among them."""
-    last_id: int
-    cpu_seconds: float
-    memory_mib: float
-    digest: str
-    """SHA-256 over the orders that were handed on, where they were kept, else empty."""
-    notes: dict[str, float] = {}
-    """Figures of the rival's own."""
+    @property
+    def deadline_seconds(self) -> float:
+        """After this long, a run has hung: ten minutes, and more for long chains."""
+        return 600.0 + self.load.all_orders / 20_000
 
 
-class Stored(Struct, frozen=True, kw_only=True):
-    """What durable storage holds after a run."""
+# -- questions -------------------------------------------------------------------------------------
 
-    rows: int
-    last_id: int
+Figures = dict[str, Any]
+
+RUN_SECONDS = 3.0
+"""What a run costs besides its orders: two processes, a chain, a topic, a proof."""
+
+ORDERS = {1: 2_000, 10: 20_000, 100: 100_000, 500: 100_000, 1_000: 200_000, 5_000: 400_000}
+"""Timed orders of a run by its batch size: one to four seconds each, for the fast ones."""
+
+QUICK_SHARE = 4
+"""A quick run sends one order in this many."""
+
+_EXPECTED_RATES = {"common_way": 4_000, "event_sourcing": 20_000, "nats_jetstream": 3_000}
+_EXPECTED_RATES_BY_ROWS = {1: 700, 10: 6_000, 100: 30_000, 500: 60_000, 1_000: 90_000}
+_EXPECTED_RATE = 110_000
+
+
+class Scope(Struct, frozen=True, kw_only=True):
+    """How much of a question is asked."""
+
+    is_quick: bool = False
+    is_huge: bool = False
+    """Chains of 10^8 rows too: an hour, and 30 GB of disk."""
+    repeats: int = 5
+
+    def orders(self, batch_rows: int) -> int:
+        """Return the orders of a run in whole batches."""
+        orders = ORDERS[batch_rows]
+        return max(batch_rows * 4, orders // QUICK_SHARE) if self.is_quick else orders
+
+
+class Arm(Struct, frozen=True, kw_only=True):
+    """One of the things compared, each repeat of which is saved by itself."""
+
+    name: str
+    load: Load | None = None
+    settings: dict[str, float | int | str] = {}
+    """For questions that do more than run a load."""
+    seconds: float
+    """About how long one repeat takes."""
+    repeats_max: int = 1_000
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """One repeat of an arm, as it is saved."""
+
+    question: str
+    arm: str
+    repeat: int
+    run: str
+    """The start of the run that it belongs to; its conditions are in `conditions.jsonl`."""
+    engine: str
+    """Fingerprint of the engine's code."""
+    settings: dict[str, Any] = {}
+    figures: Figures | None = None
+    """None where the run failed, or did not verify: then there is no figure."""
+    failure: str | None = None
+    skipped: str | None = None
+    """Why the arm cannot run here."""
+    seconds: float = 0.0
+
+
+class Question(Struct, frozen=True):
+    """What is asked: the arms that are compared, and how one repeat of an arm is run."""
+
+    title: str
+    arms: Callable[[Scope], list[Arm]]
+    """The first arm may be what others need to know."""
+    run: Callable[[Site, Arm, Sequence[Line]], Awaitable[Figures]]
+    """The lines are those of this question so far."""
+
+
+def load_arm(
+    scope: Scope,
+    rival: str,
+    batch_rows: int,
+    *,
+    name: str | None = None,
+    **settings: Any,  # noqa: ANN401 - fields of Load
+) -> Arm:
+    """Return the arm of a load through a rival, with the number of orders that suits it."""
+    rate = _EXPECTED_RATES.get(rival) or _EXPECTED_RATES_BY_ROWS.get(batch_rows, _EXPECTED_RATE)
+    orders = settings.pop("orders", None) or scope.orders(batch_rows)
+    if rival in _EXPECTED_RATES:  # a slow one needs no more than a few seconds either
+        orders = min(orders, max(2 * batch_rows, 4 * rate // (2 if scope.is_quick else 1)))
+    orders = max(1, orders // batch_rows) * batch_rows
+    load = Load(rival=rival, orders=orders, batch_rows=batch_rows, **settings)
+    seconds = RUN_SECONDS + 1.3 * load.all_orders / rate
+    return Arm(name=name or f"{rival} {batch_rows}", load=load, seconds=seconds)

@@ -5,8 +5,6 @@ when it was sent: a sequencer that stalls makes later orders late, and that is w
 Every millisecond the orders that have fallen due are handed to the sequencer together, as an intake
 would; the wait for that counts too. Self-clocking batches are compared with fixed batch sizes, each
 of which is sent when it is full. Also, what no order can be faster than.
-
-Each end is `python -m benchmarks.open_load send|take`, the venue and the job on its stdin.
 """
 
 from __future__ import annotations
@@ -18,30 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import uvloop
 
 from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.host import ServerLoad
-from benchmarks.load import Load, Venue
-from benchmarks.processes import (
-    End,
-    RunFailed,
-    freeze,
-    job_of,
-    next_line,
-    role_of,
-    say,
-    stand_ready,
-)
-from benchmarks.question import Arm, Figures, Line, Scope
-from benchmarks.rivals.engine import Receiving, published, sequencer_of
-from benchmarks.rivals.proof import prove
-from benchmarks.rivals.records import RecordSender
-from benchmarks.rivals.rival import NotWhole, Tally
+from benchmarks.load import Arm, Figures, Line, Load, Scope, Venue
+from benchmarks.parts.impaired import receive
+from benchmarks.processes import RunFailed, call, freeze, serve
+from benchmarks.rivals.engine import prove, published, sequencer_of
+from benchmarks.rivals.rival import NotWhole, RecordSender
 from benchmarks.spreads import histogram_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from sequencer import Order, Sequencer
 
@@ -58,26 +44,20 @@ _MAXIMUM_SECONDS = 12.0
 
 def arms(scope: Scope) -> list[Arm]:
     """Return the maximum, the floor, and every policy at every load."""
-    shares = (50,) if scope.is_quick else SHARES_PERCENT
-    sizes = FIXED_ROWS[:1] if scope.is_quick else FIXED_ROWS
     schedule_seconds = 0.5 if scope.is_quick else SECONDS
-    seconds = SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS
-    first = [
+    floor_seconds = 2 * schedule_seconds + _OVERHEAD_SECONDS
+    return [
         Arm(name="maximum", seconds=_MAXIMUM_SECONDS),
-        Arm(
-            name="floor",
-            settings={"schedule_seconds": schedule_seconds},
-            seconds=2 * schedule_seconds + _OVERHEAD_SECONDS,
+        Arm(name="floor", settings={"schedule_seconds": schedule_seconds}, seconds=floor_seconds),
+        *(
+            Arm(
+                name=arm_name(share, rows),
+                settings={"share_percent": share, "fixed_rows": rows},
+                seconds=SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS,
+            )
+            for share in ((50,) if scope.is_quick else SHARES_PERCENT)
+            for rows in (0, *FIXED_ROWS[: 1 if scope.is_quick else None])
         ),
-    ]
-    return first + [
-        Arm(
-            name=arm_name(share, rows),
-            settings={"share_percent": share, "fixed_rows": rows},
-            seconds=seconds,
-        )
-        for share in shares
-        for rows in (0, *sizes)
     ]
 
 
@@ -90,8 +70,7 @@ def arm_name(share_percent: int, fixed_rows: int) -> str:
 async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     """Run one repeat. The loads are shares of the maximum of the first repeat."""
     if arm.name == "floor":
-        floor = await measure_floor(site, float(arm.settings["schedule_seconds"]))
-        return msgspec.structs.asdict(floor)
+        return {**await measure_floor(site, float(arm.settings["schedule_seconds"]))}
     load = Load(rival="engine", orders=MAXIMUM_ORDERS, batch_rows=5_000)
     if arm.name == "maximum":
         return await run_open(site, OpenJob(load=load, rate_per_second=0.0, warm_up_orders=50_000))
@@ -144,81 +123,74 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
     fixed_rows: int = 0
     """Orders of a batch; 0: all that have come while the last one was committed."""
 
+    @property
+    def ns_per_order(self) -> float:
+        """How far apart orders fall due."""
+        return 1e9 / self.rate_per_second if self.rate_per_second else 0.0
 
-class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sending end reports."""
+    def histogram(self, start_ns: int, done: Iterable[tuple[int, int, int]]) -> str:
+        """Return the histogram of when orders were done, from when each was due.
 
-    start_ns: int
-    """When the first order was due."""
-    ack_histogram: str
-    batches: int
-    seconds: float
-    cpu_seconds: float
-
-
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiving end reports."""
-
-    ended_ns: int
-    first_counted_ns: int
-    rows: int
-    histogram: str
-    cpu_seconds: float
-
-
-class Floor(msgspec.Struct, frozen=True):
-    """What no order can be faster than: one commit, then one send, each with nothing beside it.
-
-    One after the other, a stall of the disk counts once, however long it is: only the one call that
-    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
-    """
-
-    commit_histogram: str
-    send_histogram: str
-    due_commit_histogram: str
-    due_send_histogram: str
+        `done` are the first order of those that were done together, their number, and when.
+        """
+        found = []
+        for first, count, at_ns in done:
+            due_ns = start_ns + np.arange(first, first + count) * self.ns_per_order
+            found.append((at_ns - due_ns)[max(0, self.warm_up_orders - first) :])
+        return histogram_of(np.concatenate(found).astype(np.int64))
 
 
 async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
     """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
-    chain_id = await make_chain(site)
+    orders, chain_id = job.load.orders, await make_chain(site)
     venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
-    sender, taker = (End("benchmarks.open_load", role, venue, job) for role in ("send", "take"))
+    receiver = call(receive, site=site, chain_id=chain_id, until_rows=orders, freezes=True)
     try:
-        async with asyncio.timeout(_DEADLINE_SECONDS), taker:
-            await taker.expect(b"listening")
+        async with asyncio.timeout(_DEADLINE_SECONDS), receiver:
+            await receiver.expect(b"live")
             servers = await ServerLoad.now(site)
-            async with sender:
-                scheduled = await sender.result(Scheduled)
-                await taker.tell(b"%d" % scheduled.start_ns)
-                taken = await taker.result(Taken)
+            async with call(send, venue=venue, job=job) as sender:
+                scheduled = await sender.result()
+                received = await receiver.result()
                 used = (await ServerLoad.now(site)).since(servers)
                 # The content is compared too: the schedule's times are those of the orders.
-                stored = await prove(site.auditor, chain_id, job.load, job.load.orders)
+                stored = await prove(site.auditor, chain_id, job.load, orders)
     finally:
         await empty_chain(site, chain_id)
-    if not stored.rows == taken.rows == job.load.orders:
-        raise NotWhole(
-            f"{stored.rows} orders are stored, {taken.rows} handed on of {job.load.orders}"
-        )
-    counted = job.load.orders - job.warm_up_orders
-    begin_ns = scheduled.start_ns if job.rate_per_second else taken.first_counted_ns
-    wait_ns = job.warm_up_orders / job.rate_per_second * 1e9 if job.rate_per_second else 0
+    samples, start_ns = received["samples"], scheduled["start_ns"]
+    if not stored == samples[-1][1] == orders:
+        raise NotWhole(f"{stored} orders are stored, {received['rows']} handed on of {orders}")
+    # Ids begin at 1 and skip none in a chain of one leader.
+    befores = [0, *(rows for _, rows in samples)]
+    arrivals = [
+        (before, rows - before, at_ns)
+        for before, (at_ns, rows) in zip(befores, samples, strict=False)
+    ]
+    begin_ns = start_ns
+    if not job.rate_per_second:
+        warm = [at_ns for at_ns, rows in samples if rows <= job.warm_up_orders]
+        begin_ns = warm[-1] if warm else start_ns
+    seconds = (received["ended_ns"] - begin_ns - job.warm_up_orders * job.ns_per_order) / 1e9
+    batches = max(scheduled["batches"], 1)
     return {
         "rate_per_second": job.rate_per_second,
-        "delivered_per_second": counted / (taken.ended_ns - begin_ns - wait_ns) * 1e9,
-        "histogram": taken.histogram,
-        "ack_histogram": scheduled.ack_histogram,
-        "batch_window_ms": scheduled.seconds / max(scheduled.batches, 1) * 1e3,
-        "batch_rows": job.load.orders / max(scheduled.batches, 1),
-        "producer_cpu_seconds": scheduled.cpu_seconds,
-        "receiver_cpu_seconds": taken.cpu_seconds,
+        "delivered_per_second": (orders - job.warm_up_orders) / seconds,
+        "histogram": job.histogram(start_ns, arrivals),
+        "ack_histogram": scheduled["ack_histogram"],
+        "batch_window_ms": scheduled["seconds"] / batches * 1e3,
+        "batch_rows": orders / batches,
+        "producer_cpu_seconds": scheduled["cpu_seconds"],
+        "receiver_cpu_seconds": received["cpu_seconds"],
         **used,
     }
 
 
-async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
-    """Commit single rows, then send single records: one after the other, then on a schedule."""
+async def measure_floor(site: Site, schedule_seconds: float) -> dict[str, str]:
+    """Return what no order can be faster than: one commit, one send, each with nothing beside it.
+
+    One after the other, a stall of the disk counts once, however long it is: only the one call that
+    met it is late. So each is also measured on a schedule, from when it was due, as orders are.
+    """
     topic = "rival.floor"
     await make_topic(site, topic)
     venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})
@@ -243,18 +215,20 @@ async def measure_floor(site: Site, schedule_seconds: float) -> Floor:
         finally:
             await connection.execute("DROP TABLE IF EXISTS rival_floor")
             await remove_topic(site, topic)
-    return Floor(*map(histogram_of, (commits, sends, due_commits, due_sends)))
+    measured = {
+        "commit": commits, "send": sends, "due_commit": due_commits, "due_send": due_sends,
+    }  # fmt: skip
+    return {f"{name}_histogram": histogram_of(times) for name, times in measured.items()}
 
 
 async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
     """Return how long calls take that are made one after the other, in nanoseconds."""
-    for _ in range(FLOOR_TRIES // 10):
-        await call()
     found = []
-    for _ in range(FLOOR_TRIES):
+    for number in range(-FLOOR_TRIES // 10, FLOOR_TRIES):  # those below 0 are not counted
         began_ns = time.monotonic_ns()
         await call()
-        found.append(time.monotonic_ns() - began_ns)
+        if number >= 0:
+            found.append(time.monotonic_ns() - began_ns)
     return found
 
 
@@ -282,23 +256,23 @@ async def timed_from_due(
 # -- the processes ---------------------------------------------------------------------------------
 
 
-async def send(venue: Venue, job: OpenJob) -> Scheduled:
-    """Hand every order to the sequencer when it is due."""
+async def send(venue: Venue, job: OpenJob) -> dict[str, Any]:
+    """Hand every order to the sequencer when it is due; `start_ns` is when the first one was."""
     load = job.load
     orders = [order for batch in load.batches(load.orders) for order in batch]
-    async with sequencer_of(venue.site, int(venue.place["chain_id"]), load) as sequencer:
+    async with sequencer_of(venue.site, venue.chain_id, load) as sequencer:
         freeze()
         cpu = time.process_time()
         pacing = _Pacing(sequencer, job)
         await pacing.run(orders)
         await published(sequencer)  # making histograms would hold up the last frames
-        return Scheduled(
-            start_ns=pacing.start_ns,
-            ack_histogram=histogram_of(pacing.ack_latencies()),
-            batches=sequencer.stats().batches,
-            seconds=(time.monotonic_ns() - pacing.start_ns) / 1e9,
-            cpu_seconds=time.process_time() - cpu,
-        )
+        return {
+            "start_ns": pacing.start_ns,
+            "ack_histogram": job.histogram(pacing.start_ns, pacing.acks),
+            "batches": sequencer.stats().batches,
+            "seconds": (time.monotonic_ns() - pacing.start_ns) / 1e9,
+            "cpu_seconds": time.process_time() - cpu,
+        }
 
 
 class _Pacing:
@@ -307,9 +281,9 @@ class _Pacing:
     def __init__(self, sequencer: Sequencer, job: OpenJob) -> None:
         self._sequencer = sequencer
         self._job = job
-        self._ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
-        # (first order, orders, time of the acknowledgement), one per call.
-        self._acks: list[tuple[int, int, int]] = []
+        self._ns_per_order = job.ns_per_order
+        self.acks: list[tuple[int, int, int]] = []
+        """First order, orders, time of the acknowledgement, one per call."""
         self._failure: BaseException | None = None
         self._unanswered = 0
         self._answered = asyncio.Event()
@@ -340,13 +314,11 @@ class _Pacing:
             raise self._failure
 
     def _most_at_once(self) -> int:
-        """Return how many orders are handed over together at most."""
         return self._job.fixed_rows or (
             self._job.load.batch_rows if self._ns_per_order else _CHUNK_ROWS
         )
 
     def _due(self, sent: int, count: int) -> int:
-        """Return up to which order to hand over now."""
         fixed, most = self._job.fixed_rows, self._most_at_once()
         if not self._ns_per_order:
             return min(count, sent + most)
@@ -359,68 +331,13 @@ class _Pacing:
 
     def _noted(self, first: int, count: int) -> Any:  # noqa: ANN401 - a callback of asyncio's
         def note(done: asyncio.Future[Any]) -> None:
-            self._acks.append((first, count, time.monotonic_ns()))
+            self.acks.append((first, count, time.monotonic_ns()))
             self._unanswered -= 1
             self._answered.set()
             self._failure = self._failure or done.exception()
 
         return note
 
-    def ack_latencies(self) -> np.ndarray[Any, Any]:
-        """Return when each order was acknowledged, from when it was due, in nanoseconds."""
-        found = []
-        for first, count, acked_ns in self._acks:
-            due_ns = self.start_ns + np.arange(first, first + count) * self._ns_per_order
-            found.append((acked_ns - due_ns)[max(0, self._job.warm_up_orders - first) :])
-        return np.concatenate(found).astype(np.int64)
-
-
-class _Arrivals(Tally):
-    """Notes when every order was handed on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # (rows before, time), one per run; ids begin at 1 and skip none in a chain of one leader.
-        self.arrivals: list[tuple[int, int, int]] = []
-
-    def take(self, events: Sequence[Any]) -> None:
-        """Count a run, and note its time."""
-        before = self.rows
-        super().take(events)
-        self.arrivals.append((before, len(events), time.monotonic_ns()))
-
-
-async def take(venue: Venue, job: OpenJob) -> Taken:
-    """Receive everything, and return the latencies once it is known when the schedule began."""
-    arrivals = _Arrivals()
-    async with Receiving(venue, arrivals) as receiver:
-        stand_ready(b"listening")
-        cpu = time.process_time()
-        await receiver.receive(job.load.orders)
-        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-    start_ns = int(await next_line())
-    ns_per_order = 1e9 / job.rate_per_second if job.rate_per_second else 0.0
-    found = []
-    first_counted_ns = 0
-    for before, count, arrived_ns in arrivals.arrivals:
-        due_ns = start_ns + np.arange(before, before + count) * ns_per_order
-        found.append((arrived_ns - due_ns)[max(0, job.warm_up_orders - before) :])
-        if before + count <= job.warm_up_orders:
-            first_counted_ns = arrived_ns
-    return Taken(
-        ended_ns=ended_ns,
-        first_counted_ns=first_counted_ns or start_ns,
-        rows=arrivals.rows,
-        histogram=histogram_of(np.concatenate(found).astype(np.int64)),
-        cpu_seconds=cpu,
-    )
-
-
-async def _main() -> None:
-    venue, job = job_of(Venue), job_of(OpenJob)
-    async with asyncio.timeout(_DEADLINE_SECONDS):
-        say(await role_of(send, take)(venue, job))
-
 
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve(send)

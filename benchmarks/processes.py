@@ -1,30 +1,32 @@
 """Processes of a benchmark, as its own process sees them, and as they see themselves.
 
-A process gets its jobs as lines of JSON on stdin, never on its command line, which every user of
-the machine can read: jobs hold passwords.
+A process gets its arguments as a line of JSON on stdin, never on its command line, which every user
+of the machine can read: they hold passwords.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
+from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
 import msgspec
+import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-_T = TypeVar("_T")
-_Work = TypeVar("_Work", bound="Callable[..., Coroutine[Any, Any, Any]]")
+    from collections.abc import Callable, Coroutine, Mapping
 
 ROOT: Final = Path(__file__).parent.parent
 
 _CLOSE_SECONDS: Final = 5.0
 """A process that has reported its figures hands over and closes its connections."""
+
+_DEADLINE_SECONDS: Final = 6 * 3_600.0
 
 _LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A line of figures holds samples and histograms; asyncio's own bound would cut it off."""
@@ -35,34 +37,43 @@ class RunFailed(Exception):
 
 
 class End:
-    """A process, to be entered: it gets its jobs, writes words, and ends with a line of JSON."""
+    """A process, to be entered: it gets arguments, writes words, and ends with a line of JSON."""
+
+    process: asyncio.subprocess.Process
+    close_seconds = 0.0
+    """How long it may take to close once its stdin is closed, before it is killed."""
 
     def __init__(
-        self, module: str, role: str, *jobs: msgspec.Struct, keeps_errors: bool = True
+        self,
+        *command: str | Path,
+        name: str,
+        given: Mapping[str, Any] | None = None,
+        keeps_errors: bool = True,
+        environment: Mapping[str, str] | None = None,
+        root: Path = ROOT,
     ) -> None:
         """With `keeps_errors`, its stderr is only read for the text of RunFailed."""
-        self.command: tuple[str | Path, ...] = (sys.executable, "-m", module, role)
-        self.root = ROOT
-        self.close_seconds = 0.0
-        """How long it may take to close once its stdin is closed, before it is killed."""
-        self._name = role
-        self._jobs = jobs
+        self._command = command
+        self._name = name
+        self._given = given
         self._keeps_errors = keeps_errors
-        self._process: asyncio.subprocess.Process | None = None
+        self._environment = os.environ | (environment or {})
+        self._root = root
 
     async def __aenter__(self) -> Self:
         # A session of its own: Ctrl-C is for the benchmark, which then stops its processes.
-        self._process = await asyncio.create_subprocess_exec(
-            *self.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE if self._keeps_errors else None,
+        self.process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE if self._keeps_errors else None,
             start_new_session=True,
-            cwd=self.root,
+            cwd=self._root,
+            env=self._environment,
             limit=_LINE_BYTES_MAX,
         )
-        for job in self._jobs:
-            await self.tell(msgspec.json.encode(job))
+        if self._given is not None:
+            await self.tell(msgspec.json.encode(self._given))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -77,13 +88,6 @@ class End:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-
-    @property
-    def process(self) -> asyncio.subprocess.Process:
-        """The process. Raises RunFailed before it is entered."""
-        if self._process is None:
-            raise RunFailed(f"{self._name}: not started")
-        return self._process
 
     async def tell(self, line: bytes) -> None:
         """Write a line to it."""
@@ -102,29 +106,49 @@ class End:
             pass  # what its libraries print
         return msgspec.json.decode(line)
 
-    async def result(self, kind: type[_T]) -> _T:
+    async def result(self) -> dict[str, Any]:
         """Wait for its figures, its last line. Raises RunFailed when it ends without."""
-        found = msgspec.convert(await self.answer(), kind)
+        found: dict[str, Any] = await self.answer()
         self.close_seconds = _CLOSE_SECONDS
         return found
 
     async def line(self) -> bytes:
         """Wait for its next line, without the end of the line. Raises RunFailed when it ends."""
-        process = self.process
-        line = await process.stdout.readline() if process.stdout else b""
-        if line:
-            return line.rstrip(b"\n")
-        said = await process.stderr.read() if process.stderr else b""
+        stdout = self.process.stdout
+        return await self._or_failed(await stdout.readline() if stdout else b"")
+
+    async def rest(self) -> bytes:
+        """Wait for all that it writes until it ends. Raises RunFailed where that is nothing."""
+        stdout = self.process.stdout
+        return await self._or_failed(await stdout.read() if stdout else b"")
+
+    async def _or_failed(self, written: bytes) -> bytes:
+        if written:
+            return written.rstrip(b"\n")
+        stderr = self.process.stderr
+        said = await stderr.read() if stderr else b""
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         raise RunFailed(f"{self._name}: {last or 'ended without a word'}")
 
 
+def call(
+    function: Callable[..., object],
+    *,
+    keeps_errors: bool = True,
+    environment: Mapping[str, str] | None = None,
+    **given: object,
+) -> End:
+    """Return the call of a function in a process of its own: its module must `serve` it."""
+    return End(
+        *(sys.executable, "-m", function.__module__, function.__name__),
+        name=function.__name__,
+        given=given,
+        keeps_errors=keeps_errors,
+        environment=environment,
+    )
+
+
 # -- in the process --------------------------------------------------------------------------------
-
-
-def job_of(kind: type[_T]) -> _T:
-    """Return the next job of this process."""
-    return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
 
 
 async def next_line() -> bytes:
@@ -132,7 +156,7 @@ async def next_line() -> bytes:
     return await asyncio.to_thread(sys.stdin.buffer.readline)
 
 
-def say(word: bytes | msgspec.Struct) -> None:
+def say(word: bytes | Mapping[str, Any]) -> None:
     """Write a word, or figures, to the benchmark's own process."""
     line = word if isinstance(word, bytes) else msgspec.json.encode(word)
     sys.stdout.buffer.write(line + b"\n")
@@ -168,6 +192,19 @@ def resident_mib(name: str = "VmHWM", process_id: int | str = "self") -> float:
     raise RunFailed(f"the system does not say the {name} of process {process_id}")
 
 
-def role_of(*works: _Work) -> _Work:
-    """Return the one of `works` that the command line names."""
-    return {work.__name__: work for work in works}[sys.argv[1]]
+def serve(*calls: Callable[..., Coroutine[Any, Any, Mapping[str, Any] | None]]) -> None:
+    """Be an end of a benchmark: call the function that the command line names, and say its result.
+
+    Its arguments are one line of JSON on stdin. A call that lasts six hours is broken off.
+    """
+    called = next(one for one in calls if one.__name__ == sys.argv[1])
+
+    async def run() -> None:
+        given = msgspec.json.decode(sys.stdin.buffer.readline())
+        kinds = get_type_hints(called)
+        arguments = {name: msgspec.convert(one, kinds[name]) for name, one in given.items()}
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            if (result := await called(**arguments)) is not None:
+                say(result)
+
+    uvloop.run(run())

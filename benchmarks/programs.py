@@ -11,7 +11,6 @@ import argparse
 import subprocess
 import sys
 from importlib import import_module
-from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,11 +56,11 @@ PROGRAMS = {
     ),
     "receiver_core": Program(
         "The receiver's core, without a network",
-        "receiver_core", 120, {"repeats": 15, "orders": 400_000}, has_site=False, is_flat=True,
+        "receiving", 120, {"repeats": 15, "orders": 400_000}, has_site=False, is_flat=True,
     ),
     "fill": Program(
         "Gap fill by the size of the gap and of the table",
-        "fill", 240, {"repeats": 7, "largest": 10_000_000}, is_flat=True,
+        "receiving", 240, {"repeats": 7, "largest": 10_000_000}, is_flat=True,
     ),
     "large_gap": Program(
         "What a gap of a million rows takes of memory",
@@ -176,9 +175,7 @@ def main() -> None:
         calm_collector()
     # Without a need for servers, those of a benchmark that runs meanwhile are left alone.
     sites = [open_site(benchmark_stack())] if program.has_site else []
-    found = measure(*sites, **settings)
-    if iscoroutine(found):
-        found = uvloop.run(found)
+    found = uvloop.run(measure(*sites, **settings))
     whole = found if program.is_flat else {"settings": settings, "figures": found}
     save_result(arguments.program, whole, is_dry=arguments.dry)
 

@@ -6,33 +6,37 @@ Two that need more than a load, `open_load` and the programs of their own, have 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import sys
 import time
-from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from benchmarks import open_load
-from benchmarks.chains import address_of, connected, empty_chain, make_chain
-from benchmarks.load import Load, order_batches
-from benchmarks.processes import RunFailed
+from benchmarks.chains import Site, address_of, connected, empty_chain, make_chain
+from benchmarks.load import (
+    RUN_SECONDS,
+    Arm,
+    Figures,
+    Line,
+    Load,
+    Question,
+    Scope,
+    load_arm,
+)
+from benchmarks.processes import End, RunFailed
 from benchmarks.programs import PROGRAMS
-from benchmarks.question import RUN_SECONDS, Arm, Figures, Line, Question, Scope, load_arm
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
 from benchmarks.running import run_arm, run_load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
 
 # -- comparison: how near is the engine to the physical limit, and to the alternatives? ------------
-# The same orders, durable, in order, each acknowledged by all, through every rival in turn. The
-# whole matrix of payloads is run at a batch of 1,000 only.
 
 BATCH_ROWS: Final = (100, 1_000, 5_000)
 LARGER_PAYLOADS: Final = {256: 100_000, 1_024: 50_000}
@@ -47,9 +51,8 @@ FAST: Final = (*BARE, "engine", "kafka_transactions_events", "kafka_transactions
 def _comparison(scope: Scope) -> list[Arm]:
     """Return every rival at its sizes, the engine and what it is compared with side by side."""
     found = [load_arm(scope, rival, rows) for rows in BATCH_ROWS for rival in FAST]
-    found += [
-        load_arm(scope, rival, COMMON_ROWS) for rival in ("bare_pages", "engine", "common_way")
-    ]
+    common = ("bare_pages", "engine", "common_way")
+    found += [load_arm(scope, rival, COMMON_ROWS) for rival in common]
     found += [
         load_arm(scope, rival, 1_000, name=f"{rival} 1000 persisting", stage="persist")
         for rival in ("engine", "event_sourcing")
@@ -60,24 +63,22 @@ def _comparison(scope: Scope) -> list[Arm]:
         for rows in BATCH_ROWS
     ]
     if scope.is_quick:
-        return [
-            arm
-            for arm in found
-            if arm.name not in LEFT_OUT_OF_QUICK and (" 100" not in arm.name or " 1000" in arm.name)
-        ]
+        return [arm for arm in found if _is_quick(arm.name)]
     return found + [
         load_arm(
-            scope, rival, 1_000, name=f"{rival} 1000 of {payload_bytes} bytes",
-            payload_bytes=payload_bytes, orders=orders,
+            scope, rival, 1_000, name=f"{rival} 1000 of {size} bytes",
+            payload_bytes=size, orders=orders,
         )
-        for payload_bytes, orders in LARGER_PAYLOADS.items()
+        for size, orders in LARGER_PAYLOADS.items()
         for rival in (*FAST, "common_way", "event_sourcing")
     ]  # fmt: skip
 
 
+def _is_quick(arm: str) -> bool:
+    return arm not in LEFT_OUT_OF_QUICK and (" 100" not in arm or " 1000" in arm)
+
+
 # -- batch_size: how does the size of a batch affect the rate of each stage? -----------------------
-# Persisting: no broker and no receiver load the machine. Publishing: the broker does, nobody reads.
-# End to end: a second process hands the orders on.
 
 STAGES: Final = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
 """How far a run goes, and the figure of its rate."""
@@ -86,7 +87,6 @@ _STAGE_REPEATS_MAX: Final = 3
 
 
 def _batch_size(scope: Scope) -> list[Arm]:
-    """Return every size at every stage, through the engine and both bare pipes."""
     found = [
         load_arm(scope, rival, rows, name=f"{rival} {rows} {stage}", stage=stage)
         for rows in ((100, 5_000) if scope.is_quick else (1, 10, *BATCH_ROWS))
@@ -97,8 +97,6 @@ def _batch_size(scope: Scope) -> list[Arm]:
 
 
 # -- switches: what do comparing keys and sealing cost? --------------------------------------------
-# Keys are compared or not by `key_window_rows`. Sealing cannot be switched off: here every seal is
-# replaced by the one before it, and such a chain is proven by its links and its content alone.
 
 _SWITCHES: Final = {
     "neither": {"with_keys": False, "with_seal": False},
@@ -109,7 +107,6 @@ _SWITCHES: Final = {
 
 
 def _switches(scope: Scope) -> list[Arm]:
-    """Return the four combinations, persisting and end to end, at a batch of 1,000."""
     return [
         load_arm(scope, "engine", 1_000, name=f"{name}, {stage}", stage=stage, **switches)
         for stage in (("deliver",) if scope.is_quick else ("persist", "deliver"))
@@ -118,11 +115,9 @@ def _switches(scope: Scope) -> list[Arm]:
 
 
 # -- cpu: how many CPU seconds do a million orders cost, and whose are they? -----------------------
-# The engine's own share is that of its two processes; the rest is the servers'.
 
 
 def _cpu(scope: Scope) -> list[Arm]:
-    """Return the engine and both bare pipes at each size, with twice the orders of a comparison."""
     return [
         load_arm(scope, rival, rows, orders=2 * scope.orders(rows))
         for rows in BATCH_ROWS
@@ -131,8 +126,6 @@ def _cpu(scope: Scope) -> list[Arm]:
 
 
 # -- checkpoint: what is left of the rate when PostgreSQL's checkpoints come along? ----------------
-# The runs of other questions are short. These begin shortly before a checkpoint is due, and last
-# for most of it on the fastest machine that we know. A run that saw none begin has no figure.
 
 _LONG_ORDERS: Final = 6_000_000
 """20 s and more of the fastest rival; both ends hold them in memory, some 2 GB."""
@@ -149,7 +142,6 @@ _BEGUN: Final = "SELECT num_timed FROM pg_stat_checkpointer"
 
 
 def _checkpoint(scope: Scope) -> list[Arm]:
-    """Return a long run of the engine and of the bare pipe of pages, and a short one of each."""
     rivals = ("bare_pages", "engine")
     short = [load_arm(scope, rival, 1_000, name=f"{rival}, short") for rival in rivals]
     return short + [
@@ -188,8 +180,6 @@ async def _until_checkpoint_is_due(site: Site) -> None:
 
 
 # -- scale: does a long chain cost more than a short one? ------------------------------------------
-# A chain is grown to its length, end to end, by orders that are made as they are sent; then the
-# rate of the next orders is measured. Memory is the most that was resident at that length.
 
 LENGTHS: Final = (100_000, 1_000_000, 10_000_000)
 _HUGE: Final = 100_000_000
@@ -198,7 +188,6 @@ _PROVEN_PER_SECOND: Final = 250_000
 
 
 def _scale(scope: Scope) -> list[Arm]:
-    """Return the lengths, at a batch of 1,000."""
     lengths = (*LENGTHS, _HUGE) if scope.is_huge else LENGTHS
     return [_scale_arm(scope, rows) for rows in (lengths[:1] if scope.is_quick else lengths)]
 
@@ -211,16 +200,14 @@ def _scale_arm(scope: Scope, rows: int) -> Arm:
 
 
 # -- verifier: how long does `chainctl verify` take, as an auditor calls it? -----------------------
-# Spark is started and stopped.
 
 _VERIFIED_PER_SECOND: Final = 60_000
 _SPARK_SECONDS: Final = 15.0
 _VERIFY_SECONDS_MAX: Final = 900.0
-_AT_ONCE: Final = 20_000
+_BATCHES_AT_ONCE: Final = 4
 
 
 def _verifier(scope: Scope) -> list[Arm]:
-    """Return a chain of each length."""
     return [
         Arm(
             name=f"{rows} rows",
@@ -248,42 +235,28 @@ async def _run_verifier(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figure
 
 async def _fill(site: Site, chain_id: int, rows: int) -> None:
     load = Load(rival="engine", orders=rows, batch_rows=5_000)
+    batches = load.batches(rows)
     async with sequencer_of(site, chain_id, load, sink=OpenSink()) as sequencer:
-        batches = []
-        for batch in order_batches(rows, load.batch_rows, payload_bytes=load.payload_bytes):
-            batches.append(batch)
-            if len(batches) * load.batch_rows >= _AT_ONCE:
-                await submit_all(sequencer, batches)
-                batches = []
-        await submit_all(sequencer, batches)
+        while some := list(islice(batches, _BATCHES_AT_ONCE)):
+            await submit_all(sequencer, some)
 
 
 async def _verify(site: Site, chain_id: int) -> dict[str, float]:
     """Run the command; return the seconds that it reports of itself, if it does."""
-    process = await asyncio.create_subprocess_exec(
+    command = End(
         *(sys.executable, "-m", "chainctl", "verify", "--json"),
         *("--chain", str(chain_id), "--source", "database"),
-        env={
-            **os.environ,
+        name="verify",
+        environment={
             "CHAINCTL_DATABASE": address_of(site.admin),
             "CHAINCTL_AUDIT_DATABASE": address_of(site.auditor),
         },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
     )
-    try:
-        async with asyncio.timeout(_VERIFY_SECONDS_MAX):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        last = (err or out).decode(errors="replace").strip().rpartition("\n")[2]
-        raise RunFailed(f"verify ended with {process.returncode}: {last}")
-    seconds = json.loads(out).get("seconds")
+    async with asyncio.timeout(_VERIFY_SECONDS_MAX), command:
+        report = msgspec.json.decode(await command.rest())
+        if code := await command.process.wait():
+            raise RunFailed(f"verify ended with {code}: {report['verdict']}")
+    seconds = report.get("seconds")
     return {"scan_seconds": float(seconds)} if seconds is not None else {}
 
 

@@ -1,8 +1,8 @@
 """Runs one load through one rival, in processes of its own, and proves it whole.
 
-Each end of a run is `python -m benchmarks.running produce|receive`, the venue on its stdin. It
-writes `ready` once it is warm, the sending end then waits for a line, and it ends with its figures.
-The garbage collector stays on, but what was made before the timed part is frozen out of its sight.
+Each end of a run writes `ready` once it is warm, the sending end then waits for a line, and it ends
+with its figures. The garbage collector stays on, but what was made before the timed part is frozen
+out of its sight. Times are of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -11,32 +11,25 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Final
-
-import uvloop
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.host import ServerLoad
-from benchmarks.load import Load, Produced, Received, Venue
+from benchmarks.load import Arm, Figures, Line, Load, Venue
 from benchmarks.processes import (
-    End,
     RunFailed,
-    job_of,
+    call,
     next_line,
     resident_mib,
-    role_of,
     say,
+    serve,
     stand_ready,
 )
-from benchmarks.rivals import rival_of
-from benchmarks.rivals.rival import NotWhole, Tally, digest_of
+from benchmarks.rivals.rival import NotWhole, Tally, digest_of, rival_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from benchmarks.chains import Site
-    from benchmarks.question import Arm, Figures, Line
-    from benchmarks.rivals.rival import Producer
-    from sequencer import Order
 
 _GROWN_AT_ONCE: Final = 20
 """Batches; enough that the sequencer never waits for more than a few times."""
@@ -50,14 +43,13 @@ async def run_load(
     `before` is awaited once both ends are ready: the timed part begins when it returns.
     """
     rival = rival_of(load.rival)
-    place = await rival.prepare(site, load)
-    venue = Venue(site=site, load=load, place=place)
+    venue = Venue(site=site, load=load, place=await rival.prepare(site, load))
     try:
-        async with asyncio.timeout(load.deadline_seconds):
+        async with asyncio.timeout(venue.deadline_seconds):
             figures = await _run(venue, before)
             stored = await rival.stored(venue)
-        if stored.rows != load.all_orders:
-            raise NotWhole(f"{stored.rows} orders are stored of {load.all_orders}")
+        if stored != load.all_orders:
+            raise NotWhole(f"{stored} orders are stored of {load.all_orders}")
         return figures
     finally:
         await rival.clean_up(venue)
@@ -71,9 +63,7 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 
 async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
-    """Return the figures of the timed part."""
-    producing = End("benchmarks.running", "produce", venue)
-    receiving = End("benchmarks.running", "receive", venue)
+    producing, receiving = call(produce, venue=venue), call(receive, venue=venue)
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"
         if has_receiver:
@@ -87,35 +77,37 @@ async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> di
             await before()
         servers = await ServerLoad.now(venue.site)
         await producing.tell(b"go")
-        produced = await producing.result(Produced)
-        received = await receiving.result(Received) if has_receiver else None
+        produced = await producing.result()
+        received = await receiving.result() if has_receiver else None
         used = (await ServerLoad.now(venue.site)).since(servers)
     return {**_figures(venue.load, produced, received), **used}
 
 
-def _figures(load: Load, produced: Produced, received: Received | None) -> dict[str, float]:
+def _figures(load: Load, produced: Figures, received: Figures | None) -> dict[str, float]:
+    began_ns: int = produced["began_ns"]
+
     def rate(until_ns: int) -> float:
-        return load.orders / (until_ns - produced.began_ns) * 1e9
+        return load.orders / (until_ns - began_ns) * 1e9
 
     figures = {
         "orders": float(load.orders),
-        "persisted_per_second": rate(produced.persisted_ns),
-        "producer_cpu_seconds": produced.cpu_seconds,
-        "producer_memory_mib": produced.memory_mib,
+        "persisted_per_second": rate(produced["persisted_ns"]),
+        "producer_cpu_seconds": produced["cpu_seconds"],
+        "producer_memory_mib": produced["memory_mib"],
     }
     if load.stage != "persist":
-        figures["published_per_second"] = rate(produced.published_ns)
+        figures["published_per_second"] = rate(produced["published_ns"])
     if received is not None:
-        if received.rows != load.all_orders:
-            raise NotWhole(f"{received.rows} orders were handed on of {load.all_orders}")
-        if load.is_kept and received.digest != _sent_digest(load):
+        if received["rows"] != load.all_orders:
+            raise NotWhole(f"{received['rows']} orders were handed on of {load.all_orders}")
+        if load.is_kept and received["digest"] != _sent_digest(load):
             raise NotWhole("other orders were handed on than were sent")
         # Never faster than durable: a receiver may be ahead of the sender's own report.
         figures |= {
-            "delivered_per_second": rate(max(received.ended_ns, produced.persisted_ns)),
-            "receiver_cpu_seconds": received.cpu_seconds,
-            "receiver_memory_mib": received.memory_mib,
-            **received.notes,
+            "delivered_per_second": rate(max(received["ended_ns"], produced["persisted_ns"])),
+            "receiver_cpu_seconds": received["cpu_seconds"],
+            "receiver_memory_mib": received["memory_mib"],
+            **received["notes"],
         }
     return figures
 
@@ -127,15 +119,21 @@ def _sent_digest(load: Load) -> str:
 # -- the processes ---------------------------------------------------------------------------------
 
 
-async def produce(venue: Venue) -> Produced:
-    """Send the warm-up, wait for the word, send the rest, and return when it was durable."""
+async def produce(venue: Venue) -> dict[str, Any]:
+    """Send the warm-up, wait for the word, send the rest, and return when it was durable.
+
+    `published_ns` is when the broker had acknowledged the last order.
+    """
     load = venue.load
     batches = load.batches(load.all_orders)
     async with rival_of(load.rival).producer(venue) as producer:
         warm_up = producer.ready(list(islice(batches, load.warm_up_orders // load.batch_rows)))
         await producer.send(warm_up)
         del warm_up
-        await _grow(producer, islice(batches, load.grow_orders // load.batch_rows))
+        # As they are made, some at a time: memory is the sequencer's, not theirs.
+        grown = islice(batches, load.grow_orders // load.batch_rows)
+        while some := list(islice(grown, _GROWN_AT_ONCE)):
+            await producer.send(producer.ready(some))
         await producer.settle()
         memory_mib = resident_mib()
         timed = producer.ready(list(batches))
@@ -146,22 +144,16 @@ async def produce(venue: Venue) -> Produced:
         persisted_ns = time.monotonic_ns()
         await producer.settle()
         published_ns = time.monotonic_ns()
-        return Produced(
-            began_ns=began_ns,
-            persisted_ns=persisted_ns,
-            published_ns=published_ns,
-            cpu_seconds=time.process_time() - cpu,
-            memory_mib=memory_mib,
-        )
+        return {
+            "began_ns": began_ns,
+            "persisted_ns": persisted_ns,
+            "published_ns": published_ns,
+            "cpu_seconds": time.process_time() - cpu,
+            "memory_mib": memory_mib,
+        }
 
 
-async def _grow(producer: Producer, batches: Iterator[list[Order]]) -> None:
-    """Send batches as they are made, some at a time: memory is the sequencer's, not theirs."""
-    while some := list(islice(batches, _GROWN_AT_ONCE)):
-        await producer.send(producer.ready(some))
-
-
-async def receive(venue: Venue) -> Received:
+async def receive(venue: Venue) -> dict[str, Any]:
     """Receive the warm-up, then the rest, and return when the last order was handed on."""
     load = venue.load
     tally = Tally(is_kept=load.is_kept)
@@ -172,22 +164,15 @@ async def receive(venue: Venue) -> Received:
         cpu = time.process_time()
         await receiver.receive(load.all_orders)
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-    return Received(
-        ended_ns=ended_ns,
-        rows=tally.rows,
-        last_id=tally.last_id,
-        cpu_seconds=cpu,
-        memory_mib=resident_mib(),
-        digest=tally.digest(),
-        notes=tally.notes,
-    )
-
-
-async def _main() -> None:
-    venue = job_of(Venue)
-    async with asyncio.timeout(venue.load.deadline_seconds):
-        say(await role_of(produce, receive)(venue))
+    return {
+        "ended_ns": ended_ns,
+        "rows": tally.rows,
+        "cpu_seconds": cpu,
+        "memory_mib": resident_mib(),
+        "digest": tally.digest(),
+        "notes": tally.notes,
+    }
 
 
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve(produce, receive)

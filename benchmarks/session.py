@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from benchmarks.chains import (
     MAX_WAL_SIZE_MB,
+    Site,
     benchmark_stack,
     open_site,
     site_of,
@@ -24,13 +25,11 @@ from benchmarks.chains import (
     write_log_files,
 )
 from benchmarks.host import describe_host, disk_flushes
-from benchmarks.load import Load
+from benchmarks.load import QUICK_SHARE, Arm, Figures, Line, Load, Scope
 from benchmarks.processes import ROOT, RunFailed
 from benchmarks.programs import PROGRAMS, is_done, run_program
-from benchmarks.question import QUICK_SHARE, Arm, Figures, Line, Scope
 from benchmarks.questions import NAMES, question_of
-from benchmarks.rivals import rival_of
-from benchmarks.rivals.rival import NotWhole
+from benchmarks.rivals.rival import NotWhole, rival_of
 from benchmarks.running import run_load
 from chainctl.output import progress, talk
 from chainctl.running import run_async
@@ -40,10 +39,9 @@ from orderchain.text import reason_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchmarks.chains import Site
     from local_stack import LocalStack
 
-WARM_UP = (
+WARM_UP: Final = (
     Load(rival="kafka_transactions_frames", orders=100_000, batch_rows=100),
     Load(rival="kafka_transactions_events", orders=100_000, batch_rows=100),
     Load(rival="engine", orders=200_000, batch_rows=1_000),
@@ -51,11 +49,11 @@ WARM_UP = (
 )
 """Java compiles what runs often: a broker that has just started is three times slower."""
 
-WARM_UP_SECONDS = 45.0
-START_SECONDS = 20.0
+WARM_UP_SECONDS: Final = 45.0
+START_SECONDS: Final = 20.0
 """The start of the servers, with the measurement of the disk."""
 
-CONDITIONS = "conditions.jsonl"
+CONDITIONS: Final = "conditions.jsonl"
 
 # -- saved lines -----------------------------------------------------------------------------------
 
@@ -81,32 +79,29 @@ class ArmLog:
         self.path = folder / f"{question}.jsonl"
         self.lines: list[Line] = []
 
-    def begin(self, *, resumes: bool, engine: str) -> int:
+    def begin(
+        self, *, resumes: bool, engine: str, settings: Mapping[str, object] | None = None
+    ) -> int:
         """Read what is there, to go on with it, or start over; return how many lines were left out.
 
-        Lines of another engine are of no use: a comparison is of one state of the code. Failed ones
-        are rerun.
+        Lines of another engine are of no use: a comparison is of one state of the code. Nor are
+        lines of arms that have other `settings` now, by arm: a quick run sends fewer orders through
+        an arm of the same name. Failed ones are rerun.
         """
+        now = settings or {}
         found = read_lines(self.path) if resumes else []
-        same = found if all(line.engine == engine for line in found) else []
+        is_comparable = all(line.engine == engine for line in found)
+        same = [
+            line
+            for line in found
+            if is_comparable and now.get(line.arm, line.settings) == line.settings
+        ]
         self.lines = [line for line in same if line.failure is None]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(self.lines)
+        new = self.path.with_suffix(".new")
+        new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines))
+        new.replace(self.path)
         return len(found) - len(same)
-
-    def keep_only(self, settings: Mapping[str, object]) -> int:
-        """Leave out lines of arms that have other `settings` now, by arm; return how many.
-
-        A quick run sends fewer orders through an arm of the same name.
-        """
-        same = [
-            line for line in self.lines if settings.get(line.arm, line.settings) == line.settings
-        ]
-        left_out = len(self.lines) - len(same)
-        if left_out:
-            self.lines = same
-            self._write(same)
-        return left_out
 
     def has(self, arm: str, repeat: int) -> bool:
         """Return whether this repeat was saved, or its arm skipped."""
@@ -121,18 +116,11 @@ class ArmLog:
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
-    def _write(self, lines: Iterable[Line]) -> None:
-        new = self.path.with_suffix(".new")
-        new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        new.replace(self.path)
-
 
 def read_lines(path: Path) -> list[Line]:
     """Return the lines of a file; a last one that was cut off by a crash is left out."""
-    if not path.is_file():
-        return []
     found = []
-    for text in path.read_bytes().splitlines():
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             found.append(msgspec.json.decode(text, type=Line))
         except msgspec.DecodeError:
@@ -181,7 +169,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     done: int
     left: int
     failed: list[Line]
-    skipped: list[Line]
 
 
 class Runner:
@@ -196,25 +183,25 @@ class Runner:
 
     def plan(self) -> list[Step]:
         """Return what is to be run, in its order, and begin or go on with the files."""
-        arms = {name: asked.arms(self._options.scope) for name, asked in self._questions.items()}
-        for name, log in self._logs.items():
-            left_out = log.begin(resumes=self._options.resumes, engine=self._engine)
-            left_out += log.keep_only({arm.name: arm_settings(arm) for arm in arms[name]})
+        scope, resumes = self._options.scope, self._options.resumes
+        planned = []
+        for name, question in self._questions.items():
+            arms, log = question.arms(scope), self._logs[name]
+            settings = {arm.name: arm_settings(arm) for arm in arms}
+            left_out = log.begin(resumes=resumes, engine=self._engine, settings=settings)
             if left_out:
                 talk(f"{name}: {left_out} lines are of another engine or set-up: run again")
-        return [
-            step
-            for name in self._questions
-            for step in steps(name, arms[name], self._options.scope.repeats)
-            if not self._logs[name].has(step.arm.name, step.repeat)
-        ]
+            every = steps(name, arms, scope.repeats)
+            planned += [step for step in every if not log.has(step.arm.name, step.repeat)]
+        return planned
 
     async def run(
         self, plan: Sequence[Step], site: Site, on_step: Callable[[Step], None]
     ) -> Outcome:
         """Run the steps of `plan`; every one is saved when it ends."""
         began = time.monotonic()
-        failed, skipped, done = [], [], 0
+        failed: list[Line] = []
+        done = 0
         for step in plan:
             minutes = self._options.minutes
             if minutes is not None and time.monotonic() - began + step.arm.seconds > minutes * 60:
@@ -226,9 +213,8 @@ class Runner:
                 log.add(line)
                 talk(_told(line))
                 failed += [line] if line.failure is not None else []
-                skipped += [line] if line.skipped is not None else []
             done += 1
-        return Outcome(done=done, left=len(plan) - done, failed=failed, skipped=skipped)
+        return Outcome(done=done, left=len(plan) - done, failed=failed)
 
     async def _run_step(self, step: Step, site: Site) -> Line:
         """Run one repeat of one arm. A run that fails, or is not whole, has no figure."""
@@ -285,27 +271,18 @@ def steps(question: str, arms: Sequence[Arm], repeats: int) -> Iterator[Step]:
                 yield Step(question, arm, repeat)
 
 
+def seconds_of(plan: Iterable[Step]) -> float:
+    """Return about how long a plan takes."""
+    return sum(step.arm.seconds for step in plan)
+
+
 def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> float:
     """Return about how long a plan takes, with the start of the servers unless they are warm."""
-    seconds = sum(step.arm.seconds for step in plan)
-    if is_warm:
-        return seconds
-    return seconds + START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1)
-
-
-async def _warm_up(site: Site, scope: Scope) -> None:
-    """Run what makes the servers warm; no result is kept."""
-    share = QUICK_SHARE if scope.is_quick else 1
-    talk("warming up: files of PostgreSQL's log")
-    await write_log_files(site, MAX_WAL_SIZE_MB // share)
-    for load in WARM_UP:
-        if rival_of(load.rival).absence() is None:
-            talk(f"warming up: {load.rival}")
-            await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
+    start = START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1)
+    return seconds_of(plan) + (0 if is_warm else start)
 
 
 def _told(line: Line) -> str:
-    """Return a line of talk about a saved line."""
     name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
     if line.skipped is not None:
         return f"{name} skipped: {line.skipped}"
@@ -315,14 +292,6 @@ def _told(line: Line) -> str:
         if (rate := line.figures.get(f"{figure}_per_second")) is not None:
             return f"{name} {rate:,.0f}/s {figure}"
     return f"{name} done"
-
-
-def _site_for(options: Options) -> tuple[LocalStack, Site, bool]:
-    """Return the stack, where it is, and whether it is warm: left up by the run to be resumed."""
-    stack = benchmark_stack(options.stack_directory)
-    if options.resumes and stack.status().up:
-        return stack, site_of(stack), True
-    return stack, open_site(stack), False
 
 
 # -- one call --------------------------------------------------------------------------------------
@@ -336,18 +305,23 @@ def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float
         else:
             asked = question_of(name)
             plan = list(steps(name, asked.arms(scope), scope.repeats))
-            yield name, len(plan), sum(step.arm.seconds for step in plan) / 60, asked.title
+            yield name, len(plan), seconds_of(plan) / 60, asked.title
 
 
 def measure(names: Sequence[str], options: Options) -> int:
     """Ask the questions `names`; return how many runs have no figure."""
-    asked = tuple(name for name in NAMES if name in names)
     programs = [name for name in PROGRAMS if name in names]
     if options.resumes:
         programs = [name for name in programs if not is_done(name)]
-    runner = Runner(options, asked)
+    runner = Runner(options, [name for name in NAMES if name in names])
     plan = runner.plan()
-    _tell_expected(plan, programs, options)
+    seconds = expected_seconds(plan, options.scope, is_warm=False) if plan else 0.0
+    seconds += sum(PROGRAMS[name].seconds for name in programs)
+    expected = f"{len(plan) + len(programs)} runs, about {seconds / 60:.0f} minutes"
+    if seconds:
+        talk(f"chainctl: {expected}; results in {options.folder}")
+    else:
+        talk("chainctl: nothing is left to run")
     failed = _ask(runner, plan, options) if plan else 0
     for name in programs:
         if options.minutes is not None and plan:
@@ -357,22 +331,12 @@ def measure(names: Sequence[str], options: Options) -> int:
     return failed
 
 
-def _tell_expected(plan: Sequence[Step], programs: Sequence[str], options: Options) -> None:
-    seconds = expected_seconds(plan, options.scope, is_warm=False) if plan else 0.0
-    seconds += sum(PROGRAMS[name].seconds for name in programs)
-    if not seconds:
-        talk("chainctl: nothing is left to run")
-    else:
-        runs = len(plan) + len(programs)
-        talk(
-            f"chainctl: {runs} runs, about {seconds / 60:.0f} minutes; results in {options.folder}"
-        )
-
-
 def _ask(runner: Runner, plan: Sequence[Step], options: Options) -> int:
     """Run `plan`; the servers stay up only for a call that goes on with it."""
     outcome: Outcome | None = None
-    stack, site, is_warm = _site_for(options)
+    stack = benchmark_stack(options.stack_directory)
+    is_warm = options.resumes and stack.status().up  # left up by the run to be resumed
+    site = site_of(stack) if is_warm else open_site(stack)
     try:
         outcome = run_async(_run(runner, plan, stack, site, options, is_warm=is_warm))
     finally:
@@ -397,7 +361,7 @@ async def _run(
     await runner.note_conditions(site, stack)
     if not is_warm:
         await _warm_up(site, options.scope)
-    with progress("measuring", sum(step.arm.seconds for step in plan)) as bar:
+    with progress("measuring", seconds_of(plan)) as bar:
         seconds = 0.0
 
         def show(step: Step) -> None:
@@ -406,6 +370,16 @@ async def _run(
             seconds += step.arm.seconds
 
         return await runner.run(plan, site, show)
+
+
+async def _warm_up(site: Site, scope: Scope) -> None:
+    share = QUICK_SHARE if scope.is_quick else 1
+    talk("warming up: files of PostgreSQL's log")
+    await write_log_files(site, MAX_WAL_SIZE_MB // share)
+    for load in WARM_UP:
+        if rival_of(load.rival).absence() is None:
+            talk(f"warming up: {load.rival}")
+            await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
 
 
 def _run_program(name: str, options: Options) -> int:

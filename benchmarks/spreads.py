@@ -15,7 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchmarks.question import Figures, Line
+    from benchmarks.load import Figures, Line
 
 PROCESSES = ("producer", "receiver", "postgres", "kafka")
 """Whose CPU seconds are counted."""
@@ -30,17 +30,33 @@ _SHOWN = (50.0, 90.0, 99.0, 99.9)
 
 
 async def interleave(
-    arms: Mapping[str, Callable[[], Awaitable[float]]], repeats: int
+    arms: Mapping[str, Callable[[], Awaitable[float]]],
+    repeats: int,
+    warm: Iterable[str] | None = None,
 ) -> dict[str, list[float]]:
-    """Return every arm's figures, the arms run in turn `repeats` times after a warm-up round."""
+    """Return every arm's figures, the arms run in turn `repeats` times.
+
+    Before, `warm` are run once, by default all, without a figure.
+    """
     figures: dict[str, list[float]] = {name: [] for name in arms}
-    for arm in arms.values():
-        await arm()
+    for name in arms if warm is None else warm:
+        await arms[name]()
     for _ in range(repeats):
         for name, arm in arms.items():
             figures[name].append(await arm())
             print(f"{name:32} {figures[name][-1]:14,.4g}", flush=True)
     return figures
+
+
+async def in_rounds(
+    once: Callable[[], Awaitable[dict[str, float]]], repeats: int
+) -> dict[str, dict[str, float]]:
+    """Return the spread of every figure that `once` returns, called `repeats` times."""
+    rounds = []
+    for _ in range(repeats):
+        rounds.append(await once())
+        print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
+    return spreads(rounds)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

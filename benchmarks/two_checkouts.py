@@ -30,14 +30,12 @@ _ARMS: Final = ("engine 100", "engine 1000", "engine 5000")
 _CLOSE_SECONDS: Final = 120.0
 """The servers of a checkout stop."""
 
-# Runs in the interpreter and the folder of either checkout, so it may use only what both have.
+# Runs in the interpreter and the folder of either checkout, so it may use only what both have: in
+# every version, these names stand in these two modules.
 _CHILD: Final = """
 import asyncio, json, os, sys
 from benchmarks.chains import MAX_WAL_SIZE_MB, open_site, tune, write_log_files
-from benchmarks.load import Load
-from benchmarks.question import Scope
-from benchmarks.questions import question_of
-from benchmarks.running import run_load
+from benchmarks.questions import Load, Scope, question_of, run_load
 from local_stack import LocalStack
 from local_stack.folders import default_directory
 
@@ -62,9 +60,9 @@ finally:
 
 def _checkout(root: Path, name: str, question: str) -> End:
     """Return a process in the folder of a checkout, which runs arms one at a time."""
-    end = End("benchmarks", name, keeps_errors=False)
-    end.command = (root / ".venv/bin/python", "-c", _CHILD, name, question)
-    end.root, end.close_seconds = root, _CLOSE_SECONDS
+    command = root / ".venv/bin/python", "-c", _CHILD, name, question
+    end = End(*command, name=name, keeps_errors=False, root=root)
+    end.close_seconds = _CLOSE_SECONDS
     return end
 
 
@@ -90,10 +88,8 @@ async def measure(
             figures = await interleave(
                 {"here": lambda: one(here), "there": lambda: one(there)}, repeats
             )
-            result[arm] = {
-                **{name: spread(values) for name, values in figures.items()},
-                "here_to_there": ratio(figures, "here", "there"),
-            }
+            result[arm] = {name: spread(values) for name, values in figures.items()}
+            result[arm]["here_to_there"] = ratio(figures, "here", "there")
     return result
 
 
@@ -110,9 +106,8 @@ def main() -> None:
     other = arguments.other.resolve()
     if not (other / ".venv/bin/python").exists():
         sys.exit(f"other was {str(other)!r}, expected a checkout after `make setup`")
-    arms = arguments.arm or _ARMS
     asked = {name: getattr(arguments, name) for name in ("question", "figure", "repeats")}
-    found = asyncio.run(measure(other, arms=arms, **asked))
+    found = asyncio.run(measure(other, arms=arguments.arm or _ARMS, **asked))
     save_result("two_checkouts", {**asked, "by_arm": found}, is_dry=arguments.dry)
 
 

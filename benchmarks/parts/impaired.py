@@ -1,131 +1,68 @@
 """A sequencer and a receiver, each a process of its own, where something is wrong.
 
 Frames are lost, the caller stops for a time, Kafka never brings what the database holds, or orders
-come at the highest rate. Each end is `python -m benchmarks.parts.impaired sequence|receive`, the
-job on its stdin. The receiver writes `live` whenever it is, and `paused` when it stops.
+come at the highest rate. The receiver writes `live` whenever it is, and `paused` when it stops.
+Times are of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
 from collections import deque
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import uvloop
-from msgspec import Struct
+import msgspec
 
-from benchmarks.chains import Site, connected, empty_chain, make_chain
-from benchmarks.load import order_batches
-from benchmarks.parts.generated import generate_chain, grow_chain
-from benchmarks.processes import End, freeze, job_of, next_line, resident_mib, say
-from benchmarks.rivals.engine import IN_FLIGHT
-from benchmarks.spreads import compared, interleave, spreads
-from gapfill import GapReader, GapReaderConfig
+from benchmarks.chains import (
+    SQL,
+    Site,
+    connected,
+    empty_chain,
+    generate_chain,
+    grow_chain,
+    make_chain,
+)
+from benchmarks.load import Figures, order_batches
+from benchmarks.processes import End, call, freeze, next_line, resident_mib, say, serve
+from benchmarks.rivals.engine import IN_FLIGHT, reader_and_source
+from benchmarks.rivals.rival import NotWhole
+from benchmarks.spreads import compared, in_rounds, interleave, spreads
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, State
 from sequencer import SequencerConfig, open_sequencer
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from benchmarks.question import Figures
-
-_DEADLINE_SECONDS: Final = 600
 _SAMPLES_MAX: Final = 100_000
 _FRAME_ROWS: Final = 1_000
 
 
-class SequencingJob(Struct, frozen=True):
-    """What to sequence."""
-
-    site: Site
-    chain_id: int
-    orders: int
-    batch_rows: int = _FRAME_ROWS
-    payload_bytes: int = 100
-    orders_per_second: int = 0
-    """How fast orders arrive, whatever becomes of them; 0: as fast as they are taken."""
-    distinct_orders: int = 0
-    """Submit this many repeatedly, keys not compared: for more than memory holds. 0: all."""
+def _sequencing(**given: Any) -> End:  # noqa: ANN401 - arguments of `sequence`
+    return call(sequence, keeps_errors=False, **given)
 
 
-class Sequenced(Struct, frozen=True):
-    """What became of it. Times are of the monotonic clock, which all processes share."""
-
-    began_ns: int
-    committed_ns: int
-    last_id: int
-    memory_mib: float
-    waits: int
-    """Commits that the publish queue held up."""
-    waited_seconds: float
-    memories_mib: list[float]
-    """Resident, once for each time that all distinct orders were submitted."""
+def _receiving(**given: Any) -> End:  # noqa: ANN401 - arguments of `receive`
+    return call(receive, keeps_errors=False, **given)
 
 
-class ReceivingJob(Struct, frozen=True):
-    """What to receive, and what is wrong."""
-
-    site: Site
-    chain_id: int
-    until_rows: int
-    drop_share: float = 0.0
-    """Frames that are lost on the way, drawn independently; heartbeats too."""
-    seed: int = 1
-    pauses: bool = False
-    """Stop after the first run until a line comes on stdin."""
-
-
-class Received(Struct, frozen=True):
-    """What was handed on, in order. Times are of the monotonic clock, which all processes share."""
-
-    resumed_ns: int
-    ended_ns: int
-    rows_before: int
-    """Handed on before the pause."""
-    rows: int
-    rows_live: int
-    rows_filled: int
-    gaps: int
-    last_id: int
-    memory_live_mib: float
-    """Resident when it first had caught up."""
-    memory_mib: float
-    """The most that was ever resident."""
-    cpu_seconds: float
-    """Since it went on, or began."""
-    samples: list[tuple[int, int]]
-    """Times, each with the rows handed on by then, since it went on."""
-
-
-def _sequencing(job: SequencingJob) -> End:
-    return End("benchmarks.parts.impaired", "sequence", job, keeps_errors=False)
-
-
-def _receiving(job: ReceivingJob) -> End:
-    return End("benchmarks.parts.impaired", "receive", job, keeps_errors=False)
-
-
-async def _both(sequencing: SequencingJob, receiving: ReceivingJob) -> tuple[Sequenced, Received]:
+async def _both(
+    site: Site, orders: int, sent: dict[str, Any], taken: dict[str, Any]
+) -> tuple[Figures, Figures]:
     """Sequence once the receiver is live. Raises RuntimeError when an order was not handed on."""
-    async with _receiving(receiving) as receiver:
+    chain = {"site": site, "chain_id": await make_chain(site)}
+    async with _receiving(**chain, until_rows=orders, **taken) as receiver:
         await receiver.expect(b"live")
-        async with _sequencing(sequencing) as sequencer:
-            sequenced = await sequencer.result(Sequenced)
-            received = await receiver.result(Received)
-    if received.rows != sequencing.orders or received.last_id != sequenced.last_id:
-        raise RuntimeError(f"sent {sequencing.orders}, received {received.rows}")
+        async with _sequencing(**chain, orders=orders, **sent) as sequencer:
+            sequenced, received = await sequencer.result(), await receiver.result()
+    heads = {received["stats"]["head_delivered"], sequenced["stats"]["head_persisted"]}
+    if received["rows"] != orders or len(heads) > 1:
+        raise RuntimeError(f"sent {orders}, received {received['rows']}")
     return sequenced, received
 
 
 # -- loss: what is left of the end-to-end rate when frames are lost? -------------------------------
-# Every lost frame is a gap that the receiver fills from the database. By turns without loss and
-# with.
 
 
 async def loss(site: Site, *, repeats: int, orders: int, share: float) -> Figures:
@@ -145,14 +82,11 @@ async def _loss(site: Site, repeats: int, orders: int, batch_rows: int, share: f
     gaps: dict[str, list[int]] = {"clean": [], "lossy": []}
 
     async def run(name: str, share: float) -> float:
-        seed = 1 + sum(map(len, gaps.values()))
-        chain_id = await make_chain(site)
-        sequenced, received = await _both(
-            SequencingJob(site, chain_id, orders, batch_rows),
-            ReceivingJob(site, chain_id, orders, share, seed),
-        )
-        gaps[name].append(received.gaps)
-        return orders / (received.ended_ns - sequenced.began_ns) * 1e9
+        faults = {"drop_share": share, "seed": 1 + sum(map(len, gaps.values()))}
+        sequenced, received = await _both(site, orders, {"batch_rows": batch_rows}, faults)
+        gaps[name].append(received["stats"]["gaps"])
+        took_ns: int = received["ended_ns"] - sequenced["began_ns"]
+        return orders / took_ns * 1e9
 
     arms = {"clean": partial(run, "clean", 0.0), "lossy": partial(run, "lossy", share)}
     found = compared(await interleave(arms, repeats), to_clean="clean")
@@ -160,9 +94,6 @@ async def _loss(site: Site, repeats: int, orders: int, batch_rows: int, share: f
 
 
 # -- catch_up: how fast does a receiver read on from Kafka, alone, and after its caller stopped? ---
-# - alone: the topic is full, nobody else is at work; several receivers one after the other, each
-#   the shipped source and receiver in a process of its own;
-# - behind: orders go on arriving while the caller stops, and while the receiver catches up.
 
 _PAUSE_SECONDS: Final = 10.0
 _CAUGHT_UP_SECONDS: Final = 0.25
@@ -171,11 +102,7 @@ _CAUGHT_UP_SECONDS: Final = 0.25
 
 async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> Figures:
     """Let receivers catch up, alone and behind."""
-    alone = spreads([each async for each in _alone(site, orders, repeats)])
-    rounds = []
-    for _ in range(repeats):
-        rounds.append(await _behind(site, arrivals))
-        print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
+    alone = await _alone(site, orders, repeats)
     return {
         "repeats": repeats,
         "frame_rows": _FRAME_ROWS,
@@ -183,75 +110,70 @@ async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> F
         "pause_seconds": _PAUSE_SECONDS,
         "arrivals_per_second": arrivals,
         "orders_alone": orders,
-        "alone": alone,
-        "behind": spreads(rounds),
+        "alone": spreads(alone),
+        "behind": await in_rounds(partial(_behind, site, arrivals), repeats),
     }
 
 
-async def _alone(site: Site, orders: int, repeats: int) -> AsyncIterator[dict[str, float]]:
-    """Yield rows per second, by the clock and by the processor's time, of a topic that is full."""
-    chain_id = await make_chain(site)
+async def _alone(site: Site, orders: int, repeats: int) -> list[dict[str, float]]:
+    """Return rows per second, by the clock and by the processor's time, of a topic that is full."""
+    chain = {"site": site, "chain_id": await make_chain(site)}
+    rates = []
     async with AsyncExitStack() as stack:
-        receiving = [
-            await stack.enter_async_context(
-                _receiving(ReceivingJob(site, chain_id, orders, pauses=True))
-            )
-            for _ in range(repeats)
-        ]
-        for receiver in receiving:
+        receivers = [_receiving(**chain, until_rows=orders, pauses=True) for _ in range(repeats)]
+        for receiver in receivers:
+            await stack.enter_async_context(receiver)
+        for receiver in receivers:
             await receiver.expect(b"live")
-        async with _sequencing(SequencingJob(site, chain_id, orders)) as sequencer:
-            await sequencer.result(Sequenced)
-        for receiver in receiving:
+        async with _sequencing(**chain, orders=orders) as sequencer:
+            await sequencer.result()
+        for receiver in receivers:
             await receiver.expect(b"paused")
             await receiver.tell(b"go on")
-            found = await receiver.result(Received)
-            rows = found.rows - found.rows_before
-            if found.rows != orders or found.rows_live != orders:
-                raise RuntimeError(f"{found.rows_live} of {orders} rows came from Kafka")
-            yield {
-                "rows_per_second": rows / (found.ended_ns - found.resumed_ns) * 1e9,
-                "rows_per_cpu_second": rows / found.cpu_seconds,
-            }
+            found = await receiver.result()
+            rows, live = found["rows"] - found["rows_before"], found["stats"]["rows_live"]
+            if found["rows"] != orders or live != orders:
+                raise RuntimeError(f"{live} of {orders} rows came from Kafka")
+            seconds = (found["ended_ns"] - found["resumed_ns"]) / 1e9
+            by_cpu = rows / found["cpu_seconds"]
+            rates.append({"rows_per_second": rows / seconds, "rows_per_cpu_second": by_cpu})
+    return rates
 
 
 async def _behind(site: Site, arrivals: int) -> dict[str, float]:
     """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
-    orders = int(arrivals * (_PAUSE_SECONDS + 10))
-    orders -= orders % _FRAME_ROWS
-    chain_id = await make_chain(site)
-    async with _receiving(ReceivingJob(site, chain_id, orders, pauses=True)) as receiver:
+    orders = int(arrivals * (_PAUSE_SECONDS + 10)) // _FRAME_ROWS * _FRAME_ROWS
+    chain = {"site": site, "chain_id": await make_chain(site)}
+    async with _receiving(**chain, until_rows=orders, pauses=True) as receiver:
         await receiver.expect(b"live")
-        job = SequencingJob(site, chain_id, orders, orders_per_second=arrivals)
-        async with _sequencing(job) as sequencer:
+        async with _sequencing(**chain, orders=orders, orders_per_second=arrivals) as sequencer:
             await receiver.expect(b"paused")
             await asyncio.sleep(_PAUSE_SECONDS)
             await receiver.tell(b"go on")
-            sequenced = await sequencer.result(Sequenced)
-            received = await receiver.result(Received)
-    if received.rows != orders:
-        raise RuntimeError(f"{received.rows} of {orders} rows")
-    per_ns = arrivals / 1e9
-    for at_ns, rows in received.samples:
-        due = min(orders, (at_ns - sequenced.began_ns) * per_ns)
-        if at_ns > received.resumed_ns and rows >= due - _CAUGHT_UP_SECONDS * arrivals:
-            seconds = (at_ns - received.resumed_ns) / 1e9
-            due_before = (received.resumed_ns - sequenced.began_ns) * per_ns
+            sequenced, received = await sequencer.result(), await receiver.result()
+    if received["rows"] != orders:
+        raise RuntimeError(f"{received['rows']} of {orders} rows")
+    began_ns, resumed_ns, before = (
+        sequenced["began_ns"], received["resumed_ns"], received["rows_before"],
+    )  # fmt: skip
+    for at_ns, rows in received["samples"]:
+        due = min(orders, (at_ns - began_ns) * arrivals / 1e9)
+        if at_ns > resumed_ns and rows >= due - _CAUGHT_UP_SECONDS * arrivals:
+            seconds = (at_ns - resumed_ns) / 1e9
+            rate = (rows - before) / seconds
             return {
-                "backlog": due_before - received.rows_before,
+                "backlog": (resumed_ns - began_ns) * arrivals / 1e9 - before,
                 "seconds": seconds,
-                "rows_per_second": (rows - received.rows_before) / seconds,
-                "to_arrivals": (rows - received.rows_before) / seconds / arrivals,
-                "live_share": received.rows_live / received.rows,
+                "rows_per_second": rate,
+                "to_arrivals": rate / arrivals,
+                "live_share": received["stats"]["rows_live"] / orders,
                 # It shows whether the orders arrived at the intended rate.
-                "arrivals": orders / (sequenced.committed_ns - sequenced.began_ns) * 1e9,
+                "arrivals": orders / (sequenced["committed_ns"] - began_ns) * 1e9,
             }
     raise RuntimeError("never caught up")
 
 
 # -- large_gap: how much memory does a gap far larger than a page cost a receiver? -----------------
-# A receiver has caught up; then a million rows stand in the database that Kafka never brings. It
-# finds them by a look at the head, and reads them while a caller takes each run and lets go of it.
 
 _FIRST_ROWS: Final = 1_000
 """Rows before the gap, one page. The pages that a fill holds count as growth."""
@@ -259,41 +181,36 @@ _FIRST_ROWS: Final = 1_000
 
 async def large_gap(site: Site, *, repeats: int, rows: int) -> Figures:
     """Fill gaps of `rows`."""
-    rounds = []
-    for _ in range(repeats):
-        rounds.append(await _large_gap(site, rows))
-        print({name: round(value, 1) for name, value in rounds[-1].items()}, flush=True)
-    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **spreads(rounds)}
+    found = await in_rounds(partial(_large_gap, site, rows), repeats)
+    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **found}
 
 
 async def _large_gap(site: Site, rows: int) -> dict[str, float]:
     """Return what a gap of `rows` cost. Raises RuntimeError when a row did not come."""
     chain_id = await generate_chain(site, _FIRST_ROWS)
     last_id = _FIRST_ROWS + rows
-    async with _receiving(ReceivingJob(site, chain_id, last_id)) as receiver:
+    async with _receiving(site=site, chain_id=chain_id, until_rows=last_id) as receiver:
         await receiver.expect(b"live")
         await grow_chain(site, chain_id, _FIRST_ROWS, last_id)
-        found = await receiver.result(Received)
-    if found.rows != last_id or found.rows_filled != rows:
-        raise RuntimeError(f"{found.rows_filled} of {rows} rows were filled")
-    began_ns = next(at for at, handed_on in found.samples if handed_on > _FIRST_ROWS)
+        found = await receiver.result()
+    filled = found["stats"]["rows_filled"]
+    if found["rows"] != last_id or filled != rows:
+        raise RuntimeError(f"{filled} of {rows} rows were filled")
+    began_ns = next(at for at, handed_on in found["samples"] if handed_on > _FIRST_ROWS)
+    before, most = found["memory_live_mib"], found["memory_mib"]
     return {
-        "memory_before_mib": found.memory_live_mib,
-        "memory_most_mib": found.memory_mib,
-        "growth_mib": found.memory_mib - found.memory_live_mib,
-        "rows_per_second": rows / (found.ended_ns - began_ns) * 1e9,
+        "memory_before_mib": before,
+        "memory_most_mib": most,
+        "growth_mib": most - before,
+        "rows_per_second": rows / (found["ended_ns"] - began_ns) * 1e9,
     }
 
 
 # -- full_rate: does everything keep up at the highest rate? ---------------------------------------
-# Nothing skipped, all delivered live, memory flat. Orders are submitted as fast as they are taken,
-# for a minute or so, while a receiver follows. The same orders come again and again, keys not
-# compared: no process could hold so many.
 
 _DISTINCT_ORDERS: Final = 500_000
 _PAYLOAD_BYTES: Final = 60
 _FILLED_SHARE_MAX: Final = 0.002
-_SKIPPED: Final = "SELECT count(*) FROM chain_skip WHERE chain_id = $1"
 
 
 async def full_rate(site: Site, *, orders: int) -> Figures:
@@ -307,84 +224,88 @@ async def full_rate(site: Site, *, orders: int) -> Figures:
 
 async def _full_rate(site: Site, batch_rows: int, orders: int) -> dict[str, Any]:
     """Return what became of `orders`. Raises RuntimeError where one was skipped or filled."""
-    chain_id = await make_chain(site)
-    sequenced, received = await _both(
-        SequencingJob(
-            site, chain_id, orders, batch_rows,
-            payload_bytes=_PAYLOAD_BYTES, distinct_orders=_DISTINCT_ORDERS,
-        ),
-        ReceivingJob(site, chain_id, orders),
-    )  # fmt: skip
+    repeated = {"payload_bytes": _PAYLOAD_BYTES, "distinct_orders": _DISTINCT_ORDERS}
+    sequenced, received = await _both(site, orders, {"batch_rows": batch_rows, **repeated}, {})
+    sent, taken = sequenced["stats"], received["stats"]
     async with connected(site.auditor) as connection:
-        skips = await connection.fetchval(_SKIPPED, chain_id)
-    await empty_chain(site, chain_id)
+        skips = await connection.fetchval(SQL["skipped"], sent["chain_id"])
+    await empty_chain(site, sent["chain_id"])
     # A new leader's first frames come from the database: its key is not known before.
-    if skips or received.rows_filled > orders * _FILLED_SHARE_MAX:
-        raise RuntimeError(
-            f"{skips} ranges skipped, {received.rows_filled} rows of {orders} filled"
-        )
+    if skips or taken["rows_filled"] > orders * _FILLED_SHARE_MAX:
+        filled = f"{taken['rows_filled']} rows of {orders} filled"
+        raise RuntimeError(f"{skips} ranges skipped, {filled}")
     # The first rounds are left out: pools and buffers fill.
-    memories = sequenced.memories_mib[len(sequenced.memories_mib) // 4 :]
+    memories = sequenced["memories_mib"][len(sequenced["memories_mib"]) // 4 :]
     half = len(memories) // 2
-    seconds = (received.ended_ns - sequenced.began_ns) / 1e9
+    seconds = (received["ended_ns"] - sequenced["began_ns"]) / 1e9
     return {
         "seconds": seconds,
         "orders_per_second": orders / seconds,
-        "live_share": received.rows_live / orders,
-        "publish_waits": sequenced.waits,
-        "publish_waited_seconds": sequenced.waited_seconds,
+        "live_share": taken["rows_live"] / orders,
+        "publish_waits": sent["publish_waits"],
+        "publish_waited_seconds": sent["publish_waited_seconds"],
         "sequencer_memory_mib": [
             statistics.median(part) for part in (memories[:half], memories[half:])
         ],
-        "sequencer_memory_most_mib": sequenced.memory_mib,
-        "receiver_memory_mib": [received.memory_live_mib, received.memory_mib],
+        "sequencer_memory_most_mib": sequenced["memory_mib"],
+        "receiver_memory_mib": [received["memory_live_mib"], received["memory_mib"]],
     }
 
 
 # -- the processes ---------------------------------------------------------------------------------
 
 
-async def sequence(job: SequencingJob) -> Sequenced:
-    """Sequence all orders, one batch per commit, and return when."""
-    window: dict[str, Any] = {"key_window_rows": 0} if job.distinct_orders else {}
+async def sequence(
+    site: Site,
+    chain_id: int,
+    orders: int,
+    *,
+    batch_rows: int = _FRAME_ROWS,
+    payload_bytes: int = 100,
+    orders_per_second: int = 0,
+    distinct_orders: int = 0,
+) -> dict[str, Any]:
+    """Sequence all orders, one batch per commit, and return when.
+
+    They arrive at `orders_per_second`, whatever becomes of them, or as fast as they are taken. With
+    `distinct_orders`, so many are submitted repeatedly, keys not compared: more than memory holds.
+    `memories_mib` is what was resident, once for each time that all of them were submitted.
+    """
+    window: dict[str, Any] = {"key_window_rows": 0} if distinct_orders else {}
     config = SequencerConfig(
-        chain_id=job.chain_id,
-        database=job.site.sequencer,
-        kafka=job.site.kafka,
-        batch_rows_max=job.batch_rows,
+        chain_id=chain_id,
+        database=site.sequencer,
+        kafka=site.kafka,
+        batch_rows_max=batch_rows,
         **window,
     )
-    distinct = job.distinct_orders or job.orders
-    batches = list(order_batches(distinct, job.batch_rows, payload_bytes=job.payload_bytes))
+    distinct = distinct_orders or orders
+    batches = list(order_batches(distinct, batch_rows, payload_bytes=payload_bytes))
     freeze()
     memories: list[float] = []
     async with open_sequencer(config) as sequencer:
         began_ns = time.monotonic_ns()
         in_flight: deque[asyncio.Task[object]] = deque()
-        for number in range(job.orders // job.batch_rows):
+        for number in range(orders // batch_rows):
             if not number % len(batches):
                 memories.append(resident_mib("VmRSS"))
-            if job.orders_per_second:
-                due_ns = began_ns + number * job.batch_rows * 10**9 // job.orders_per_second
+            if orders_per_second:
+                due_ns = began_ns + number * batch_rows * 10**9 // orders_per_second
                 await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
-            orders = batches[number % len(batches)]
-            in_flight.append(asyncio.create_task(sequencer.submit_many(orders)))
+            batch = batches[number % len(batches)]
+            in_flight.append(asyncio.create_task(sequencer.submit_many(batch)))
             await asyncio.sleep(0)
             if len(in_flight) >= IN_FLIGHT:
                 await in_flight.popleft()
         await asyncio.gather(*in_flight)
         committed_ns = time.monotonic_ns()
-        last_id = sequencer.stats().head_persisted
-    stats = sequencer.stats()
-    return Sequenced(
-        began_ns,
-        committed_ns,
-        last_id,
-        resident_mib(),
-        stats.publish_waits,
-        stats.publish_waited_seconds,
-        memories,
-    )
+    return {
+        "began_ns": began_ns,
+        "committed_ns": committed_ns,
+        "memory_mib": resident_mib(),
+        "memories_mib": memories,
+        "stats": msgspec.to_builtins(sequencer.stats()),
+    }
 
 
 class LossyFrames(KafkaFrameSource):
@@ -404,31 +325,45 @@ class LossyFrames(KafkaFrameSource):
                 return kept
 
 
-def _tell_live(state: State) -> None:
-    if state is State.LIVE:
-        say(b"live")
+async def receive(
+    site: Site,
+    chain_id: int,
+    until_rows: int,
+    *,
+    drop_share: float = 0.0,
+    seed: int = 1,
+    pauses: bool = False,
+    freezes: bool = False,
+) -> dict[str, Any]:
+    """Receive until all rows were handed on. Raises NotWhole where they do not follow.
 
-
-async def receive(job: ReceivingJob) -> Received:
-    """Receive until all rows were handed on."""
-    reader = GapReader(GapReaderConfig(database=job.site.gap_reader, chain_id=job.chain_id))
-    head = (await reader.standing(0)).head
-    source = KafkaSourceConfig(kafka=job.site.kafka, topic=head.topic, partition=head.partition)
-    frames = (
-        LossyFrames(source, job.drop_share, job.seed)
-        if job.drop_share
-        else KafkaFrameSource(source)
-    )
+    The share `drop_share` of the frames is lost on the way, drawn independently; heartbeats too. If
+    it `pauses`, it stops after the first run until a line comes; `rows_before` were handed on by
+    then. If it `freezes`, what was made until it is live is kept from the garbage collector.
+    `samples` are times, each with the rows handed on by then, since it went on; `memory_live_mib`
+    is what was resident when it first had caught up, `memory_mib` the most ever.
+    """
+    reader, source = await reader_and_source(site, chain_id)
+    frames = LossyFrames(source, drop_share, seed) if drop_share else KafkaFrameSource(source)
     # What came while nobody asked is to be read from Kafka: no look at the head before the frames.
-    config = ReceiverConfig(chain_id=job.chain_id, poll_after_seconds=30.0 if job.pauses else 1.0)
-    rows = rows_before = 0
+    config = ReceiverConfig(chain_id=chain_id, poll_after_seconds=30.0 if pauses else 1.0)
+    rows = rows_before = last_id = 0
     memory = 0.0
     samples: list[tuple[int, int]] = []
-    async with Receiver(config, frames, reader, on_state=_tell_live) as receiver:
+
+    def tell_live(state: State) -> None:
+        if state is State.LIVE:
+            if freezes:
+                freeze()
+            say(b"live")
+
+    async with Receiver(config, frames, reader, on_state=tell_live) as receiver:
         resumed_ns, cpu = time.monotonic_ns(), time.process_time()
-        pauses = job.pauses
-        async for received in receiver:
-            rows += len(received.events)
+        async for run in receiver:
+            rows += len(run.events)
+            if run.events[0].pid != last_id:
+                raise NotWhole(f"order {run.events[0].id} follows {last_id}")
+            last_id = run.last_id
             if not memory and receiver.live.is_set():
                 memory = resident_mib("VmRSS")
             if pauses and receiver.live.is_set():
@@ -438,33 +373,22 @@ async def receive(job: ReceivingJob) -> Received:
                 resumed_ns, cpu = time.monotonic_ns(), time.process_time()
             if len(samples) < _SAMPLES_MAX:
                 samples.append((time.monotonic_ns(), rows))
-            if rows >= job.until_rows:
+            if rows >= until_rows:
                 break
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
-        stats = receiver.stats()
-    return Received(
-        resumed_ns=resumed_ns,
-        ended_ns=ended_ns,
-        rows_before=rows_before,
-        rows=rows,
-        rows_live=stats.rows_live,
-        rows_filled=stats.rows_filled,
-        gaps=stats.gaps,
-        last_id=stats.head_delivered,
-        memory_live_mib=memory,
-        memory_mib=resident_mib(),
-        cpu_seconds=cpu,
-        samples=samples,
-    )
-
-
-async def _main() -> None:
-    async with asyncio.timeout(_DEADLINE_SECONDS):
-        if sys.argv[1] == "sequence":
-            say(await sequence(job_of(SequencingJob)))
-        else:
-            say(await receive(job_of(ReceivingJob)))
+        stats = msgspec.to_builtins(receiver.stats())
+    return {
+        "resumed_ns": resumed_ns,
+        "ended_ns": ended_ns,
+        "rows_before": rows_before,
+        "rows": rows,
+        "memory_live_mib": memory,
+        "memory_mib": resident_mib(),
+        "cpu_seconds": cpu,
+        "samples": samples,
+        "stats": stats,
+    }
 
 
 if __name__ == "__main__":
-    uvloop.run(_main())
+    serve(sequence, receive)

@@ -1,9 +1,6 @@
 """What the outbox costs: a full cycle of a message, and its sweep beside a long history.
 
-The consumers are `python -m benchmarks.parts.outbox batched|row_by_row|timed`, each in a process of
-its own until it is killed, its outbox on its stdin. `timed` writes a line for each message: the
-number that its payload begins with, and when its handler had it, by the monotonic clock of the
-machine, in nanoseconds.
+The consumers, `batched`, `row_by_row` and `timed`, are processes until they are killed.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-import uvloop
 from msgspec import Struct, structs
 
 import outbox
-from benchmarks.chains import connected
-from benchmarks.processes import End, job_of, role_of, say
+from benchmarks.chains import Site, connected
+from benchmarks.processes import End, call, say, serve
 from benchmarks.spreads import compared, interleave
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import create_topic, make_admin, make_consumer, make_producer, started
@@ -34,10 +30,9 @@ from outbox.consumer.consumer import Consumer
 from outbox.records import common_headers, read_headers, record_headers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
-    from benchmarks.chains import Site
-    from benchmarks.question import Figures
+    from benchmarks.load import Figures
     from orderchain.clients.postgres import Connection
     from outbox.callback.checked_sender import CheckedSender
     from outbox.consumer.delivery import Delivery
@@ -102,18 +97,24 @@ async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
 
 
 @asynccontextmanager
-async def consumer_process(place: Outbox, way: str) -> AsyncIterator[End]:
-    """Run a consumer; returns once it has joined."""
-    async with End("benchmarks.parts.outbox", way, place, keeps_errors=False) as consumer:
+async def consuming(place: Outbox, way: Callable[[Outbox], Awaitable[None]]) -> AsyncIterator[End]:
+    """Run a consumer in a process of its own for the block, before which it has joined."""
+    async with call(way, place=place, keeps_errors=False) as consumer:
         await consumer.expect(b"ready")
         yield consumer
 
 
-async def store_all(business: Connection, messages: int, to: Relay | CheckedSender | None) -> None:
+def messages(payloads: Iterable[bytes]) -> list[Message]:
+    """Return messages with these payloads."""
+    kept = list(payloads)
+    ids = draw_message_ids(len(kept))
+    return [Message(each, "bench", payload) for each, payload in zip(ids, kept, strict=True)]
+
+
+async def store_all(business: Connection, count: int, to: Relay | CheckedSender | None) -> None:
     """Store messages, many per transaction; with `to`, hand them over to it."""
-    for _ in range(0, messages, _TRANSACTION_ROWS):
-        rows = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(_TRANSACTION_ROWS)]
-        await store(business, rows, to)
+    for _ in range(0, count, _TRANSACTION_ROWS):
+        await store(business, messages([PAYLOAD] * _TRANSACTION_ROWS), to)
 
 
 async def store(
@@ -135,68 +136,66 @@ async def first_message(to: Relay | CheckedSender, business: Connection) -> None
     await until_consumed(to, 1)
 
 
-async def until_consumed(by: Relay | CheckedSender, messages: int) -> None:
+async def until_consumed(by: Relay | CheckedSender, count: int) -> None:
     """Wait until a sender has the confirms of so many messages."""
     async with asyncio.timeout(END_SECONDS):
-        while by.stats().consumed < messages:  # noqa: ASYNC110 - a counter of the hot path
+        while by.stats().consumed < count:  # noqa: ASYNC110 - a counter of the hot path
             await asyncio.sleep(_LOOK_SECONDS)
 
 
 # -- outbox_cycle: what does a full cycle cost: store, send, broker's confirm, consumer's confirm? -
-# - row by row: the common way. A transaction for each message, an awaited send, an update when the
-#   broker has it, a transaction and an awaited confirm at the consumer, an update when that came;
-# - batched: the engine, messages stored 500 to a transaction and handed over in memory;
-# - woken: the same, stored by somebody else: the relay hears of it, claims and reads it;
-# - written: as batched, but every acknowledgement is written, also where the confirm overtakes it.
-# The consumer is a process of its own in each. Messages a second, from the first one stored until
-# the last one is consumed.
 
 
 async def outbox_cycle(site: Site, *, repeats: int, messages: int, rows: int) -> Figures:
     """Measure each way in turn."""
+
+    async def engine(**settings: Any) -> float:  # noqa: ANN401 - of `cycle`
+        async with outbox_of(site) as place:
+            return await cycle(place, messages, **settings)
+
     figures = await interleave(
         {
             "row by row": partial(_row_by_row, site, rows),
-            "batched": partial(_engine, site, messages),
-            "woken": partial(_engine, site, messages, hands_over=False),
-            "written": partial(_engine, site, messages, ack_linger_seconds=0.0),
+            "batched": engine,
+            "woken": partial(engine, hands_over=False),
+            "written": partial(engine, ack_linger_seconds=0.0),
         },
         repeats,
     )
     return {"cycle": compared(figures, ratio="row by row")}
 
 
-async def _engine(site: Site, messages: int, **settings: Any) -> float:  # noqa: ANN401
-    """Return messages per second of the engine."""
-    async with outbox_of(site) as place:
-        return await cycle(place, messages, **settings)
-
-
 async def cycle(
     place: Outbox,
-    messages: int,
+    count: int,
     *,
     hands_over: bool = True,
-    **settings: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401 - of the relay
 ) -> float:
     """Return messages per second of the engine through the tables and topics of `place`."""
     async with (
         connected(place.database) as business,
-        consumer_process(place, "batched"),
+        consuming(place, batched),
         Relay(place.relay_config(**settings)) as relay,
     ):
-        await first_message(relay, business)
-        began = time.perf_counter()
-        await store_all(business, messages, relay if hands_over else None)
-        await until_consumed(relay, 1 + messages)
-        seconds = time.perf_counter() - began
+        rate = await rate_through(relay, business, count, hands_over=hands_over)
         if relay.stats().abnormal or relay.stats().unknown:
             raise RuntimeError(f"the run was not clean: {relay.stats()}")
-    return messages / seconds
+    return rate
 
 
-async def _row_by_row(site: Site, messages: int) -> float:
-    """Return messages per second of the common way."""
+async def rate_through(
+    sender: Relay | CheckedSender, business: Connection, count: int, *, hands_over: bool = True
+) -> float:
+    """Return messages per second, from the first one stored until the last one is consumed."""
+    await first_message(sender, business)
+    began = time.perf_counter()
+    await store_all(business, count, sender if hands_over else None)
+    await until_consumed(sender, 1 + count)
+    return count / (time.perf_counter() - began)
+
+
+async def _row_by_row(site: Site, count: int) -> float:
     async with outbox_of(site) as place, AsyncExitStack() as stack:
         business, relay, intake = [
             await stack.enter_async_context(connected(place.database)) for _ in range(3)
@@ -212,15 +211,15 @@ async def _row_by_row(site: Site, messages: int) -> float:
         stored: asyncio.Queue[Any] = asyncio.Queue()
         taken: list[int] = []
 
-        async def store(count: int) -> None:
+        async def store(more: int) -> None:
             insert = "INSERT INTO message VALUES ($1, $2, 0)"
-            for message_id in draw_message_ids(count):
+            for message_id in draw_message_ids(more):
                 async with business.transaction():
                     await business.execute(insert, message_id, PAYLOAD)
                 stored.put_nowait(message_id)
 
-        async def until_taken(count: int) -> None:
-            while len(taken) < count:  # noqa: ASYNC110 - a counter of the hot path
+        async def until_taken(number: int) -> None:
+            while len(taken) < number:  # noqa: ASYNC110 - a counter of the hot path
                 await asyncio.sleep(_LOOK_SECONDS)
 
         async def send() -> None:
@@ -239,25 +238,22 @@ async def _row_by_row(site: Site, messages: int) -> float:
                 taken.append(record.offset)
 
         for client in (producer, confirms):
-            await client.start()
-            stack.push_async_callback(client.stop)
-        async with consumer_process(place, "row_by_row"), asyncio.timeout(END_SECONDS):
+            await stack.enter_async_context(started(client))
+        async with consuming(place, row_by_row), asyncio.timeout(END_SECONDS):
             working = [asyncio.create_task(send()), asyncio.create_task(take())]
             await store(1)
             await until_taken(1)
             began = time.perf_counter()
-            await store(messages)
-            await until_taken(1 + messages)
+            await store(count)
+            await until_taken(1 + count)
             seconds = time.perf_counter() - began
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
-    return messages / seconds
+    return count / seconds
 
 
 # -- outbox_sweep: does the sweep cost more when the tables hold a long history? -------------------
-# A round that finds nothing, and one that claims 1,000 deliveries, with no finished row and with
-# 10^6 of them.
 
 _ROUNDS: Final = 200
 _CLAIMED: Final = 1_000
@@ -286,18 +282,16 @@ async def outbox_sweep(site: Site, *, repeats: int, finished: int) -> Figures:
 
 
 async def _finish(place: Outbox, finished: int) -> None:
-    """Make `finished` finished messages."""
     async with connected(place.database) as connection:
         for first in range(0, finished, 10_000):
-            ids = draw_message_ids(min(10_000, finished - first))
             async with connection.transaction():
-                await outbox.add_many(connection, [Message(each, "bench", PAYLOAD) for each in ids])
+                rows = messages([PAYLOAD] * min(10_000, finished - first))
+                await outbox.add_many(connection, rows)
                 await connection.execute(_FINISH)
         await connection.execute("VACUUM ANALYZE")
 
 
 async def _idle_round(relay: Relay) -> float:
-    """Return the seconds of a sweep that finds nothing."""
     began = time.perf_counter()
     for _ in range(_ROUNDS):
         await relay.sweep(everything=False)
@@ -307,9 +301,8 @@ async def _idle_round(relay: Relay) -> float:
 async def _full_round(relay: Relay, place: Outbox) -> float:
     """Return the seconds of a sweep that claims many deliveries; their sends are not in it."""
     async with connected(place.database) as connection:
-        messages = [Message(each, "bench", PAYLOAD) for each in draw_message_ids(_CLAIMED)]
         async with connection.transaction():
-            await outbox.add_many(connection, messages)
+            await outbox.add_many(connection, messages([PAYLOAD] * _CLAIMED))
             # Nobody is to be woken: the sweep is measured here.
             later = "UPDATE outbox_pending SET next_send_at = now() + interval '1 hour'"
             await connection.execute(later)
@@ -328,6 +321,7 @@ async def _full_round(relay: Relay, place: Outbox) -> float:
 
 
 async def _consume(place: Outbox, handle: Any) -> None:  # noqa: ANN401 - a handler
+    calm_collector()
     config = ConsumerConfig(
         name=place.destination.topic,
         topics=(place.destination.topic,),
@@ -350,7 +344,10 @@ async def batched(place: Outbox) -> None:
 
 
 async def timed(place: Outbox) -> None:
-    """Write when each message has reached the handler."""
+    """Write a line for each message that has reached the handler: its number, and when.
+
+    The number is what its payload begins with; the time is of the monotonic clock of the machine.
+    """
 
     async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
         now = time.monotonic_ns()
@@ -364,14 +361,16 @@ async def timed(place: Outbox) -> None:
 
 async def row_by_row(place: Outbox) -> None:
     """Consume in the common way: one transaction and one awaited confirm per message."""
+    calm_collector()
     topic = place.destination.topic
-    producer = make_producer(place.kafka, "benchmark")
     consumer = make_consumer(
         place.kafka, "benchmark", topic, group_id=topic, auto_offset_reset="earliest"
     )
-    await producer.start()
-    await consumer.start()
-    async with connected(place.database) as connection:
+    async with (
+        started(make_producer(place.kafka, "benchmark")) as producer,
+        started(consumer),
+        connected(place.database) as connection,
+    ):
         await connection.execute("CREATE TABLE IF NOT EXISTS seen (message_id uuid PRIMARY KEY)")
         insert = "INSERT INTO seen VALUES ($1) ON CONFLICT DO NOTHING"
         say(b"ready")
@@ -383,5 +382,4 @@ async def row_by_row(place: Outbox) -> None:
 
 
 if __name__ == "__main__":
-    calm_collector()
-    uvloop.run(role_of(batched, timed, row_by_row)(job_of(Outbox)))
+    serve(batched, timed, row_by_row)

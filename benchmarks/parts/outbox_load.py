@@ -1,8 +1,4 @@
-"""The outbox under a steady load, and mode 5 beside mode 3.
-
-The callback service of mode 5 is `python -m benchmarks.parts.outbox_load callback`, in a process of
-its own until it is killed.
-"""
+"""The outbox under a steady load, and mode 5 beside mode 3."""
 
 from __future__ import annotations
 
@@ -14,27 +10,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvicorn
-import uvloop
 from msgspec import Struct
 
-from benchmarks.chains import connected
+from benchmarks.chains import Site, connected
 from benchmarks.parts.outbox import (
     END_SECONDS,
     PAYLOAD,
-    consumer_process,
+    batched,
+    consuming,
     cycle,
     database_of,
     first_message,
     make_topics,
+    messages,
     outbox_of,
+    rate_through,
     store,
-    store_all,
-    until_consumed,
+    timed,
 )
-from benchmarks.processes import End, job_of, say
+from benchmarks.processes import call, say, serve
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from orderchain.monitoring import calm_collector
-from outbox import Message, Relay, draw_message_ids
+from outbox import Relay
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls, sender_app
 from outbox.callback.checked_sender import CheckedSender
@@ -43,23 +40,11 @@ from outbox.callback.config import CallbackConfig, CheckedConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from benchmarks.chains import Site
-    from benchmarks.question import Figures
+    from benchmarks.load import Figures
     from orderchain.clients.database_config import DatabaseConfig
     from orderchain.clients.postgres import Connection
 
 # -- outbox_latency: how late does a message come: from its commit to its handler? -----------------
-# An open load: transactions fall due on a constant schedule, and are run over some connections of
-# one business process, with one message each or with four. The relay is in that process, the
-# consumer in another one. What was really stored a second stands beside the delays.
-# - handed over: the transaction is the relay's, which sends what was stored and reads nothing;
-# - woken: somebody else's, who stores by `outbox.add`: the relay hears of it, claims and reads it.
-# A round of each way comes first and is not counted. It is longer than the others: a broker that
-# was just started has not compiled its own code yet, and takes twice the time and the CPU for a
-# while. A new PostgreSQL makes its log files as it goes, and everybody's commit waits for each; so
-# a few are written before, and used again from then on, as in a server that has run for an hour.
-# Checkpoints come between the rounds, none within one, so what they cost is not in the figures.
-# Percentiles are those of the merged histograms of all rounds; beside them each round's own p99.
 
 _CONNECTIONS: Final = 16
 """Those of the business: one alone manages about 400 transactions per second, each flushed."""
@@ -125,9 +110,8 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
         business = [
             await stack.enter_async_context(connected(place.database)) for _ in range(_CONNECTIONS)
         ]
-        consumer = await stack.enter_async_context(consumer_process(place, "timed"))
+        consumer = await stack.enter_async_context(consuming(place, timed))
         relay = await stack.enter_async_context(Relay(place.relay_config()))
-        to = relay if hands_over else None
 
         async def collect() -> None:
             for _ in range(count):
@@ -139,7 +123,8 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
                 await asyncio.sleep(max(began + first / rate - time.monotonic(), 0))
                 numbers = slice(first, first + together)
                 begun[numbers] = [time.monotonic_ns()] * together
-                await store(connection, _messages(first, together), to)
+                numbered = (n.to_bytes(8, "big") + PAYLOAD for n in range(first, first + together))
+                await store(connection, messages(numbered), relay if hands_over else None)
                 committed[numbers] = [time.monotonic_ns()] * together
 
         await first_message(relay, business[0])
@@ -158,14 +143,6 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
     )
 
 
-def _messages(first: int, count: int) -> list[Message]:
-    """Return messages whose payloads begin with their numbers."""
-    return [
-        Message(message_id, "bench", number.to_bytes(8, "big") + PAYLOAD)
-        for number, message_id in enumerate(draw_message_ids(count), start=first)
-    ]
-
-
 def _percentiles(rounds: list[list[int]]) -> Figures:
     histograms = [histogram_of(each) for each in rounds]
     each_p99 = spread([merged([one])["p99"] for one in histograms])
@@ -173,16 +150,6 @@ def _percentiles(rounds: list[list[int]]) -> Figures:
 
 
 # -- outbox_delayed_check: what does mode 5 cost beside mode 3: messages a second, rows written? ---
-# - mode 3: a relay. The acknowledgement is not written where the confirm overtakes it;
-# - mode 3, every acknowledgement written: the three writes of a plain outbox;
-# - mode 5: a sender of mode 5, and a callback service in a process and a database of its own, which
-#   returns the confirms over HTTP.
-# The same messages in the same transactions, on the same server with the same durability, the
-# consumer in a process of its own. Messages a second, from the first one stored until the last one
-# is consumed at its sender. The callback service's pauses are a tenth of a second here, not a
-# second: a rate is asked for, and a run is short. Rows written are PostgreSQL's own counts,
-# inserts, updates and deletes together: of `outbox_pending`, where a delivery stands until it is
-# done, and of the callback service's store.
 
 _TOKEN: Final = "of-the-benchmark"  # noqa: S105 - of a server that lives for seconds
 
@@ -202,13 +169,6 @@ class SenderAddress(Struct, frozen=True):
     call_token: str
 
 
-class CallbackSite(Struct, frozen=True):
-    """What the callback service must know."""
-
-    config: CallbackConfig
-    sender: SenderAddress
-
-
 async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Figures:
     """Measure each way in turn."""
     written: dict[str, list[float]] = {}
@@ -225,7 +185,7 @@ async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Fi
     return {"rate": compared(figures, ratio=every), "rows written a message": without_warm_up}
 
 
-async def _rows_written(database: DatabaseConfig, table: str, messages: int) -> float:
+async def _rows_written(database: DatabaseConfig, table: str, count: int) -> float:
     """Return the rows of `table` that were written, per message.
 
     Sessions report what they have done when they end, so all of them must have ended.
@@ -235,26 +195,24 @@ async def _rows_written(database: DatabaseConfig, table: str, messages: int) -> 
             while await connection.fetchval(_OTHERS) > 1:  # noqa: ASYNC110 - of other processes
                 await asyncio.sleep(0.05)
         written: float = await connection.fetchval(_WRITTEN, table)
-    return written / messages
+    return written / count
 
 
 async def _mode_3(
     site: Site,
-    messages: int,
+    count: int,
     written: dict[str, list[float]],
     name: str,
-    **settings: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401 - of the relay
 ) -> float:
-    """Return messages per second of a relay."""
     async with outbox_of(site) as place:
-        rate = await cycle(place, messages, **settings)
-        rows = await _rows_written(place.database, "outbox_pending", messages)
+        rate = await cycle(place, count, **settings)
+        rows = await _rows_written(place.database, "outbox_pending", count)
         written.setdefault(name, []).append(rows)
     return rate
 
 
-async def _mode_5(site: Site, messages: int, written: dict[str, list[float]]) -> float:
-    """Return messages per second of a sender of mode 5 with its callback service."""
+async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> float:
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(outbox_of(site))
         topic = place.destination.topic
@@ -276,36 +234,26 @@ async def _mode_5(site: Site, messages: int, written: dict[str, list[float]]) ->
         )
         async with (
             connected(place.database) as business,
-            consumer_process(place, "batched"),
+            consuming(place, batched),
             sender,
             _served(sender) as url,
-            End(
-                "benchmarks.parts.outbox_load",
-                "callback",
-                CallbackSite(callback, SenderAddress(url, _TOKEN)),
-                keeps_errors=False,
-            ) as service,
+            call(serving, keeps_errors=False, config=callback, url=url) as service,
         ):
             await service.expect(b"ready")
-            await first_message(sender, business)
-            began = time.perf_counter()
-            await store_all(business, messages, sender)
-            await until_consumed(sender, 1 + messages)
-            seconds = time.perf_counter() - began
+            rate = await rate_through(sender, business, count)
             if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
                 raise RuntimeError(f"the run was not clean: {sender.stats()}")
         for name, database, table in (
             ("mode 5", place.database, "outbox_pending"),
             ("mode 5, its callback service", callback_store, "callback_delivery"),
         ):
-            rows = await _rows_written(database, table, messages)
+            rows = await _rows_written(database, table, count)
             written.setdefault(name, []).append(rows)
-    return messages / seconds
+    return rate
 
 
 @asynccontextmanager
 async def _served(sender: CheckedSender) -> AsyncIterator[str]:
-    """Serve the sender's endpoints in this process, and return their URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = sender_app(sender, _TOKEN)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -315,15 +263,15 @@ async def _served(sender: CheckedSender) -> AsyncIterator[str]:
         await serving
 
 
-async def _serve(site: CallbackSite) -> None:
-    """Take records in, and return confirms."""
-    calls = HttpSenderCalls(lambda _: site.sender, site.config.call_seconds)
-    service = CallbackService(site.config, calls)
+async def serving(config: CallbackConfig, url: str) -> None:
+    """Be the callback service of mode 5: take records in, and return confirms."""
+    calm_collector()
+    sender = SenderAddress(url, _TOKEN)
+    service = CallbackService(config, HttpSenderCalls(lambda _: sender, config.call_seconds))
     await service.check()
     say(b"ready")
-    await asyncio.gather(CallbackIntake(site.config, service).run(), service.run())
+    await asyncio.gather(CallbackIntake(config, service).run(), service.run())
 
 
 if __name__ == "__main__":
-    calm_collector()
-    uvloop.run(_serve(job_of(CallbackSite)))
+    serve(serving)

@@ -7,44 +7,37 @@ import statistics
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.chains import connect_to, draw_chain_id, make_chain
+from benchmarks.chains import Site, connected, draw_chain_id, make_chain
 from benchmarks.host import ServerLoad
-from benchmarks.load import EVENT_TIME_NS, Load, order_batches
+from benchmarks.load import EVENT_TIME_NS, Figures, Load, order_batches
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
 from benchmarks.rivals.rival import SQL
 from benchmarks.spreads import compared, interleave, ratio
 from orderchain.clients.pipeline import Pipeline
 from orderchain.seal import COLUMNS
-from sequencer import Ack, Order, SequencerConfig, open_sequencer
+from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 from sequencer.core import SequencerCore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import call, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
-
-    from benchmarks.chains import Site
-    from benchmarks.question import Figures
     from orderchain.model import Event, Term
     from orderchain.seal import Batch
-    from sequencer import Sequencer
 
 _Keys = Callable[[int], str]
 
 
 def _config(site: Site, chain_id: int, **settings: Any) -> SequencerConfig:  # noqa: ANN401
-    """Return the settings of a sequencer of `chain_id`."""
     return SequencerConfig(chain_id=chain_id, database=site.sequencer, kafka=site.kafka, **settings)
 
 
 async def _rate(sequencer: Sequencer, batches: list[list[Order]]) -> float:
-    """Return orders per second until all `batches` are committed."""
     began = time.perf_counter()
     await submit_all(sequencer, batches)
     return sum(map(len, batches)) / (time.perf_counter() - began)
@@ -52,41 +45,20 @@ async def _rate(sequencer: Sequencer, batches: list[list[Order]]) -> float:
 
 async def _submit_many(
     site: Site,
-    orders: int,
+    batches: Callable[[], Iterator[list[Order]]],
     batch_rows: int,
     *,
     window: int = 0,
-    key: _Keys | None = None,
     chain_id: int | None = None,
-    payload_bytes: int = 100,
 ) -> float:
     """Return orders per second of the embedded sequencer, publishing to Kafka beside it."""
     chain_id = chain_id or await make_chain(site)
     config = _config(site, chain_id, batch_rows_max=batch_rows, key_window_rows=window)
     async with open_sequencer(config) as sequencer:
-        if key is None:
-            batches = order_batches(orders, batch_rows, payload_bytes=payload_bytes)
-        else:
-            batches = _keyed(orders, batch_rows, key, bytes(payload_bytes))
-        return await _rate(sequencer, list(batches))
-
-
-def _keyed(count: int, batch_rows: int, key: _Keys, payload: bytes) -> Iterator[list[Order]]:
-    """Yield orders whose keys are made by `key`."""
-    for start in range(0, count, batch_rows):
-        numbers = range(start, min(start + batch_rows, count))
-        yield [Order(key(n), payload, EVENT_TIME_NS) for n in numbers]
+        return await _rate(sequencer, list(batches()))
 
 
 # -- commit_path: what does a commit cost with a page per batch, and with a row per order? ---------
-# Every arm writes the same orders into a chain of its own, one commit a batch:
-# - rows: the transaction of a commit (fence, batch row, COPY) with a row per order, all of it made
-#   before; one after the other;
-# - pages: the same with pages, into the engine's own table;
-# - serial: the sequencer's commit path, which makes ids, links, seal and pages, too;
-# - pipelined: the sequencer, three calls in flight, with a broker that takes everything at once;
-# - submit_many: the sequencer as it is embedded, with a real broker on the same machine.
-# Of rows and pages also: the server's CPU, its log, and its disk, per order.
 
 _BATCH_ROWS: Final = (100, 1_000, 5_000)
 _BATCHES_MAX: Final = 200
@@ -106,8 +78,8 @@ async def commit_path(site: Site, *, repeats: int, orders: int) -> Figures:
     for size in _BATCH_ROWS:
         rows = _Storage(bare.TABLE, bare.COLUMNS, bare.row_bytes)
         pages = _Storage("chain_page", COLUMNS, bare.page_bytes)
-        count = min(orders, size * _BATCHES_MAX)
-        most = min(orders, size * _BARE_BATCHES_MAX)
+        count, most = min(orders, size * _BATCHES_MAX), min(orders, size * _BARE_BATCHES_MAX)
+        batches = partial(order_batches, count, size, payload_bytes=_PAYLOAD_BYTES)
         print(f"batch {size}", flush=True)
         figures = await interleave(
             {
@@ -115,9 +87,7 @@ async def commit_path(site: Site, *, repeats: int, orders: int) -> Figures:
                 "pages": partial(pages.commits, site, most, size),
                 "serial": partial(_serial, site, count, size),
                 "pipelined": partial(_pipelined, site, count, size),
-                "submit_many": partial(
-                    _submit_many, site, count, size, payload_bytes=_PAYLOAD_BYTES
-                ),
+                "submit_many": partial(_submit_many, site, batches, size),
             },
             repeats,
         )
@@ -140,16 +110,15 @@ class _Storage:
         self._table = table
         self._copy = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
         self._copied = copied
-        self.costs: dict[str, list[float]] = {}
-        """Per order, one value per run: `cpu_us`, `wal_bytes`, `disk_bytes`."""
+        self.costs: dict[str, list[float]] = {"cpu_us": [], "wal_bytes": [], "disk_bytes": []}
+        """Per order, one value per run."""
 
     async def commits(self, site: Site, orders: int, batch_rows: int) -> float:
         """Return orders per second of commits, one after the other, all made before."""
         chain_id = await make_chain(site)
         await bare.make_partition(site, chain_id)
         ready = await self._made(site, chain_id, orders, batch_rows)
-        connection = await connect_to(site.admin)
-        try:
+        async with connected(site.admin) as connection:
             await prepare(connection)
             # No checkpoint falls into the run, and each run has the same pages to log whole.
             await connection.execute("CHECKPOINT")
@@ -164,20 +133,14 @@ class _Storage:
             await pipeline.idle()
             used = (await ServerLoad.now(site)).since(before)
             size = await connection.fetchval(_SIZE, table) - size
-        finally:
-            await connection.close()
-        for name, value in (
-            ("cpu_us", used["postgres_cpu_seconds"] * 1e6),
-            ("wal_bytes", used["wal_mib"] * 2**20),
-            ("disk_bytes", size),
-        ):
-            self.costs.setdefault(name, []).append(value / orders)
+        costs = used["postgres_cpu_seconds"] * 1e6, used["wal_mib"] * 2**20, size
+        for values, cost in zip(self.costs.values(), costs, strict=True):
+            values.append(cost / orders)
         return orders / seconds
 
     async def _made(
         self, site: Site, chain_id: int, orders: int, batch_rows: int
     ) -> list[tuple[str, bytes]]:
-        """Return every transaction: its statements, and the bytes of its COPY."""
         store, term = await _leading(site, chain_id, batch_rows)
         await store.close()
         core = SequencerCore(term, takeover_skip_ids=0)
@@ -188,7 +151,6 @@ class _Storage:
 
 
 def _orders(count: int, batch_rows: int) -> list[list[Order]]:
-    """Return the same orders to every arm."""
     return list(order_batches(count, batch_rows, payload_bytes=_PAYLOAD_BYTES))
 
 
@@ -207,7 +169,6 @@ def _fence(term: Term, batch: Batch) -> str:
 
 
 async def _serial(site: Site, orders: int, batch_rows: int) -> float:
-    """Return rows per second of the commit path, one batch after the other."""
     store, term = await _leading(site, await make_chain(site), batch_rows)
     core = SequencerCore(term, takeover_skip_ids=0)
     batches = _orders(orders, batch_rows)
@@ -221,7 +182,6 @@ async def _serial(site: Site, orders: int, batch_rows: int) -> float:
 
 
 async def _pipelined(site: Site, orders: int, batch_rows: int) -> float:
-    """Return orders per second of the sequencer without a broker."""
     load = Load(rival="engine", orders=orders, batch_rows=batch_rows)
     batches = _orders(orders, batch_rows)
     async with sequencer_of(site, await make_chain(site), load, sink=OpenSink()) as sequencer:
@@ -229,8 +189,6 @@ async def _pipelined(site: Site, orders: int, batch_rows: int) -> float:
 
 
 # -- key_kinds: what do keys cost the sequencer, by their kind and with many of them present? ------
-# Every arm submits as many orders in batches of 1,000, with a real broker on the same machine;
-# "keys off" compares none.
 
 _WINDOW_ROWS: Final = 10**7
 
@@ -240,13 +198,13 @@ async def key_kinds(site: Site, *, repeats: int, orders: int, present: int) -> F
     filled = await _filled(site, present)
 
     async def submit(kind: Callable[[], _Keys], chain_id: int | None = None) -> float:
-        return await _submit_many(
-            site, orders, 1_000, window=_WINDOW_ROWS, key=kind(), chain_id=chain_id
-        )
+        batches = partial(_keyed, orders, 1_000, kind(), bytes(100))
+        return await _submit_many(site, batches, 1_000, window=_WINDOW_ROWS, chain_id=chain_id)
 
+    keys_off = partial(order_batches, orders, 1_000)
     figures = await interleave(
         {
-            "keys off": partial(_submit_many, site, orders, 1_000),
+            "keys off": partial(_submit_many, site, keys_off, 1_000),
             "client#number": partial(submit, _client_keys),
             "time-ordered": partial(submit, _time_ordered_keys),
             f"random, {present:,} present": partial(submit, _random_keys, filled),
@@ -257,7 +215,6 @@ async def key_kinds(site: Site, *, repeats: int, orders: int, present: int) -> F
 
 
 async def _filled(site: Site, rows: int) -> int:
-    """Return a chain that holds `rows` rows with random keys."""
     chain_id = await make_chain(site)
     config = _config(site, chain_id, batch_rows_max=5_000, key_window_rows=_WINDOW_ROWS)
     async with open_sequencer(config) as sequencer:
@@ -265,6 +222,12 @@ async def _filled(site: Site, rows: int) -> int:
             count = min(500_000, rows - start)
             await submit_all(sequencer, list(_keyed(count, 5_000, _random_keys(), b"")))
     return chain_id
+
+
+def _keyed(count: int, batch_rows: int, key: _Keys, payload: bytes) -> Iterator[list[Order]]:
+    for start in range(0, count, batch_rows):
+        numbers = range(start, min(start + batch_rows, count))
+        yield [Order(key(n), payload, EVENT_TIME_NS) for n in numbers]
 
 
 def _client_keys() -> _Keys:
@@ -280,15 +243,10 @@ def _time_ordered_keys() -> _Keys:
 
 
 def _random_keys() -> _Keys:
-    """Return random free-form keys."""
     return lambda _: uuid.uuid4().hex
 
 
 # -- one_by_one: what do orders cost that are submitted one by one, and one that comes alone? ------
-# - one future each: `submit_nowait`, 20,000 futures waiting at most;
-# - one task each: 20,000 tasks that await one `submit` after the other;
-# - one order: submitted when nothing is under way, beside a single INSERT of the same order as a
-#   row of its own, as far apart.
 
 _WAITING: Final = 20_000
 """Enough for three batches under way and a fourth to grow."""
@@ -301,8 +259,8 @@ _PAUSE_SECONDS: Final = 0.01
 async def one_by_one(site: Site, *, repeats: int, orders: int) -> Figures:
     """Submit one by one, and alone."""
     futures = {
-        "one future each": partial(_one_future_each, site, orders),
-        "one task each": partial(_one_task_each, site, orders),
+        "one future each": partial(_one_by_one, site, orders, _one_future_each),
+        "one task each": partial(_one_by_one, site, orders, _one_task_each),
     }
     alone = {"one INSERT": partial(_one_insert, site), "one order": partial(_one_order, site)}
     return {
@@ -311,35 +269,37 @@ async def one_by_one(site: Site, *, repeats: int, orders: int) -> Figures:
     }
 
 
-async def _one_future_each(site: Site, orders: int) -> float:
-    """Return orders per second when every order has a future of its own, 20,000 waiting at most."""
+async def _one_by_one(
+    site: Site, count: int, submit: Callable[[Sequencer, list[Order]], Awaitable[None]]
+) -> float:
     chain_id = await make_chain(site)
-    flat = [order for batch in order_batches(orders, 5_000) for order in batch]
+    orders = [order for batch in order_batches(count, 5_000) for order in batch]
+    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
+        began = time.perf_counter()
+        await submit(sequencer, orders)
+        return count / (time.perf_counter() - began)
+
+
+async def _one_future_each(sequencer: Sequencer, orders: list[Order]) -> None:
+    """Submit orders that have a future of their own, 20,000 waiting at most."""
     waiting: deque[asyncio.Future[Ack]] = deque()
-    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
-        began = time.perf_counter()
-        for order in flat:
-            waiting.append(sequencer.submit_nowait(order.key, order.payload, order.event_time_ns))
-            if len(waiting) >= _WAITING:
-                await waiting.popleft()
-        while waiting:
+    for order in orders:
+        waiting.append(sequencer.submit_nowait(order.key, order.payload, order.event_time_ns))
+        if len(waiting) >= _WAITING:
             await waiting.popleft()
-        return orders / (time.perf_counter() - began)
+    while waiting:
+        await waiting.popleft()
 
 
-async def _one_task_each(site: Site, orders: int) -> float:
-    """Return orders per second of 20,000 tasks that each await one order after the other."""
-    chain_id = await make_chain(site)
-    left = iter([order for batch in order_batches(orders, 5_000) for order in batch])
-    async with open_sequencer(_config(site, chain_id, key_window_rows=0)) as sequencer:
+async def _one_task_each(sequencer: Sequencer, orders: list[Order]) -> None:
+    """Submit by 20,000 tasks that each await one order after the other."""
+    left = iter(orders)
 
-        async def client() -> None:
-            for order in left:
-                await sequencer.submit(order.key, order.payload, order.event_time_ns)
+    async def client() -> None:
+        for order in left:
+            await sequencer.submit(order.key, order.payload, order.event_time_ns)
 
-        began = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(_WAITING)))
-        return orders / (time.perf_counter() - began)
+    await asyncio.gather(*(client() for _ in range(_WAITING)))
 
 
 async def _one_order(site: Site) -> float:
@@ -352,18 +312,16 @@ async def _one_insert(site: Site) -> float:
     """Return the median seconds of a single INSERT of the same order as a row, as far apart."""
     chain_id = draw_chain_id()
     await bare.make_partition(site, chain_id)
-    connection = await connect_to(site.sequencer)
-    insert = partial(connection.execute, SQL["rows_insert"], chain_id)
-    seconds = await _median_seconds(
-        lambda n: insert(n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100))
-    )
-    await connection.close()
+    async with connected(site.sequencer) as connection:
+        insert = partial(connection.execute, SQL["rows_insert"], chain_id)
+        seconds = await _median_seconds(
+            lambda n: insert(n + 1, n, f"one-{n}", EVENT_TIME_NS, bytes(100))
+        )
     await bare.drop_partition(site, chain_id)
     return seconds
 
 
 async def _median_seconds(call: Callable[[int], Awaitable[object]]) -> float:
-    """Return the median time of awaited calls, each long after the one before."""
     times = []
     for n in range(_ALONE):
         began = time.perf_counter()

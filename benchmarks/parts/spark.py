@@ -1,29 +1,26 @@
-"""What the verifier's check costs, over Parquet and over a database, and how it grows.
-
-`python -m benchmarks.parts.spark PATH ROWS LOG` is one driver of `spark_scale`.
-"""
+"""What the verifier's check costs, over Parquet and over a database, and how it grows."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Window
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from benchmarks.chains import connected
-from benchmarks.parts.generated import SQL, generate_chain
-from benchmarks.parts.parquet import CHAIN_ID, head_of, write_rows
-from benchmarks.processes import ROOT, RunFailed, resident_mib
-from benchmarks.spreads import ratio, spread, spreads
+from benchmarks.chains import SQL, Site, connected, generate_chain
+from benchmarks.processes import RunFailed, call, resident_mib, serve
+from benchmarks.spreads import interleave, ratio, spread, spreads
 from chain_verifier.config import (
     FETCH_PAGES,
     FETCH_ROWS,
@@ -33,19 +30,15 @@ from chain_verifier.config import (
     bucket_bits,
 )
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.report import Verdict
+from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from benchmarks.chains import Site
-    from benchmarks.question import Figures
-    from chain_verifier.report import Report
+    from benchmarks.load import Figures
 
 
 @contextmanager
@@ -60,24 +53,16 @@ def _spark(
         yield session
 
 
-def _seconds_of(work: Callable[[], object]) -> float:
+async def _seconds_of(work: Callable[[], Awaitable[None]]) -> float:
     began = time.perf_counter()
-    work()
+    await work()
     return time.perf_counter() - began
 
 
-def _by_turns(
-    arms: Mapping[str, Callable[[], object]], repeats: int, *warm: str
-) -> dict[str, list[float]]:
-    """Return the seconds of every arm; those of `warm` run once before."""
-    figures: dict[str, list[float]] = {name: [] for name in arms}
-    for name in warm:
-        arms[name]()
-    for _ in range(repeats):
-        for name, arm in arms.items():
-            figures[name].append(_seconds_of(arm))
-            print(f"{name:10} {figures[name][-1]:7.2f} s", flush=True)
-    return figures
+def _timed(
+    works: Mapping[str, Callable[[], Awaitable[None]]],
+) -> dict[str, Callable[[], Awaitable[float]]]:
+    return {name: partial(_seconds_of, work) for name, work in works.items()}
 
 
 def _require(found: object, expected: object) -> None:
@@ -89,30 +74,92 @@ def _require_whole(report: Report, rows: int) -> None:
     _require((report.verdict, report.sources[0].rows), (Verdict.COMPLETE, rows))
 
 
+# -- rows of a chain as Parquet, written straight from arrays --------------------------------------
+
+CHAIN_ID: Final = 1
+_GROUP_ROWS: Final = 1_000_000
+_FILE_ROWS: Final = 5_000_000
+_SKIP_EVERY: Final = 1_000
+_SKIP: Final = 7
+"""Ids skip a few numbers after every batch, as they do where partitions and terms change."""
+
+WIDE_PAYLOAD_BYTES: Final = 100
+_TYPES: Final = {
+    "chain_id": pa.int32(), "id": pa.int64(), "pid": pa.int64(), "key": pa.string(),
+    "event_time_ns": pa.int64(), "payload": pa.binary(),
+}  # fmt: skip
+_SCHEMA: Final = pa.schema(list(_TYPES.items()))
+
+
+def _ids_between(first: int, end: int) -> Any:  # noqa: ANN401 - numpy's own
+    """Return the ids of the rows number `first` (from 0) up to, not including, number `end`."""
+    numbers = np.arange(first, end, dtype=np.int64)
+    return numbers + 1 + numbers // _SKIP_EVERY * _SKIP
+
+
+def _head_of(rows: int) -> int:
+    return int(_ids_between(rows - 1, rows)[0])
+
+
+def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
+    """Write a chain of `rows` rows.
+
+    Narrow rows have one and the same key, time and payload (none), so that reading them is as
+    cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
+    random payloads.
+    """
+    path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
+    path.mkdir()
+    random = np.random.default_rng(1)
+    for first in range(0, rows, _FILE_ROWS):
+        end = min(first + _FILE_ROWS, rows)
+        file = path / f"rows-{first:012d}.parquet"
+        with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+            for begin in range(first, end, _GROUP_ROWS):
+                group = _group(begin, min(begin + _GROUP_ROWS, end), random, is_wide=is_wide)
+                writer.write_table(group, row_group_size=_GROUP_ROWS)
+    return path
+
+
+def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # noqa: ANN401
+    count = end - first
+    ids, pids = _ids_between(first, end), _ids_between(first - 1, end - 1)
+    if first == 0:
+        pids[0] = 0
+    times = 1_700_000_000_000_000_000 + np.arange(first, end) * 1_000
+    if is_wide:
+        keys = pa.array([f"client-{number % 64}#{number}" for number in range(first, end)])
+        blob = random.bytes(count * WIDE_PAYLOAD_BYTES)
+        offsets = np.arange(count + 1, dtype=np.int32) * WIDE_PAYLOAD_BYTES
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
+        payloads = pa.Array.from_buffers(pa.binary(), count, buffers)
+    else:
+        keys = pa.repeat(pa.scalar("k"), count)
+        payloads = pa.repeat(pa.scalar(b"", pa.binary()), count)
+        times[:] = times[0]
+    chains = np.full(count, CHAIN_ID, dtype=np.int32)
+    return pa.table([chains, ids, pids, keys, times, payloads], schema=_SCHEMA)
+
+
 # -- spark_check: what does the check cost beside a scan, and beside what one would write instead? -
-# All over the same Parquet, by turns:
-# - scan: the plainest aggregate over the columns that the check reads, in one group;
-# - check: `verify` whole, from opening the source to the report (Spark is up already);
-# - lag: `lag(id)` over windows of the check's own buckets, compared with `pid`;
-# - anti join: the rows whose `pid` is the id of no row. It finds gaps and orphans only.
-# The last two run with Spark's own defaults (adaptive plans, 200 shuffle partitions), which suit
-# them better than the verifier's. `wide`: scan and check again, over rows with keys and payloads.
 
 _RIVAL_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.shuffle.partitions": "200",
 }
+_WARM: Final = ("scan", "check")
 
 
-def spark_check(*, repeats: int, rows: int, wide_rows: int) -> Figures:
+async def spark_check(*, repeats: int, rows: int, wide_rows: int) -> Figures:
     """Run every arm over narrow rows, scan and check over wide ones."""
     with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
         narrow = write_rows(Path(folder), rows)
         wide = write_rows(Path(folder), wide_rows, is_wide=True)
         with _spark({}) as spark:
-            figures = _by_turns(_Parquet(spark, narrow, rows).arms(), repeats, "scan", "check")
-            arms = _Parquet(spark, wide, wide_rows).arms("scan", "check")
-            wide_figures = _by_turns(arms, 2 * repeats, "scan", "check")
+            arms = _timed(_Parquet(spark, narrow, rows).arms())
+            figures = await interleave(arms, repeats, _WARM)
+            arms = _timed(_Parquet(spark, wide, wide_rows).arms(*_WARM))
+            wide_figures = await interleave(arms, 2 * repeats, _WARM)
     return {
         "repeats": repeats,
         "rows": rows,
@@ -143,39 +190,37 @@ class _Parquet:
         self._path = str(path)
         self._rows = rows
 
-    def arms(self, *names: str) -> dict[str, Callable[[], None]]:
-        """Return the ways by name, by default all."""
-        found = {
-            "scan": self.scan, "check": self.check, "lag": self.lag, "anti_join": self.anti_join,
-        }  # fmt: skip
-        return {name: found[name] for name in names or found}
+    def arms(self, *names: str) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            name: getattr(self, name) for name in names or ("scan", "check", "lag", "anti_join")
+        }
 
     def _frame(self) -> DataFrame:
         return self._spark.read.parquet(self._path)
 
-    def scan(self) -> None:
+    async def scan(self) -> None:
         """Aggregate the columns that the check reads."""
         ends = [F.min("id"), F.max("id"), F.sum("id"), F.min("pid"), F.max("pid"), F.sum("pid")]
         row = self._frame().agg(F.count("chain_id"), *ends).collect()[0]
         _require(row[0], self._rows)
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Verify, as `chainctl verify --source parquet:PATH --head ID` does."""
         source = ParquetSource(path=self._path)
-        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=head_of(self._rows))
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=_head_of(self._rows))
         _require_whole(verify(request, session=self._spark), self._rows)
 
-    def lag(self) -> None:
+    async def lag(self) -> None:
         """Count the rows that do not name the one before them in their bucket."""
         frame = self._frame().select("id", "pid")
-        bucket = F.shiftright("id", bucket_bits(head_of(self._rows)))
+        bucket = F.shiftright("id", bucket_bits(_head_of(self._rows)))
         window = Window.partitionBy(bucket).orderBy("id")
         found = frame.select("pid", F.lag("id").over(window).alias("before"))
+        broken = F.col("before").isNotNull() & (F.col("before") != F.col("pid"))
         with self._rival_settings():
-            broken = found.where(F.col("before").isNotNull() & (F.col("before") != F.col("pid")))
-            _require(broken.count(), 0)
+            _require(found.where(broken).count(), 0)
 
-    def anti_join(self) -> None:
+    async def anti_join(self) -> None:
         """Count the rows whose pid is no row's id; the first one's is none."""
         frame = self._frame()
         ids = frame.select(F.col("id").alias("pid"))
@@ -194,9 +239,6 @@ class _Parquet:
 
 
 # -- spark_scale: does the check grow with the chain as a scan does, and does its memory stay? -----
-# Verifies chains of two lengths as Parquet on two executors of one core and 2 GB each, by turns,
-# each length in a driver of its own. What Spark spilled, and the most that each heap held, is read
-# from its event log; what the driver's two processes held, from the system.
 
 _CHECKS: Final = 2
 """Checks in one driver: the first one is warm-up, the last one is the figure."""
@@ -215,18 +257,19 @@ _SETTINGS: Final = {
 _MIB: Final = 2**20
 
 
-def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
+async def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
     """Run the lengths by turns, and return the spread of every figure."""
-    found: dict[str, list[dict[str, float]]] = {str(short): [], str(long): []}
+    found: dict[int, list[dict[str, float]]] = {short: [], long: []}
     with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
-        paths = {rows: write_rows(Path(folder), rows) for rows in (short, long)}
+        paths = {rows: write_rows(Path(folder), rows) for rows in found}
         for _ in range(repeats):
             for rows, path in paths.items():
-                figures = _in_a_driver(path, rows)
-                found[str(rows)].append(figures)
-                print(rows, {name: round(value, 2) for name, value in figures.items()}, flush=True)
-    by_rows = {rows: spreads(lines) for rows, lines in found.items()}
+                found[rows].append(await _in_a_driver(path, rows))
+                shown = {name: round(value, 2) for name, value in found[rows][-1].items()}
+                print(rows, shown, flush=True)
+    by_rows = {str(rows): spreads(lines) for rows, lines in found.items()}
     names = list(by_rows[str(short)])
+    pairs = list(zip(found[long], found[short], strict=True))
     return {
         "repeats": repeats,
         "executors": "2 of 1 core and 2 GB",
@@ -234,57 +277,45 @@ def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
             name: {rows: figures[name] for rows, figures in by_rows.items()} for name in names
         },
         "long_to_short": {
-            name: spread(
-                [
-                    one[name] / other[name]
-                    for one, other in zip(found[str(long)], found[str(short)], strict=True)
-                ]
-            )
+            name: spread([one[name] / other[name] for one, other in pairs])
             for name in names
             if name != "spilled_bytes"
         },
     }
 
 
-def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
-    """Run `_driver` in a process of its own. Raises RunFailed."""
+async def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="orderchain-events-") as folder:
         log = Path(folder) / "log"
         log.mkdir()
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.parts.spark", path, str(rows), log],
-            # Otherwise the executors keep their files in the folder of Spark itself.
-            env={**os.environ, "SPARK_WORKER_DIR": f"{folder}/work"},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
-    if done.returncode:
-        raise RunFailed(f"a driver for {rows} rows ended with {done.returncode}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        # Otherwise the executors keep their files in the folder of Spark itself.
+        work = {"SPARK_WORKER_DIR": f"{folder}/work"}
+        given = {"path": str(path), "rows": rows, "log": str(log)}
+        async with call(drive, keeps_errors=False, environment=work, **given) as driver:
+            return await driver.result()
 
 
-def _driver(path: Path, rows: int, log: Path) -> dict[str, float]:
-    """Check `rows` rows, and return seconds and memory."""
-    settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
+async def drive(path: str, rows: int, log: str) -> dict[str, float]:
+    """Check `rows` rows in a driver of their own, and return seconds and memory."""
+    settings = _SETTINGS | {"spark.eventLog.dir": Path(log).as_uri()}
     with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
-        bench = _Parquet(spark, path, rows)
-        seconds = [_seconds_of(bench.check) for _ in range(_CHECKS)]
-        scans = [_seconds_of(bench.scan) for _ in range(_CHECKS)]
+        ways = _Parquet(spark, Path(path), rows)
+        seconds = [await _seconds_of(ways.check) for _ in range(_CHECKS)]
+        scans = [await _seconds_of(ways.scan) for _ in range(_CHECKS)]
         java: Any = spark.sparkContext._gateway
         memory = {
             "driver_python_peak_mib": resident_mib(),
             "driver_java_peak_mib": resident_mib(process_id=java.proc.pid),
         }
-    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(log)}
+    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(Path(log))}
 
 
 def _of_log(folder: Path) -> dict[str, float]:
     """Return what was spilled in all, and the highest heap of driver and executors."""
     spilled = tasks = 0
     heaps = {"driver": 0, "executor": 0}
-    for event in _events(folder):
+    logs = folder.glob("[!.]*")  # the others are checksums
+    for event in (json.loads(line) for log in logs for line in log.read_text().splitlines()):
         if event["Event"] == "SparkListenerTaskEnd":
             metrics = event["Task Metrics"]
             spilled += metrics["Memory Bytes Spilled"] + metrics["Disk Bytes Spilled"]
@@ -294,35 +325,19 @@ def _of_log(folder: Path) -> dict[str, float]:
             heaps[who] = max(heaps[who], event["Executor Metrics"]["JVMHeapMemory"])
     if not tasks or not all(heaps.values()):
         raise RunFailed(f"the event log in {folder} has {tasks} tasks, heaps {heaps}")
-    return {
-        "spilled_bytes": spilled,
-        "driver_heap_peak_mib": heaps["driver"] / _MIB,
-        "executor_heap_peak_mib": heaps["executor"] / _MIB,
-    }
-
-
-def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in folder.glob("[!.]*"):  # the others are checksums
-        with path.open() as file:
-            yield from map(json.loads, file)
+    peaks = {f"{who}_heap_peak_mib": heap / _MIB for who, heap in heaps.items()}
+    return {"spilled_bytes": spilled, **peaks}
 
 
 # -- spark_jdbc: does the check of a database keep the reading side busy? --------------------------
-# All over the same rows of one chain, by turns; PostgreSQL answers on the cores of Spark:
-# - bare: `count` and `sum` of id and pid, read by JDBC in as many partitions as the check has, as
-#   rows that PostgreSQL makes of the pages;
-# - arrays: the same, with the arrays of the pages read by JDBC, and made rows by Spark;
-# - check: `verify --source database` whole, from opening it to the report (Spark is up already);
-# - local: the same with `--local`, on one core;
-# - lag: PostgreSQL's own `lag()` over the view, which needs no reader at all, but sorts the rows;
-# - aggregate: PostgreSQL's own `count` and `sum`, beside it.
 
 
-def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
+async def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
     """Read one chain in every way."""
-    chain_id = asyncio.run(generate_chain(site, rows))
+    chain_id = await generate_chain(site, rows)
     with _spark({}) as spark:
-        figures = _by_turns(_Database(spark, site, chain_id, rows).arms(), repeats, "bare", "check")
+        arms = _timed(_Database(spark, site, chain_id, rows).arms())
+        figures = await interleave(arms, repeats, ("bare", "check"))
     return {
         "repeats": repeats,
         "rows": rows,
@@ -346,62 +361,65 @@ class _Database:
         self._site = site
         self._chain_id = chain_id
         self._rows = rows
-        source = DatabaseSource(database=site.auditor)
-        self._request = VerifyRequest(chain_id=chain_id, sources=(source,))
+        self._source = DatabaseSource(database=site.auditor)
+        self._request = VerifyRequest(chain_id=chain_id, sources=(self._source,))
 
-    def arms(self) -> dict[str, Callable[[], None]]:
-        """Return the ways by name."""
+    def arms(self) -> dict[str, Callable[[], Awaitable[None]]]:
         return {
             "bare": self._bare,
             "arrays": self._arrays,
-            "check": lambda: _require_whole(verify(self._request, session=self._spark), self._rows),
-            "local": lambda: _require_whole(verify_locally(self._request), self._rows),
-            "lag": lambda: _require(asyncio.run(self._ask("lag")), 0),
-            "aggregate": lambda: _require(asyncio.run(self._ask("aggregate")), self._rows),
+            "check": self._check,
+            "local": self._local,
+            "lag": partial(self._ask, "lag", 0),
+            "aggregate": partial(self._ask, "aggregate", self._rows),
         }
 
-    def _bare(self) -> None:
+    async def _bare(self) -> None:
         """Count and sum in Spark the rows that JDBC brings."""
-        self._count(
-            self._read("id, pid", "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)")
-        )
+        joined = "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)"
+        self._count(self._read("id, pid", joined))
 
-    def _arrays(self) -> None:
+    async def _arrays(self) -> None:
         """Count and sum in Spark what is in the arrays that JDBC brings."""
         found = F.explode(F.arrays_zip("ids", "pids")).alias("row")
         self._count(self._read("ids, pids").select(found).selectExpr("row.ids id", "row.pids pid"))
 
+    async def _check(self) -> None:
+        _require_whole(verify(self._request, session=self._spark), self._rows)
+
+    async def _local(self) -> None:
+        # It has an event loop of its own.
+        _require_whole(await asyncio.to_thread(verify_locally, self._request), self._rows)
+
+    async def _ask(self, name: str, expected: int) -> None:
+        async with connected(self._site.auditor) as connection:
+            found = await connection.fetchval(SQL[name], self._chain_id, timeout=600)
+        _require(found, expected)
+
     def _read(self, columns: str, joined: str = "") -> DataFrame:
         """Read pages in as many partitions as the check has."""
-        source = DatabaseSource(database=self._site.auditor)
-        partitions = DatabaseTable(self._spark, source, self._chain_id).rows.rdd.getNumPartitions()
+        table = DatabaseTable(self._spark, self._source, self._chain_id)
         address = chain_address(self._site.auditor)
         # By the end of its page, which is in the index: a part could not be read from the view.
-        table = f"""(
+        query = f"""(
             SELECT page.last_id, {columns} FROM chain_page AS page {joined}
             WHERE page.chain_id = {self._chain_id}
         ) AS bare"""  # noqa: S608 - a number and names of ours
+        fetched = FETCH_ROWS if joined else FETCH_PAGES
         return self._spark.read.jdbc(
             address.url,
-            table,
+            query,
             column="last_id",
             lowerBound=1,
             upperBound=self._rows + 1,
-            numPartitions=partitions,
-            properties={
-                **address.properties,
-                "fetchsize": str(FETCH_ROWS if joined else FETCH_PAGES),
-            },
+            numPartitions=table.rows.rdd.getNumPartitions(),
+            properties={**address.properties, "fetchsize": str(fetched)},
         )
 
     def _count(self, rows: DataFrame) -> None:
         found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
         _require(found[0], self._rows)
 
-    async def _ask(self, name: str) -> Any:  # noqa: ANN401 - whatever it answers
-        async with connected(self._site.auditor) as connection:
-            return await connection.fetchval(SQL[name], self._chain_id, timeout=600)
-
 
 if __name__ == "__main__":
-    print(json.dumps(_driver(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))))
+    serve(drive)

@@ -1,8 +1,13 @@
-"""The ceilings: bytes made before, one COPY and one send per batch, decoded and not checked.
+"""The ceilings and the common way: rivals of our own making, over the same PostgreSQL and Kafka.
 
+The ceilings are bytes made before, one COPY and one send per batch, decoded and not checked.
 `BarePages` writes to the engine's own table, a page per batch; `BarePipe` a row per order, to a
 table of the benchmarks' own: an engine with a row of its own for each order stores this, with the
 columns, the key, the CHECK and the partitions that it needs for that.
+
+The common way is the flow of warpexchange's sequencer (github.com/michaelliao/warpexchange, Java),
+in Python: number and serialise each message, insert the rows one by one in one transaction, then
+send each. Its receiver handles one message at a time, and compares the previous id with the last.
 """
 
 from __future__ import annotations
@@ -11,26 +16,38 @@ from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.chains import connected, draw_chain_id, empty_chain, make_chain, prepare_database
-from benchmarks.rivals.records import (
+import msgspec
+
+from benchmarks.chains import SQL as CHAINS_SQL
+from benchmarks.chains import (
+    Site,
+    connected,
+    draw_chain_id,
+    empty_chain,
+    make_chain,
+    prepare_database,
+)
+from benchmarks.rivals.rival import (
+    SQL,
+    Producer,
     RecordSender,
     RecordSource,
+    Rival,
     bodies,
     decode_body,
-    drop_topic,
-    new_topic,
+    execute,
 )
-from benchmarks.rivals.rival import SQL, Producer, Rival, stored_rows
+from orderchain.model import Event
 from orderchain.seal import COLUMNS as PAGE_COLUMNS
 from orderchain.seal import COPY_HEADER, COPY_TRAILER, event_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
-    from benchmarks.load import Load, Stored, Venue
-    from orderchain.model import Event
+    from benchmarks.load import Load, Venue
     from sequencer import Order
+
+# -- the table with a row per order ----------------------------------------------------------------
 
 TABLE: Final = "bare_event"
 COLUMNS: Final = ("chain_id", "id", "pid", "key", "event_time_ns", "payload")
@@ -86,6 +103,17 @@ async def drop_partition(site: Site, chain_id: int) -> None:
         await connection.execute(await connection.fetchval(SQL["rows_drop"], chain_id))
 
 
+async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
+    """Store what `generate_chain` made in the table of a row per order, too."""
+    await make_partition(site, chain_id)
+    async with connected(site.admin) as connection:
+        await connection.execute(CHAINS_SQL["rows"], chain_id, 1, rows)
+        await connection.execute("VACUUM (ANALYZE) bare_event")
+
+
+# -- the ceilings ----------------------------------------------------------------------------------
+
+
 class _BareProducer(Producer):
     """COPY, which is a commit; then a send whose acknowledgement is awaited later."""
 
@@ -103,7 +131,7 @@ class _BareProducer(Producer):
 
     def ready(self, batches: Sequence[list[Order]]) -> list[tuple[memoryview, list[bytes]]]:
         """Return every batch as it goes to the database, and as it goes to the broker."""
-        chain_id = int(self.venue.place["chain_id"])
+        chain_id = self.venue.chain_id
         made = []
         for batch in batches:
             events = self.numbered(batch)
@@ -111,7 +139,6 @@ class _BareProducer(Producer):
         return made
 
     async def send(self, batches: Sequence[tuple[memoryview, list[bytes]]]) -> None:
-        """Store and send each."""
         copy, sender = self._connection.copy_to_table, self._sender
         for rows, records in batches:
             await copy(self.table, source=rows, columns=self.columns, format="binary")
@@ -120,7 +147,6 @@ class _BareProducer(Producer):
                     await sender.send(record)
 
     async def settle(self) -> None:
-        """Wait for the broker."""
         if self._sender is not None:
             await self._sender.settle()
 
@@ -137,7 +163,6 @@ class _BareReceiver(RecordSource):
     """Decodes and counts."""
 
     async def receive(self, until_rows: int) -> None:
-        """Decode record after record."""
         tally = self.tally
         while tally.rows < until_rows:
             for records in (await self.consumer.getmany(timeout_ms=1_000)).values():
@@ -151,21 +176,19 @@ class BarePipe(Rival):
     title = "bare pipe, a row per order"
     producer = _BareProducer
     receiver = _BareReceiver
+    topic = "bare"
+    rows = "rows_stored"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make its part of the table, and a topic."""
         chain_id = draw_chain_id()
         await make_partition(site, chain_id)
-        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_rows(venue.site.admin, "rows_stored", int(venue.place["chain_id"]))
+        return {"chain_id": chain_id, **await super().prepare(site, load)}
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
-        await drop_partition(venue.site, int(venue.place["chain_id"]))
-        await drop_topic(venue)
+        await drop_partition(venue.site, venue.chain_id)
+        await super().clean_up(venue)
 
 
 class BarePages(Rival):
@@ -174,19 +197,96 @@ class BarePages(Rival):
     title = "bare pipe of pages"
     producer = _PageProducer
     receiver = _BareReceiver
+    topic = "bare"
+    rows = "chain_rows"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make a chain for its table, and a topic."""
         chain_id = await make_chain(site)
         async with connected(site.admin) as connection:
-            await connection.execute("SELECT chain_page_extend($1, $2)", chain_id, load.all_orders)
-        return {"chain_id": chain_id, "topic": await new_topic("bare", site)}
-
-    async def stored(self, venue: Venue) -> Stored:
-        """Count the rows and check their links."""
-        return await stored_rows(venue.site.admin, "chain_rows", int(venue.place["chain_id"]))
+            await connection.execute(CHAINS_SQL["extend"], chain_id, load.all_orders)
+        return {"chain_id": chain_id, **await super().prepare(site, load)}
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topics."""
-        await empty_chain(venue.site, int(venue.place["chain_id"]))
-        await drop_topic(venue)
+        await empty_chain(venue.site, venue.chain_id)
+        await super().clean_up(venue)
+
+
+# -- the common way: a row per INSERT, a transaction per batch, a JSON record per order ------------
+
+
+class _Message(msgspec.Struct, gc=False, rename="camel"):
+    """What goes into the row and over the wire."""
+
+    sequence_id: int
+    previous_id: int
+    unique_id: str
+    created_at: int
+    payload: str
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+class _CommonProducer(Producer):
+    """The sequencer of the common way."""
+
+    _connection: Any
+    _sender: RecordSender
+
+    async def open(self) -> None:
+        self._connection = await self.enter_async_context(connected(self.venue.site.admin))
+        self._sender = await self.enter_async_context(RecordSender(self.venue))
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        for batch in batches:
+            messages = [
+                _Message(one.id, one.pid, one.key, one.event_time_ns, one.payload.decode())
+                for one in self.numbered(batch)
+            ]
+            records = [_encode(message) for message in messages]
+            insert = await self._connection.prepare(SQL["common_insert"])
+            async with self._connection.transaction():
+                for one, text in zip(messages, map(bytes.decode, records), strict=True):
+                    await insert.fetch(one.sequence_id, one.previous_id, text, one.created_at)
+            for record in records:
+                await self._sender.send(record)
+
+    async def settle(self) -> None:
+        await self._sender.settle()
+
+
+class _CommonReceiver(RecordSource):
+    """The receiver of the common way."""
+
+    async def receive(self, until_rows: int) -> None:
+        tally = self.tally
+        async for record in self.consumer:
+            one = _decode(record.value)
+            payload = one.payload.encode()
+            ids = one.sequence_id, one.previous_id
+            tally.take([Event(*ids, one.unique_id, one.created_at, payload)])
+            if tally.rows >= until_rows:
+                return
+
+
+class CommonWay(Rival):
+    """Row by row into the database, message by message to the broker and from it."""
+
+    title = "the common way"
+    producer = _CommonProducer
+    receiver = _CommonReceiver
+    topic = "common"
+    rows = "common_rows"
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make the table and a topic."""
+        await execute(site.admin, "common_drop", "common_table")
+        return await super().prepare(site, load)
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove table and topic."""
+        await execute(venue.site.admin, "common_drop")
+        await super().clean_up(venue)

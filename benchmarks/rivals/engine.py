@@ -1,22 +1,24 @@
-"""The engine, as it is embedded: `submit_many` at one end, runs at the other."""
+"""The engine, as it is embedded: `submit_many` at one end, runs at the other; a chain's proof."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gapfill.batch_proof
 import sequencer.core
-from benchmarks.chains import empty_chain, make_chain
-from benchmarks.rivals.proof import prove
-from benchmarks.rivals.rival import Producer, Receiver, Rival
+from benchmarks.chains import Site, connected, empty_chain, make_chain
+from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
 from orderchain.clock import SystemClock
 from orderchain.limits import FRAME_BYTES_MAX
-from sequencer import Sequencer, SequencerConfig
+from orderchain.model import Event
+from orderchain.seal import event_pages, genesis_seal, next_seal
+from sequencer import Order, Sequencer, SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
@@ -25,10 +27,9 @@ from sequencer.stores.postgres import PostgresChainStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.chains import Site
-    from benchmarks.load import Load, Stored, Venue
+    from benchmarks.load import Load, Venue
+    from orderchain.clients.database_config import DatabaseConfig
     from orderchain.ports import FrameSink
-    from sequencer import Order
 
 IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""
@@ -104,10 +105,7 @@ async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> N
 
 async def published(sequencing: Sequencer) -> None:
     """Wait until the broker has the head."""
-    while True:
-        stats = sequencing.stats()
-        if stats.head_published >= stats.head_persisted:
-            return
+    while (stats := sequencing.stats()).head_published < stats.head_persisted:  # noqa: ASYNC110
         await asyncio.sleep(_SETTLE_SECONDS)
 
 
@@ -117,20 +115,16 @@ class _Sequencing(Producer):
     _sequencer: Sequencer
 
     async def open(self) -> None:
-        """Take the chain over."""
-        load = self.venue.load
-        sink = OpenSink() if load.stage == "persist" else None
-        chain_id = int(self.venue.place["chain_id"])
+        venue = self.venue
+        sink = OpenSink() if venue.load.stage == "persist" else None
         self._sequencer = await self.enter_async_context(
-            sequencer_of(self.venue.site, chain_id, load, sink=sink)
+            sequencer_of(venue.site, venue.chain_id, venue.load, sink=sink)
         )
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
-        """Submit them."""
         await submit_all(self._sequencer, batches)
 
     async def settle(self) -> None:
-        """Wait until the broker has the head."""
         await published(self._sequencer)
 
 
@@ -141,14 +135,12 @@ class Receiving(Receiver):
 
     async def open(self) -> None:
         """Go to the live end."""
-        site, chain_id = self.venue.site, int(self.venue.place["chain_id"])
         if not self.venue.load.with_seal:
             _leave_seals_out()
-        reader = GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id))
-        head = (await reader.standing(0)).head
-        source = KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
+        reader, source = await reader_and_source(self.venue.site, self.venue.chain_id)
+        config = ReceiverConfig(chain_id=self.venue.chain_id)
         self._receiver = await self.enter_async_context(
-            EngineReceiver(ReceiverConfig(chain_id=chain_id), KafkaFrameSource(source), reader)
+            EngineReceiver(config, KafkaFrameSource(source), reader)
         )
 
     async def receive(self, until_rows: int) -> None:
@@ -162,6 +154,13 @@ class Receiving(Receiver):
         tally.notes["live_share"] = (receiver.stats().rows_live - rows_live) / (tally.rows - rows)
 
 
+async def reader_and_source(site: Site, chain_id: int) -> tuple[GapReader, KafkaSourceConfig]:
+    """Return the gap reader of a chain, and where its frames are."""
+    reader = GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id))
+    head = (await reader.standing(0)).head
+    return reader, KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
+
+
 class Engine(Rival):
     """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
 
@@ -173,11 +172,80 @@ class Engine(Rival):
         """Make a chain."""
         return {"chain_id": await make_chain(site)}
 
-    async def stored(self, venue: Venue) -> Stored:
+    async def stored(self, venue: Venue) -> int:
         """Prove the chain."""
         load = venue.load
-        return await prove(venue.site.auditor, int(venue.place["chain_id"]), load, load.all_orders)
+        return await prove(venue.site.auditor, venue.chain_id, load, load.all_orders)
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
-        await empty_chain(venue.site, int(venue.place["chain_id"]))
+        await empty_chain(venue.site, venue.chain_id)
+
+
+# -- the proof: every link, every seal, and every row against what was sent ------------------------
+
+
+async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int) -> int:
+    """Return how many orders a chain holds. Raises NotWhole unless they are the first of `load`.
+
+    It recomputes what the sequencer computed, by the documented rules, from the rows alone.
+    """
+    async with connected(database) as connection:
+        head = await connection.fetchrow(SQL["proof_head"], chain_id)
+        chain = _Chain(chain_id, genesis_seal(head["database_id"], chain_id), load)
+        for batch in await connection.fetch(SQL["proof_batches"], chain_id):
+            ids = batch["prev_last_id"], batch["last_id"]
+            rows = await connection.fetch(SQL["proof_rows"], chain_id, *ids)
+            chain.add(batch, [Event(*row) for row in rows])
+    chain.require(not load.with_seal or chain.seal == head["last_seal"], "the head's seal differs")
+    chain.require(chain.last_id == head["last_id"], f"rows end before the head, {head['last_id']}")
+    sent = hashlib.sha256()
+    for orders_sent in load.batches(orders):
+        _feed(sent, orders_sent)
+    chain.require(chain.content.digest() == sent.digest(), "it holds other orders than were sent")
+    return chain.rows
+
+
+class _Chain:
+    """What was read so far."""
+
+    def __init__(self, chain_id: int, seal: bytes, load: Load) -> None:
+        self._chain_id = chain_id
+        self._load = load
+        self.content = hashlib.sha256()
+        """Over keys and payloads, one after the other."""
+        self.seal = seal
+        self.last_id = 0
+        self.rows = 0
+
+    def require(self, is_so: bool, fault: str) -> None:
+        if not is_so:
+            raise NotWhole(f"chain {self._chain_id} at {self.last_id}: {fault}")
+
+    def add(self, batch: Any, events: list[Event]) -> None:  # noqa: ANN401 - a database's row
+        """Add a batch. Raises NotWhole where it does not follow."""
+        is_whole = batch["prev_last_id"] == self.last_id and len(events) == batch["row_count"]
+        self.require(is_whole, f"the batch to {batch['last_id']} is not whole")
+        for event in events:
+            if event.pid != self.last_id:
+                self.require(False, f"row {event.id} does not follow")
+            self.last_id = event.id
+        self.rows += len(events)
+        _feed(self.content, events)
+        if self._load.with_seal:
+            self.seal = next_seal(
+                self.seal,
+                epoch=batch["epoch"],
+                first_id=batch["first_id"],
+                last_id=batch["last_id"],
+                row_count=len(events),
+                committed_at_us=batch["committed_at_us"],
+                pages=event_pages(events),
+            )
+            self.require(self.seal == batch["seal"], "the seal does not match")
+
+
+def _feed(content: Any, orders: Any) -> None:  # noqa: ANN401 - orders and events alike
+    for order in orders:
+        content.update(order.key.encode())
+        content.update(order.payload)

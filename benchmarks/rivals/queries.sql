@@ -15,13 +15,13 @@ DROP TABLE IF EXISTS rival_event;
 INSERT INTO rival_event (sequence_id, previous_id, data, created_at) VALUES ($1, $2, $3, $4);
 
 -- common_rows: what the common way has stored, and how many orders do not follow the one before
-SELECT count(*) AS rows, max(sequence_id) AS last_id,
+SELECT count(*) AS rows,
        count(*) FILTER (WHERE previous_id <> before) AS broken
   FROM (SELECT sequence_id, previous_id,
                lag(sequence_id, 1, 0::bigint) OVER (ORDER BY sequence_id) AS before
           FROM rival_event) AS linked;
 
--- rows_table: the table of a row per order, once; see `order_rows.py`
+-- rows_table: the table of a row per order, once
 CREATE TABLE IF NOT EXISTS bare_event (
     chain_id      integer NOT NULL,
     id            bigint  NOT NULL,
@@ -50,12 +50,12 @@ VALUES ($1, $2, $3, $4, $5, $6);
 SELECT format('DROP TABLE IF EXISTS %I', 'bare_event_' || $1::integer);
 
 -- rows_stored: how many rows a chain has there, and how many do not follow the one before
-SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
+SELECT count(*) AS rows, count(*) FILTER (WHERE pid <> before) AS broken
   FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
           FROM bare_event WHERE chain_id = $1) AS linked;
 
 -- chain_rows: the same of a chain in pages
-SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> before) AS broken
+SELECT count(*) AS rows, count(*) FILTER (WHERE pid <> before) AS broken
   FROM (SELECT id, pid, lag(id, 1, 0::bigint) OVER (ORDER BY id) AS before
           FROM chain_event WHERE chain_id = $1) AS linked;
 
@@ -63,8 +63,19 @@ SELECT count(*) AS rows, max(id) AS last_id, count(*) FILTER (WHERE pid <> befor
 DROP TABLE IF EXISTS rival_stored_events;
 
 -- recorded_rows: what the event-sourcing library has stored; its versions are the order
-SELECT count(*) AS rows, max(originator_version) AS last_id,
+SELECT count(*) AS rows,
        count(*) FILTER (WHERE originator_version <> before + 1) AS broken
   FROM (SELECT originator_version,
                lag(originator_version, 1, 0::bigint) OVER (ORDER BY notification_id) AS before
           FROM rival_stored_events) AS linked;
+
+-- proof_head: where a chain stands, by its head
+SELECT last_id, last_seal, database_id FROM chain_head, schema_version WHERE chain_id = $1;
+
+-- proof_batches: its batches
+SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
+       (extract(epoch FROM committed_at) * 1000000)::bigint AS committed_at_us
+  FROM chain_batch WHERE chain_id = $1 AND last_id > 0 ORDER BY last_id;
+
+-- proof_rows: the rows of a batch
+SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER BY id;

@@ -1,33 +1,55 @@
-"""What every rival is to the benchmark."""
+"""What every rival is to the benchmark, and what rivals share: records, topics, counted rows."""
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from benchmarks.chains import connected
-from benchmarks.load import Stored
+import msgspec
+
+from benchmarks.chains import Site, connected, make_topic, remove_topic
+from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.model import Event
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
     from orderchain.clients.database_config import DatabaseConfig
     from sequencer import Order
 
 SQL: Final = load_sql("benchmarks.rivals", "queries.sql")
 
+_CLASSES: Final = {
+    "bare_pages": ("bare", "BarePages"),
+    "bare_pipe": ("bare", "BarePipe"),
+    "common_way": ("bare", "CommonWay"),
+    "engine": ("engine", "Engine"),
+    "event_sourcing": ("libraries", "EventSourcing"),
+    "kafka_transactions_events": ("libraries", "KafkaTransactionsEvents"),
+    "kafka_transactions_frames": ("libraries", "KafkaTransactionsFrames"),
+    "nats_jetstream": ("libraries", "NatsJetStream"),
+}
+NAMES: Final = tuple(_CLASSES)
+
+
+def rival_of(name: str) -> Rival:
+    """Return the rival `name`."""
+    module, kind = _CLASSES[name]
+    made: Rival = getattr(import_module(f"benchmarks.rivals.{module}"), kind)()
+    return made
+
 
 class NotWhole(Exception):
     """A run that lost, repeated or swapped orders: it has no figure."""
 
 
-class Rival(ABC):
+class Rival:
     """One way to get orders from one process to another: durably, in order, with none missing.
 
     Its methods run in the benchmark's own process, each end in a process of its own.
@@ -35,26 +57,40 @@ class Rival(ABC):
 
     title: ClassVar[str]
     """For tables and figures."""
-    ack: ClassVar[str] = "PostgreSQL's commit, fsynced; then Kafka, acks=all"
-    """What must have happened when an order counts as durable here, in a few words."""
     producer: ClassVar[type[Producer]]
     receiver: ClassVar[type[Receiver]]
+    library: ClassVar[str] = "sequencer"
+    """What it needs to be importable."""
+    topic: ClassVar[str] = ""
+    """The kind of topic that a run has."""
+    rows: ClassVar[str] = ""
+    """The statement that counts what is stored, of a chain if there is one."""
 
     def absence(self) -> str | None:
         """Return why it cannot run on this machine; None when it can."""
+        try:
+            import_module(self.library)
+        except ImportError as error:
+            return f"{error.name or self.library} is missing (pip install 'orderchain[bench]')"
         return None
 
-    @abstractmethod
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make the table, the topic, the chain, and return their names."""
+        if not self.topic:
+            return {}
+        topic = f"rival.{self.topic}.{secrets.token_hex(6)}"  # no run had it before
+        await make_topic(site, topic)
+        return {"topic": topic}
 
-    @abstractmethod
-    async def stored(self, venue: Venue) -> Stored:
-        """Return what is stored durably. Raises NotWhole when its order is broken."""
+    async def stored(self, venue: Venue) -> int:
+        """Return how many orders are stored durably. Raises NotWhole when a link is broken."""
+        chain = [venue.chain_id] if "chain_id" in venue.place else []
+        return await stored_rows(venue.site.admin, self.rows, *chain)
 
-    @abstractmethod
     async def clean_up(self, venue: Venue) -> None:
         """Remove what the run left, so that the next one finds the same disk."""
+        if self.topic:
+            await remove_topic(venue.site, venue.topic)
 
 
 class Opened(AsyncExitStack, ABC):
@@ -85,9 +121,8 @@ class Producer(Opened):
     async def send(self, batches: Sequence[Any]) -> None:
         """Send, and return when all orders are durable."""
 
-    @abstractmethod
     async def settle(self) -> None:
-        """Return when the broker has acknowledged all of them."""
+        """Return when the broker has acknowledged all of them; `send` may wait for that itself."""
 
     def numbered(self, orders: Sequence[Order]) -> list[Event]:
         """Return `orders` as linked events, with ids and pids in the order of the calls."""
@@ -149,17 +184,98 @@ def digest_of(orders: Sequence[Order] | Sequence[Event]) -> str:
     return found.hexdigest()
 
 
-async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> Stored:
+async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> int:
     """Count what a query of `queries.sql` finds stored. Raises NotWhole where a link is broken."""
     async with connected(database) as connection:
         row = await connection.fetchrow(SQL[query], *values)
     if row["broken"]:
         raise NotWhole(f"{row['broken']} stored orders do not follow the one before")
-    return Stored(rows=row["rows"], last_id=row["last_id"] or 0)
+    return int(row["rows"])
 
 
-async def execute(database: DatabaseConfig, *statements: str) -> None:
-    """Execute statements on a connection of their own."""
+async def execute(database: DatabaseConfig, *queries: str) -> None:
+    """Execute statements of `queries.sql` on a connection of their own."""
     async with connected(database) as connection:
-        for statement in statements:
-            await connection.execute(statement)
+        for query in queries:
+            await connection.execute(SQL[query])
+
+
+# -- records on Kafka ------------------------------------------------------------------------------
+
+FRAME_BYTES_MAX: Final = 512 * 1024
+"""As the engine's frames are by default; a batch that needs more goes out in several records."""
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Asked for at once, as by the engine's receiver."""
+
+_ACKS_WAITING_MAX: Final = 64
+"""Records on their way to the broker: enough to keep it busy, few enough to bound memory."""
+
+encode_body = encode_event = msgspec.msgpack.Encoder().encode
+decode_body = msgspec.msgpack.Decoder(list[Event]).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def bodies(events: list[Event]) -> Iterator[bytes]:
+    """Yield `events` encoded, in as many pieces as records need."""
+    body = encode_body(events)
+    if len(body) <= FRAME_BYTES_MAX or len(events) == 1:
+        yield body
+        return
+    middle = len(events) // 2
+    yield from bodies(events[:middle])
+    yield from bodies(events[middle:])
+
+
+class RecordSender(Opened):
+    """An aiokafka producer as the engine's: acks=all, large requests, acks awaited later."""
+
+    def __init__(self, venue: Venue) -> None:
+        super().__init__()
+        self._topic = venue.topic
+        self._producer = make_producer(
+            venue.site.kafka,
+            "benchmark",
+            max_batch_size=FRAME_BYTES_MAX + 4096,
+            max_request_size=4 * FRAME_BYTES_MAX,
+        )
+        self._acks: list[Any] = []
+
+    async def open(self) -> None:
+        """Start it."""
+        await self._producer.start()
+        self.push_async_callback(self._producer.stop)
+
+    async def send(self, record: bytes) -> None:
+        """Hand a record to the client, which keeps their order."""
+        self._acks.append(await self._producer.send(self._topic, record, partition=0))
+        if len(self._acks) > _ACKS_WAITING_MAX:
+            await self._acks.pop(0)
+
+    async def settle(self) -> None:
+        """Wait for every acknowledgement; raises what the broker refused."""
+        acks, self._acks = self._acks, []
+        for ack in acks:
+            await ack
+
+
+class RecordSource(Receiver):
+    """An aiokafka consumer that is at the live end of the topic."""
+
+    consumer: Any
+
+    async def open(self) -> None:
+        """Go to the live end."""
+        self.consumer = make_consumer(
+            self.venue.site.kafka,
+            "benchmark",
+            check_crcs=False,
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
+        await self.consumer.start()
+        self.push_async_callback(self.consumer.stop)
+        at = TopicPartition(self.venue.topic, 0)
+        self.consumer.assign([at])
+        ends = await self.consumer.end_offsets([at])
+        self.consumer.seek(at, ends[at])

@@ -17,7 +17,7 @@ from chainctl.units import Span
 from demo import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
-    from benchmarks.question import Scope
+    from benchmarks.load import Scope
     from chainctl.settings import Settings
     from demo.summary import Summary
     from local_stack import LocalStack, StackStatus
@@ -274,7 +274,7 @@ def bench(
     """  # fmt: skip
     _require_checkout()
     from benchmarks.host import RESULTS
-    from benchmarks.question import Scope
+    from benchmarks.load import Scope
     from benchmarks.questions import QUICK, known_names
 
     for name in only:
@@ -299,7 +299,7 @@ def bench(
             stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
         )
         failed = measure(names, options)
-    from benchmarks.report.page import write_report
+    from benchmarks.report import write_report
 
     for path in write_report(folder):
         data(str(path))

@@ -11,15 +11,20 @@ import msgspec
 import pytest
 
 from benchmarks import chains, open_load, questions
-from benchmarks.chains import Site, connect_to, make_chain, write_log_files
-from benchmarks.load import Load, Stored, Venue
+from benchmarks.chains import (
+    Site,
+    connect_to,
+    generate_chain,
+    grow_chain,
+    make_chain,
+    write_log_files,
+)
+from benchmarks.load import Arm, Load, Scope, Venue
 from benchmarks.open_load import OpenJob, measure_floor, run_open
-from benchmarks.parts.generated import generate_chain, generate_rows, grow_chain
 from benchmarks.processes import End
-from benchmarks.question import Arm, Scope
-from benchmarks.rivals import NAMES, bare, rival_of
+from benchmarks.rivals import bare
 from benchmarks.rivals.engine import Engine
-from benchmarks.rivals.rival import NotWhole, stored_rows
+from benchmarks.rivals.rival import NAMES, NotWhole, rival_of, stored_rows
 from benchmarks.running import run_load
 from benchmarks.session import Options, Runner, Step, read_lines
 from benchmarks.spreads import merged
@@ -172,9 +177,9 @@ async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
 async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site) -> None:
     chain_id = await generate_chain(site, 1_050, batch_rows=100, page_rows=50)
     await grow_chain(site, chain_id, 1_050, 1_300, batch_rows=100)
-    await generate_rows(site, chain_id, 1_300)
+    await bare.generate_rows(site, chain_id, 1_300)
     stored = await stored_rows(site.admin, "chain_rows", chain_id)
-    assert (stored.rows, stored.last_id) == (1_300, 1_300)
+    assert stored == 1_300
     assert await stored_rows(site.admin, "rows_stored", chain_id) == stored
     connection = await connect_to(site.admin)
     try:
@@ -221,7 +226,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     whole = Engine.stored
 
     def tamper(statement: str) -> None:
-        async def stored(self: Engine, venue: Venue) -> Stored:
+        async def stored(self: Engine, venue: Venue) -> int:
             connection = await connect_to(venue.site.admin)
             try:
                 await connection.execute(LET_TAMPER)
@@ -348,7 +353,7 @@ async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> No
         await write_log_files(site, 128)  # as much as this server keeps
         files, end = await connection.fetchrow(look)
         assert end - begin >= 128 * 2**20
-        await connection.execute(chains._WRITE_LOG, 64)
+        await connection.execute(chains.SQL["write_log"], 64)
         assert (await connection.fetchrow(look))[0] <= files
     finally:
         await connection.close()
@@ -375,9 +380,9 @@ async def test_floor_holds_every_call_both_ways(
     monkeypatch.setattr(open_load, "FLOOR_TRIES", 20)
     async with asyncio.timeout(RUN_SECONDS):
         floor = await measure_floor(site, 0.2)
-    one_by_one = merged([floor.commit_histogram]), merged([floor.send_histogram])
+    one_by_one = merged([floor["commit_histogram"]]), merged([floor["send_histogram"]])
     assert [found["count"] for found in one_by_one] == [20, 20]
-    from_due = merged([floor.due_commit_histogram]), merged([floor.due_send_histogram])
+    from_due = merged([floor["due_commit_histogram"]]), merged([floor["due_send_histogram"]])
     assert [found["count"] for found in from_due] == [40, 40]
 
 

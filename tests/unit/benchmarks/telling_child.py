@@ -1,23 +1,33 @@
-"""A process of a benchmark that tells its job, and what every user can read of its command line."""
+"""A process of a benchmark that tells its arguments, and what all can read of its command line."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from benchmarks.parts.impaired import SequencingJob
-from benchmarks.processes import job_of, say
+from benchmarks.chains import Site  # noqa: TC001 - `serve` looks it up
+from benchmarks.processes import say, serve
 
-if __name__ == "__main__":
-    job = job_of(SequencingJob)
-    if sys.argv[1] == "fail":
-        sys.exit("no more")
+
+async def tell(site: Site, chain_id: int) -> dict[str, Any]:
     say(b"some talk of a library")
     say(b"ready")
-    if sys.argv[1] == "wait":
-        signal.pause()
-    shown = Path("/proc/self/cmdline").read_bytes().decode()
-    say(msgspec.json.encode([job, shown]))
+    shown = Path("/proc/self/cmdline").read_bytes().decode()  # noqa: ASYNC240
+    return {"site": msgspec.to_builtins(site), "chain_id": chain_id, "shown": shown}
+
+
+async def fail(site: Site, chain_id: int) -> None:
+    sys.exit("no more")
+
+
+async def wait(site: Site, chain_id: int) -> None:
+    say(b"ready")
+    signal.pause()
+
+
+if __name__ == "__main__":
+    serve(tell, fail, wait)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from benchmarks.chains import Site
-from benchmarks.parts.impaired import SequencingJob
-from benchmarks.processes import End, RunFailed
+from benchmarks.processes import RunFailed, call
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
+from tests.unit.benchmarks import telling_child
 
 DATABASE = DatabaseConfig(host="127.0.0.1", user="user", password="sesame", dbname="nowhere")
 KAFKA = KafkaConfig(
@@ -16,31 +17,27 @@ KAFKA = KafkaConfig(
     sasl_username="user",
     sasl_password="swordfish",
 )
-JOB = SequencingJob(
-    Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {}),
-    chain_id=1,
-    orders=1,
-)
-MODULE = "tests.unit.benchmarks.telling_child"
+SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {})
 
 
-async def test_process_gets_its_job_and_shows_no_password() -> None:
-    async with End(MODULE, "tell", JOB) as end:
+async def test_process_gets_its_arguments_and_shows_no_password() -> None:
+    async with call(telling_child.tell, site=SITE, chain_id=1) as end:
         await end.expect(b"ready")
-        job, shown = await end.result(tuple[SequencingJob, str])
-    assert job == JOB
-    assert MODULE in shown
-    assert not [secret for secret in ("sesame", "swordfish") if secret in shown]
+        told = await end.result()
+    assert msgspec.convert(told["site"], Site) == SITE
+    assert told["chain_id"] == 1
+    assert telling_child.__name__ in told["shown"]
+    assert not [secret for secret in ("sesame", "swordfish") if secret in told["shown"]]
     assert end.process.returncode == 0
 
 
 async def test_process_that_ends_without_figures_is_named_with_its_last_line() -> None:
-    async with End(MODULE, "fail", JOB) as end:
+    async with call(telling_child.fail, site=SITE, chain_id=1) as end:
         with pytest.raises(RunFailed, match="fail: no more"):
-            await end.result(dict)
+            await end.result()
 
 
 async def test_process_that_is_still_at_work_is_gone_when_its_time_is_over() -> None:
-    async with End(MODULE, "wait", JOB) as end:
+    async with call(telling_child.wait, site=SITE, chain_id=1) as end:
         await end.expect(b"ready")
     assert end.process.returncode is not None

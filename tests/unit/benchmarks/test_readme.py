@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.question import Line
-from benchmarks.readme import BEGIN, END, README, with_table
+from benchmarks.load import Line
+from benchmarks.report import BEGIN, END, README, with_table
 from benchmarks.spreads import Lines
 
 

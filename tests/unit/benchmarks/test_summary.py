@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from benchmarks.question import Line, Scope
+from benchmarks.load import Line, Scope
 from benchmarks.questions import NAMES, question_of
-from benchmarks.report.goals import Goal, goals, rounds_against_best
-from benchmarks.report.page import TABLE, write_report
+from benchmarks.report import TABLE, Goal, goals, rounds_against_best, write_report
 from benchmarks.session import CONDITIONS, ArmLog, Conditions, expected_seconds, steps
 from benchmarks.spreads import Lines, Spread, histogram_of
 

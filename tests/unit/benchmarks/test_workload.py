@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load import Load, order_batches
-from benchmarks.rivals.records import bodies, decode_body
-from benchmarks.rivals.rival import NotWhole, Tally, digest_of, linked
+from benchmarks.rivals.rival import NotWhole, Tally, bodies, decode_body, digest_of, linked
 
 
 def test_orders_of_one_seed_are_the_same_for_every_arm() -> None:

@@ -1,4 +1,24 @@
--- Chains for measurements, made by the server itself: true links, batches and seals.
+-- What is set on the servers of the benchmarks, and chains that are made by the server itself: true links, batches and
+-- seals.
+
+-- settings: the server's settings of these names
+SELECT name, setting, unit FROM pg_settings WHERE name = ANY($1);
+
+-- write_log: write so many MiB of PostgreSQL's log
+SELECT pg_logical_emit_message(false, 'benchmark', repeat('.', 1024 * 1024))
+FROM generate_series(1, $1);
+
+-- topic: the topic of a chain
+SELECT topic FROM chain_head WHERE chain_id = $1;
+
+-- forget_keys: remove the keys of a chain
+DELETE FROM chain_key_page WHERE chain_id = $1;
+
+-- forget_clients: remove the clients of a chain
+DELETE FROM chain_client WHERE chain_id = $1;
+
+-- skipped: the published ranges of a chain that were skipped
+SELECT count(*) FROM chain_skip WHERE chain_id = $1;
 
 -- pages: linked rows, ids without holes, each payload 100 bytes, in pages of $4 rows
 INSERT INTO chain_page (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)

@@ -1,1 +1,0 @@
-"""Table, goals and figures from the saved lines."""

@@ -1,0 +1,386 @@
+"""Rivals that bring libraries of their own, each imported where it is used.
+
+- Kafka's transactions: no database, one transaction per batch; a record is an event, or a frame.
+  librdkafka (confluent-kafka) at both ends: a producer with a transactional id, a consumer that
+  reads only what was committed. There is nothing to read a lost order from, no fence by the
+  database, and an acknowledged order is in the page caches of the brokers, not on a disk.
+- The recorder of the library `eventsourcing`, on the same PostgreSQL, as one long aggregate. Its
+  notification log is what other processes read: the receiving end selects from it by position.
+- NATS JetStream, file storage, every message synced: when the server's program is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from uuid import UUID
+
+from benchmarks.rivals.rival import (
+    FETCH_BYTES,
+    FRAME_BYTES_MAX,
+    NotWhole,
+    Producer,
+    Receiver,
+    Rival,
+    Tally,
+    bodies,
+    decode_body,
+    decode_event,
+    encode_event,
+    execute,
+)
+from local_stack.ports import LOOPBACK, free_port
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.options import librdkafka_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from benchmarks.chains import Site
+    from benchmarks.load import Load, Venue
+    from orderchain.model import Event
+    from sequencer import Order
+
+# -- Kafka's transactions --------------------------------------------------------------------------
+
+_TRANSACTION_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 1.0
+_RECORDS_MAX: Final = 10_000
+_SILENCE_SECONDS: Final = 60.0
+"""After this long without a record, rereading a topic has failed."""
+
+
+class _EventProducer(Producer):
+    """One transaction per batch. The calls block, as the library's do: nothing else runs here."""
+
+    _producer: Any
+
+    async def open(self) -> None:
+        """Get a transactional id of its own."""
+        from confluent_kafka import Producer as Client
+
+        self._producer = Client(
+            {
+                **librdkafka_options(self.venue.site.kafka),
+                "transactional.id": f"rival-{secrets.token_hex(6)}",
+                "acks": "all",
+                "linger.ms": 5,  # committing flushes at once: this only fills the requests
+                "batch.size": 2 * FRAME_BYTES_MAX,
+                "batch.num.messages": 10_000,
+                "message.max.bytes": 4 * FRAME_BYTES_MAX,
+                "queue.buffering.max.messages": 100_000,
+            }
+        )
+        self._producer.init_transactions(_TRANSACTION_SECONDS)
+        self.callback(self._producer.flush, _TRANSACTION_SECONDS)
+
+    def records(self, events: list[Event]) -> Iterable[bytes]:
+        return map(encode_event, events)
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        producer, topic = self._producer, self.venue.topic
+        for batch in batches:
+            producer.begin_transaction()
+            for record in self.records(self.numbered(batch)):
+                producer.produce(topic, record, partition=0)
+            producer.commit_transaction(_TRANSACTION_SECONDS)
+
+
+class _FrameProducer(_EventProducer):
+    """The same with the engine's packing."""
+
+    def records(self, events: list[Event]) -> Iterable[bytes]:
+        return bodies(events)
+
+
+class _EventReceiver(Receiver):
+    """Reads what was committed."""
+
+    _consumer: Any
+
+    async def open(self) -> None:
+        """Begin at the beginning: the topic is new, so that is its live end."""
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+        self._consumer = Consumer(
+            {
+                **librdkafka_options(self.venue.site.kafka),
+                "group.id": f"rival-{secrets.token_hex(6)}",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "check.crcs": False,
+                "fetch.wait.max.ms": 100,
+                "fetch.message.max.bytes": FETCH_BYTES,
+                "queued.min.messages": 100_000,
+            }
+        )
+        self._consumer.assign([TopicPartition(self.venue.topic, 0, OFFSET_BEGINNING)])
+        self.callback(self._consumer.close)
+
+    def events(self, value: bytes) -> Sequence[Event]:
+        return (decode_event(value),)
+
+    async def receive(self, until_rows: int) -> None:
+        tally, events, consume = self.tally, self.events, self._consumer.consume
+        while tally.rows < until_rows:
+            for message in consume(_RECORDS_MAX, 0.01):
+                tally.take(events(_value(message)))
+
+    def reread(self, until_rows: int) -> None:
+        """Take what a later reader would find, up to a long silence. Raises NotWhole for more."""
+        deadline = time.monotonic() + _SILENCE_SECONDS
+        while self.tally.rows < until_rows and time.monotonic() < deadline:
+            for message in self._consumer.consume(_RECORDS_MAX, _POLL_SECONDS):
+                self.tally.take(self.events(_value(message)))
+                deadline = time.monotonic() + _SILENCE_SECONDS
+        if any(_value(message) for message in self._consumer.consume(1, 0.2)):
+            raise NotWhole("the topic holds more than was sent")
+
+
+class _FrameReceiver(_EventReceiver):
+    """The same with frames."""
+
+    def events(self, value: bytes) -> Sequence[Event]:
+        return decode_body(value)
+
+
+class KafkaTransactionsEvents(Rival):
+    """One record per order: what most people write."""
+
+    title = "Kafka transactions, an event a record"
+    library = "confluent_kafka"
+    producer = _EventProducer
+    receiver: ClassVar[type[_EventReceiver]] = _EventReceiver
+    topic = "transactions"
+
+    async def stored(self, venue: Venue) -> int:
+        """Reread the topic from its beginning."""
+        tally = Tally()
+        async with self.receiver(venue, tally) as receiver:
+            await asyncio.to_thread(receiver.reread, venue.load.all_orders)
+        return tally.rows
+
+
+class KafkaTransactionsFrames(KafkaTransactionsEvents):
+    """One record per batch: the engine's packing without its database."""
+
+    title = "Kafka transactions, a frame a record"
+    producer = _FrameProducer
+    receiver = _FrameReceiver
+
+
+def _value(message: Any) -> bytes:  # noqa: ANN401 - it has no types
+    if message.error() is not None:
+        raise NotWhole(f"the broker says {message.error()}")
+    value: bytes = message.value()
+    return value
+
+
+# -- eventsourcing ---------------------------------------------------------------------------------
+
+_TABLE: Final = "rival_stored_events"
+_CHAIN: Final = UUID(int=1)
+_NOTIFICATIONS_MAX: Final = 5_000
+_IDLE_SECONDS: Final = 0.001
+
+
+def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
+    from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
+
+    # The fields are libpq's, which is what the library connects by; it hands on five of them.
+    given = {name: getattr(database, name) for name in DatabaseConfig.__struct_fields__}
+    first: dict[str, Any] = {
+        name: str(given.pop(name)) for name in ("dbname", "host", "port", "user", "password")
+    }
+    # With its functions in the database: faster here than its statements, at every batch size.
+    datastore: Any = PostgresDatastore(**first, enable_db_functions=True)
+    datastore.pool.kwargs.update({name: value for name, value in given.items() if value})
+    return datastore, PostgresApplicationRecorder(datastore, events_table_name=_TABLE)
+
+
+class _Recording(Producer):
+    """`insert_events`, one transaction per batch. The calls block, as the library's do."""
+
+    _recorder: Any
+
+    async def open(self) -> None:
+        datastore, self._recorder = _recorder(self.venue.site.admin)
+        self.callback(datastore.close)
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        from eventsourcing.persistence import StoredEvent
+
+        for batch in batches:
+            self._recorder.insert_events(
+                [
+                    StoredEvent(_CHAIN, event.id, "order", encode_event(event))
+                    for event in self.numbered(batch)
+                ]
+            )
+
+
+class _Notified(Receiver):
+    """Selects repeatedly what came since."""
+
+    _recorder: Any
+    _position = 0
+
+    async def open(self) -> None:
+        datastore, self._recorder = _recorder(self.venue.site.admin)
+        self.callback(datastore.close)
+
+    async def receive(self, until_rows: int) -> None:
+        tally, select = self.tally, self._recorder.select_notifications
+        while tally.rows < until_rows:
+            page = select(self._position + 1, _NOTIFICATIONS_MAX)
+            if not page:
+                time.sleep(_IDLE_SECONDS)  # noqa: ASYNC251 - the library blocks as well
+                continue
+            tally.take([decode_event(notification.state) for notification in page])
+            self._position = page[-1].id
+
+
+class EventSourcing(Rival):
+    """Events of one aggregate, with versions in place of ids."""
+
+    title = "eventsourcing (PyPI)"
+    library = "eventsourcing.postgres"
+    producer = _Recording
+    receiver = _Notified
+    rows = "recorded_rows"
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Make its table, as the library makes it."""
+        await execute(site.admin, "recorded_drop")
+
+        def create() -> None:
+            datastore, recorder = _recorder(site.admin)
+            with closing(datastore):
+                recorder.create_table()
+
+        await asyncio.to_thread(create)
+        return {}
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Remove the table."""
+        await execute(venue.site.admin, "recorded_drop")
+
+
+# -- NATS JetStream --------------------------------------------------------------------------------
+
+PROGRAM: Final = "nats-server"
+_STREAM: Final = "rival"
+_START_SECONDS: Final = 10.0
+_MESSAGES_WAITING_MAX: Final = 4_000
+
+
+async def _connected(url: str | int) -> Any:  # noqa: ANN401 - it has no types
+    """Return a client, once the server takes connections."""
+    import nats
+
+    async with asyncio.timeout(_START_SECONDS):
+        while True:
+            with suppress(OSError, nats.errors.Error):
+                return await nats.connect(str(url), allow_reconnect=False, error_cb=_heard)
+            await asyncio.sleep(0.05)
+
+
+async def _heard(error: Exception) -> None:
+    """Ignore it: a refused connection is retried, and the calls themselves raise what matters."""
+
+
+class _JetStreamProducer(Producer):
+    """Publishes a batch at once and awaits its acknowledgements."""
+
+    _stream: Any
+
+    async def open(self) -> None:
+        client = await _connected(self.venue.place["url"])
+        self.push_async_callback(client.close)
+        self._stream = client.jetstream(publish_async_max_pending=_MESSAGES_WAITING_MAX)
+
+    async def send(self, batches: Sequence[list[Order]]) -> None:
+        publish = self._stream.publish_async
+        for batch in batches:
+            acks = [await publish(_STREAM, encode_event(event)) for event in self.numbered(batch)]
+            await asyncio.gather(*acks)
+
+
+class _JetStreamReceiver(Receiver):
+    """An ordered consumer."""
+
+    stream: Any
+    _messages: Any
+
+    async def open(self) -> None:
+        client = await _connected(self.venue.place["url"])
+        self.push_async_callback(client.close)
+        self.stream = client.jetstream()
+        self._messages = await self.stream.subscribe(
+            _STREAM, stream=_STREAM, ordered_consumer=True, pending_msgs_limit=-1,
+            pending_bytes_limit=-1,
+        )  # fmt: skip
+
+    async def receive(self, until_rows: int) -> None:
+        tally, following = self.tally, self._messages.next_msg
+        while tally.rows < until_rows:
+            message = await following(timeout=60)
+            tally.take((decode_event(message.data),))
+
+
+class NatsJetStream(Rival):
+    """One message per order; the acknowledgements of a batch are awaited together."""
+
+    title = "NATS JetStream"
+    library = "nats"
+    producer = _JetStreamProducer
+    receiver = _JetStreamReceiver
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def absence(self) -> str | None:
+        """Return what is missing, the program or the library."""
+        if shutil.which(PROGRAM) is None:
+            return f"there is no program {PROGRAM} here"
+        return super().absence()
+
+    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
+        """Start a server of this run, on the disk of the stack, and make its stream."""
+        folder = Path(tempfile.mkdtemp(prefix="nats-", dir=site.directory or None))
+        url = f"{LOOPBACK}:{free_port()}"
+        settings = folder / "nats.conf"
+        settings.write_text(
+            f"listen: {url}\n"
+            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n'
+        )
+        self._server = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
+            [PROGRAM, "-c", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        client = await _connected(f"nats://{url}")
+        await client.jetstream().add_stream(name=_STREAM, subjects=[_STREAM], storage="file")
+        await client.close()
+        return {"url": f"nats://{url}", "folder": str(folder)}
+
+    async def stored(self, venue: Venue) -> int:
+        """Reread the stream from its beginning."""
+        tally = Tally()
+        async with _JetStreamReceiver(venue, tally) as receiver:
+            info = await receiver.stream.stream_info(_STREAM)
+            await receiver.receive(info.state.messages)
+        return tally.rows
+
+    async def clean_up(self, venue: Venue) -> None:
+        """Stop the server and remove its files."""
+        if self._server is not None:
+            self._server.kill()
+            await asyncio.to_thread(self._server.wait)
+        shutil.rmtree(str(venue.place["folder"]), ignore_errors=True)
