@@ -7,10 +7,23 @@ are always jittered.
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final, Protocol
 
 from orderchain.errors import SettingError
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_of(unix_ns: int) -> datetime:
+    """Return a wall-clock time as PostgreSQL keeps it, in microseconds."""
+    return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
+
+
+def ns_of(time: datetime) -> int:
+    """Return a time in nanoseconds since 1970 UTC."""
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 class Clock(Protocol):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.clock import Clock, SystemClock
+from orderchain.clock import Clock, SystemClock, time_of
 from orderchain.errors import SettingError
 from orderchain.monitoring import Metric
 from orderchain.sql import load_sql
@@ -439,7 +439,7 @@ class DeadLetters:
         return rows
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, tz=UTC)
+        return time_of(self._clock.wall_ns())
 
 
 def _check_act(actor: str, reason: str) -> None:

@@ -73,6 +73,12 @@ Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
+
+def is_plain(name: str) -> bool:
+    """Return whether `name` is printable ASCII, as all our names are."""
+    return name.isascii() and name.isprintable()
+
+
 NO_CONSUMER: Final = ""
 """The consumer of a delivery whose destination asks for no confirm: there is one per message."""
 
@@ -107,7 +113,7 @@ class Destination(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Fill in the confirm topic. Raises SettingError if two settings contradict each other."""
         super().__post_init__()
-        if not self.name.isascii() or not self.name.isprintable():
+        if not is_plain(self.name):
             raise SettingError("name", self.name, "printable ASCII characters")
         if self.confirm == "required" and not self.consumers:
             raise SettingError("consumers", self.consumers, "at least one, since confirm=required")
@@ -117,7 +123,7 @@ class Destination(Config, frozen=True, kw_only=True):
         if len(set(self.consumers)) != len(self.consumers):
             raise SettingError("consumers", self.consumers, "each name once")
         for consumer in self.consumers:
-            if not consumer.isascii() or not consumer.isprintable():
+            if not is_plain(consumer):
                 raise SettingError("consumers", consumer, "printable ASCII characters")
         if self.confirm == "required" and not self.confirm_topic:
             # Frozen for all others; nothing has seen this instance yet.

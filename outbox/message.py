@@ -18,6 +18,7 @@ from outbox.destination import (
     KEY_BYTES_MAX,
     NAME_CHARS_MAX,
     PAYLOAD_BYTES_MAX,
+    is_plain,
 )
 from outbox.errors import MessageError
 
@@ -122,7 +123,7 @@ def check_message(message: Message) -> None:
 
 def check_name(field: str, name: object) -> None:
     """Raise MessageError unless `name` may name a destination, a consumer or a sender."""
-    if type(name) is not str or not 1 <= len(name) <= NAME_CHARS_MAX or not _is_plain(name):
+    if type(name) is not str or not 1 <= len(name) <= NAME_CHARS_MAX or not is_plain(name):
         shown = name[:NAME_CHARS_MAX] if isinstance(name, str) else type(name).__name__
         raise MessageError(field, shown, f"1 to {NAME_CHARS_MAX} printable ASCII characters")
 
@@ -141,7 +142,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def _check_header_name(name: object) -> None:
-    if type(name) is not str or not 1 <= len(name) <= HEADER_NAME_CHARS_MAX or not _is_plain(name):
+    if type(name) is not str or not 1 <= len(name) <= HEADER_NAME_CHARS_MAX or not is_plain(name):
         shown = name[:HEADER_NAME_CHARS_MAX] if isinstance(name, str) else type(name).__name__
         expected = f"1 to {HEADER_NAME_CHARS_MAX} printable ASCII characters"
         raise MessageError("header name", shown, expected)
@@ -163,7 +164,3 @@ def _check_text(field: str, text: object, bytes_max: int, bytes_min: int = 1) ->
     if "\0" in text:
         raise MessageError(field, text, "text without NUL")
     return size
-
-
-def _is_plain(name: str) -> bool:
-    return name.isascii() and name.isprintable()

@@ -60,6 +60,7 @@ from outbox.destination import (
     NAME_CHARS_MAX,
     PROGRESS_MAX,
     TOPIC_CHARS_MAX,
+    is_plain,
 )
 from outbox.errors import BadRecord
 from outbox.message import RESERVED_PREFIX
@@ -156,7 +157,7 @@ def decode_confirms(value: bytes | None) -> ConfirmRecord:
     if record.version != CONFIRM_VERSION:
         expected = f"expected {CONFIRM_VERSION}: upgrade the relay"
         raise BadRecord("version", f"{record.version}, {expected}")
-    if not _is_plain(record.consumer):
+    if not is_plain(record.consumer):
         raise BadRecord("consumer", "a name of printable ASCII characters was expected")
     if any("\0" in line.topic for line in record.progress):
         raise BadRecord("topic", "holds a NUL")
@@ -207,7 +208,7 @@ def decode_checks(value: bytes | None) -> CheckRecord:
     if record.version != CHECK_VERSION:
         expected = f"expected {CHECK_VERSION}: upgrade the service"
         raise BadRecord("version", f"{record.version}, {expected}")
-    if not all(map(_is_plain, (record.sender, *record.consumers))):
+    if not all(map(is_plain, (record.sender, *record.consumers))):
         raise BadRecord("name", "a name of printable ASCII characters was expected")
     return record
 
@@ -223,10 +224,6 @@ def _decoded(
         return decoder.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise BadRecord("content", reason_of(error)) from None
-
-
-def _is_plain(name: str) -> bool:
-    return name.isascii() and name.isprintable()
 
 
 MESSAGE_ID: Final = "orderchain-message-id"

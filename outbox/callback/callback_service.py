@@ -9,7 +9,7 @@ import asyncio
 import logging
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
@@ -24,7 +24,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clock import SystemClock
+from orderchain.clock import SystemClock, time_of
 from orderchain.errors import OrderchainError
 from orderchain.monitoring import counted, counters
 from orderchain.sql import OUTBOX_CALLBACK, load_sql
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PARKED_MAX = timedelta(days=7)
 _KEEP_SECONDS = 60.0
 
@@ -257,7 +256,7 @@ class CallbackService:
             self._drop(error)
             return
         ids = [UUID(bytes=each) for each in record.message_ids]
-        due_at = _at(record.due_unix_ns)
+        due_at = time_of(record.due_unix_ns)
         await self._store.add_checks(
             record.sender, record.consumers, ids, due_at, self._return_at()
         )
@@ -278,7 +277,7 @@ class CallbackService:
             if confirm.kind == APPLIED:
                 applied[message_id, record.consumer] = confirm.proof
             else:
-                until = _at(min(confirm.until_unix_ns, DUE_NS_MAX))
+                until = time_of(min(confirm.until_unix_ns, DUE_NS_MAX))
                 until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
                 retrying.append((message_id, record.consumer, until))
         if applied:
@@ -292,7 +291,7 @@ class CallbackService:
 
         -1: a partition that is only known to exist. Raises RetryError.
         """
-        await self._store.read_until({place: _at(ns) for place, ns in places.items()})
+        await self._store.read_until({place: time_of(ns) for place, ns in places.items()})
 
     # ------------------------------------------------------------------------------------- time
 
@@ -391,7 +390,7 @@ class CallbackService:
         return self._now() + timedelta(seconds=self._config.return_seconds)
 
     def _now(self) -> datetime:
-        return _at(self._clock.wall_ns())
+        return time_of(self._clock.wall_ns())
 
 
 class CallbackIntake:
@@ -464,10 +463,6 @@ class CallbackIntake:
             }
         if read:
             await self._service.caught_up(read)
-
-
-def _at(unix_ns: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
 
 
 def _by_sender(taken: Sequence[ClaimedDelivery]) -> dict[tuple[str, str], list[ClaimedDelivery]]:

@@ -68,10 +68,6 @@ class PartitionProgress:
         while self._received and self._received[0] not in self._unfinished:
             self._received.popleft()
 
-    def pass_to(self, position: int) -> None:
-        """Record that no record is between the last received one and `position`."""
-        self._next = max(self._next, position)
-
 
 class ConsumeProgress:
     """The progress of every partition that this process has been given."""

@@ -8,7 +8,6 @@ there: the caller decides what must commit together.
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
 from orderchain.clients.session import Connections, Session, SessionConfig
+from orderchain.clock import ns_of, time_of
 from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
@@ -42,7 +42,6 @@ _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""
 
 _SQL: Final = load_sql("outbox", "sql/inbox_queries.sql")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -187,7 +186,7 @@ class Inbox:
         """
         await self._lock_keys(connection, [delivery])
         await self._fetch(
-            connection, "park", *_row_of(delivery), failures, _time_of(due_ns), shown(error)
+            connection, "park", *_row_of(delivery), failures, time_of(due_ns), shown(error)
         )
 
     async def park_in_turn(
@@ -199,7 +198,7 @@ class Inbox:
         """
         await self._lock_keys(connection, deliveries)
         columns = zip(*map(_row_of, deliveries), strict=True)
-        now = _time_of(now_ns)
+        now = time_of(now_ns)
         await self._fetch(connection, "park_in_turn", *map(list, columns), now, IN_TURN)
 
     async def parked_until(
@@ -209,12 +208,12 @@ class Inbox:
         ids = [delivery.message_id for delivery in deliveries]
         rows = await self._fetch(connection, "parked_until", ids)
         return {
-            row["message_id"]: _ns_of(row["due_at"]) for row in rows if row["due_at"] is not None
+            row["message_id"]: ns_of(row["due_at"]) for row in rows if row["due_at"] is not None
         }
 
     async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
         """Return one parked message whose time has come, locked until the transaction ends."""
-        rows = await self._fetch(connection, "take_due", _time_of(now_ns))
+        rows = await self._fetch(connection, "take_due", time_of(now_ns))
         return _delivery_of(rows[0]) if rows else None
 
     async def record(self, connection: Connection, delivery: Delivery) -> bool:
@@ -245,7 +244,7 @@ class Inbox:
             "park_again",
             delivery.message_id,
             failures,
-            _time_of(due_ns),
+            time_of(due_ns),
             shown(error),
         )
 
@@ -254,7 +253,7 @@ class Inbox:
         await self._lock_keys(connection, [delivery])
         await self._fetch(connection, "unpark", delivery.message_id)
         if delivery.key_bytes is not None:
-            await self._fetch(connection, "next_of_key", delivery.key_bytes, _time_of(now_ns))
+            await self._fetch(connection, "next_of_key", delivery.key_bytes, time_of(now_ns))
 
     async def bury(
         self,
@@ -272,7 +271,7 @@ class Inbox:
 
     async def extend(self, connection: Connection, now_ns: int) -> None:
         """Make the partitions of today and of the two days that follow."""
-        await connection.execute(_SQL["extend"], _time_of(now_ns), timeout=self._seconds)
+        await connection.execute(_SQL["extend"], time_of(now_ns), timeout=self._seconds)
 
     async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
         """Keep all ids until the senders of these topics report what they may resend."""
@@ -291,7 +290,7 @@ class Inbox:
 
         Returns the horizon; None if it may not be raised, since a sender does not report.
         """
-        rows = await self._fetch(connection, "horizon", _time_of(keep_from_ns))
+        rows = await self._fetch(connection, "horizon", time_of(keep_from_ns))
         horizon: UUID | None = rows[0]["horizon"]
         if horizon is not None:
             await self._fetch(connection, "retire", horizon)
@@ -389,12 +388,3 @@ def _delivery_of(row: Record) -> Delivery:
         confirm_token=row["confirm_token"],
         failures=row["failures"],
     )
-
-
-def _time_of(ns: int) -> datetime:
-    """Return a wall-clock time as PostgreSQL keeps it, in microseconds."""
-    return _EPOCH + timedelta(microseconds=ns // 1_000)
-
-
-def _ns_of(time: datetime) -> int:
-    return (time - _EPOCH) // timedelta(microseconds=1) * 1_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.clients.kafka import (
@@ -27,7 +26,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clock import Backoff
+from orderchain.clock import Backoff, time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import printable, reason_of
 from outbox.consumer.delivery import read_delivery
@@ -280,7 +279,7 @@ class Receiving:
         return oldest
 
     def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
-        received_at = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, tz=UTC)
+        received_at = time_of(self._clock.wall_ns())
         self._stats.received += len(records)
         deliveries = []
         for record in records:

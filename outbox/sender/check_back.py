@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID, uuid4
 
@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
 from orderchain.clients.session import watch_for_cancelled_waits
-from orderchain.clock import SystemClock
+from orderchain.clock import SystemClock, time_of
 from orderchain.config import Config
 from orderchain.errors import OrderchainError, RefusedError, SettingError
 from orderchain.sql import load_sql
@@ -270,7 +270,7 @@ class CheckBack:
                 self._report(abnormal)
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+        return time_of(self._clock.wall_ns())
 
 
 def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:

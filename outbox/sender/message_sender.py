@@ -273,10 +273,6 @@ class MessageSender:
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
 
-    async def start(self) -> None:
-        """Connect now, not at the first send. Raises ConnectError, RetryError."""
-        await self._open()
-
     async def _send_group(
         self, destination: Destination, messages: list[Message], oldest: UUID
     ) -> list[Sent]:

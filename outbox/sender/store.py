@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from orderchain.clock import time_of
 from orderchain.errors import SettingError
 from orderchain.sql import load_sql
 from orderchain.text import reason_of
@@ -36,7 +37,6 @@ SQL: Final = load_sql("outbox", "sql/store.sql")
 
 _log = logging.getLogger(__name__)
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 
 RETRY_SLACK_SECONDS: Final = 60.0
@@ -276,7 +276,7 @@ class RelayStore:
             SQL["retrying"],
             [message_id for message_id, _, _ in ordered],
             [consumer for _, consumer, _ in ordered],
-            [_EPOCH + timedelta(microseconds=until // 1_000) for _, _, until in ordered],
+            [time_of(until) for _, _, until in ordered],
             RETRY_SLACK_SECONDS,
             _SENDABLE,
         )

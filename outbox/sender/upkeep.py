@@ -11,7 +11,7 @@ business itself.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,7 +26,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clock import SystemClock
+from orderchain.clock import SystemClock, time_of
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR
 from outbox.destination import Destination, changed_destination
@@ -101,7 +101,7 @@ class Retention:
         Raises DurabilityError if the database was set to lose what it has committed.
         """
         await self._history.check_durability()
-        now = datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+        now = time_of(self._clock.wall_ns())
         await self._history.extend(now, self._config.partition_seconds // 3_600)
         try:
             dropped, survivors, left = await self._drop(now)

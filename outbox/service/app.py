@@ -27,7 +27,7 @@ from orderchain.errors import (
 )
 from orderchain.monitoring import Metric, text_of
 from orderchain.text import printable, reason_of
-from outbox.destination import NAME_CHARS_MAX
+from outbox.destination import NAME_CHARS_MAX, is_plain
 from outbox.message import Message
 from outbox.service.config import Room, TokenBucket
 from outbox.service.interface import (
@@ -84,7 +84,7 @@ def uuid_of(field: str, text: str) -> UUID:
 
 def plain_text(field: str, text: str) -> str:
     """Return a name of a destination or a consumer; empty is allowed."""
-    if len(text) > NAME_CHARS_MAX or not text.isascii() or not text.isprintable():
+    if len(text) > NAME_CHARS_MAX or not is_plain(text):
         expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
         raise HttpRefusal(400, "invalid", field, text, expected)
     return text

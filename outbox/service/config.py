@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from outbox.destination import Name
+from outbox.destination import Name, is_plain
 from outbox.http_call import check_url
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.config import RelayConfig
@@ -66,12 +66,12 @@ class Client(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise SettingError for a name or a URL that can't be used."""
         super().__post_init__()
-        if not self.name.isascii() or not self.name.isprintable():
+        if not is_plain(self.name):
             raise SettingError("client name", self.name, "printable ASCII characters")
         for field in ("check_url", "callback_url"):
             if url := getattr(self, field):
                 check_url(f"{field} of client {self.name}", url)
-        if not self.call_token.isascii() or not self.call_token.isprintable():
+        if not is_plain(self.call_token):
             expected = "printable ASCII characters"
             raise SettingError(f"call_token of client {self.name}", "a secret", expected)
 

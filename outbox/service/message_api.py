@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import msgspec
 from starlette.responses import Response
 
+from orderchain.clock import time_of
 from orderchain.sql import load_sql
 from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
@@ -285,7 +286,7 @@ class MessageDesk:
         await self._confirms.close()
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
+        return time_of(self._clock.wall_ns())
 
     def _check_ids(self, messages: Sequence[Message]) -> None:
         """Refuse ids that are given twice, or whose time is not about now."""

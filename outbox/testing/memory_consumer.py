@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
+from orderchain.clock import time_of
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
@@ -207,7 +207,7 @@ class MemoryInbox(Inbox):
         rows = self._rows
         letter = DeadLetter(
             rows.consumer, delivery.message_id, delivery.destination, delivery.key, reason,
-            failures, shown(error), delivery.received_at, _now(), None,
+            failures, shown(error), delivery.received_at, time_of(virtual_clock().wall_ns()), None,
         )  # fmt: skip
         rows.dead.setdefault(delivery.message_id, letter)
 
@@ -271,10 +271,6 @@ class MemoryInbox(Inbox):
 
 def _of(connection: Connection) -> MemoryConnection:
     return cast("MemoryConnection", connection)
-
-
-def _now() -> datetime:
-    return datetime.fromtimestamp(virtual_clock().wall_ns() / 1e9, UTC)
 
 
 class MemoryConsumer(Consumer):

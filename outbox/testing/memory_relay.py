@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import msgspec
 
+from orderchain.clock import time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.destination import OPEN_SECONDS_MAX
@@ -428,7 +429,7 @@ class MemoryMessageClient(MessageClient):
 
     async def prepare(self, messages: Sequence[Message]) -> None:
         """See `MessageClient.prepare`."""
-        now = datetime.fromtimestamp(virtual_clock().wall_ns() / 1e9, UTC)
+        now = time_of(virtual_clock().wall_ns())
         await self._store(messages, now + timedelta(seconds=self._relay.rules.first_seconds))
 
     async def commit(self, message_ids: Sequence[UUID]) -> Decided:

@@ -19,7 +19,7 @@ from orderchain.model import Event
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
-    "clock": "Backoff Clock SystemClock jittered_seconds step_seconds",
+    "clock": "Backoff Clock SystemClock jittered_seconds ns_of step_seconds time_of",
     "config": "Config expected_of mask_dsn",
     "files": "FoundRow JournalRow found_row last_id lines_of no_row private_opener write_private "
     "written_row",
