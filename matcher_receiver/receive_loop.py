@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orderchain.clock import Clock
     from orderchain.model import Mark, Standing
     from orderchain.ports import FrameSource, GapSource
+    from orderchain.tracing import Tracing
 
 
 class Reception:
@@ -45,6 +46,7 @@ class Reception:
         counters: Counters,
         clock: Clock,
         until_id: int | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._core = core
         self._waits = waits
@@ -74,6 +76,7 @@ class Reception:
             counters=counters,
             clock=clock,
             standby_wait_seconds=config.standby_wait_seconds,
+            tracing=tracing,
         )
         self._uncut: Run | None = None
         self._is_last = False

@@ -20,6 +20,7 @@ from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
 from orderchain.text import reason_of
+from orderchain.tracing import find_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -205,7 +206,9 @@ class Receiver:
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
         record = None if self._records is None else self._records.record_gap
-        self.gaps = GapLedger(config.gaps_kept, record)
+        self._tracing = find_tracing()
+        trace = None if self._tracing is None else self._tracing.filled
+        self.gaps = GapLedger(config.gaps_kept, record, trace)
         """The last gaps, including those that could not be filled."""
         self.snapshot: Snapshot | None = None
         """The newest snapshot, after which this receiver began; None if there is none."""
@@ -281,6 +284,7 @@ class Receiver:
             counters=self._counters,
             clock=self._clock,
             until_id=self._until_id(),
+            tracing=self._tracing,
         )
         try:
             self._reception.begin(standing)

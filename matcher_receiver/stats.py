@@ -165,10 +165,17 @@ class GapLedger:
     that is being filled, or was being filled when the receiver ended.
     """
 
-    def __init__(self, kept: int, record: Callable[[Gap], None] | None = None) -> None:
+    def __init__(
+        self,
+        kept: int,
+        record: Callable[[Gap], None] | None = None,
+        trace: Callable[[Gap], None] | None = None,
+    ) -> None:
+        """`record` stores each entry; `trace` makes a span of it."""
         self._kept = kept
         self._gaps: dict[int, Gap] = {}  # by place; the last entry of a place counts
         self._record = record
+        self._trace = trace
         self.count = 0
         """Gaps ever filled, including those that were dropped."""
 
@@ -182,6 +189,8 @@ class GapLedger:
             del self._gaps[next(iter(self._gaps))]
         if self._record is not None:
             self._record(gap)
+        if self._trace is not None:
+            self._trace(gap)
 
     def __len__(self) -> int:
         return len(self._gaps)

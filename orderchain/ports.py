@@ -261,8 +261,11 @@ class FrameSink(Protocol):
         """
         ...
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
+
+        `traceparents` names the trace of each frame, or nothing for none; it travels beside the
+        frame, whose bytes it does not change.
 
         Raises RetryError when it did not in time: some may be stored anyway, all are resent, and
         the receiver drops what it has seen. When one is refused as too large, `frame_bytes_max` is

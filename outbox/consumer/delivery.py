@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from orderchain.clients.postgres import DriverUUID
 from orderchain.errors import SettingError
+from orderchain.tracing import following
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Handling(Generic[Given]):
         self.was_entered = False
         self._attempt = attempt
         self._ended = ended
+        self._trace = following(attempt.deliveries[0].headers)
 
     @property
     def is_idempotent(self) -> bool:
@@ -71,6 +73,7 @@ class Handling(Generic[Given]):
         if self.was_entered:
             raise SettingError("delivery", "worked on before", "one block for each delivery")
         self.was_entered = True
+        self._trace.__enter__()
         return cast("Given", self._attempt.connection)
 
     async def __aexit__(
@@ -79,6 +82,7 @@ class Handling(Generic[Given]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        self._trace.__exit__(None, None, None)
         try:
             if error is None:
                 await self._attempt.succeed()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox.destination import OPEN_SECONDS_MAX
 from outbox.errors import DestinationMissing, PartEnded
-from outbox.message import Message, check_message, draw_message_ids, smallest_id
+from outbox.message import Message, check_message, draw_message_ids, smallest_id, traced
 from outbox.parts import Parts, endless, uninterrupted
 from outbox.sender.business import watched_transaction
 from outbox.sender.message_sender import MessageSender
@@ -60,7 +60,7 @@ class Firing:
     ) -> UUID:
         """Keep a message for after the commit. Raises MessageError, DestinationMissing."""
         (message_id,) = draw_message_ids(1)
-        message = Message(message_id, destination, payload, key, headers)
+        (message,) = traced([Message(message_id, destination, payload, key, headers)])
         check_message(message)
         if destination not in self._destinations:
             raise DestinationMissing(destination)
