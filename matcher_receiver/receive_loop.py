@@ -92,7 +92,7 @@ class Reception:
 
     def begin(self, standing: Standing) -> None:
         """Take the first reading of our own place. Raises HaltError."""
-        self.watch.note(standing)
+        self.watch.note(standing, self._core.head.id)
         decision = self._core.judge_standing(standing, "start")
         if isinstance(decision, Fill):
             self.filling.open(decision)
@@ -187,7 +187,7 @@ class Reception:
     def _hand_out(self, run: Run) -> Run:
         self.is_over = self.is_over or self._is_last
         self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
-        self.watch.lag.deliver(run.last_id)
+        self.watch.lag.deliver(run.last_id, len(run.events))
         return run
 
     def _reaches_end(self, run: Run) -> bool:

@@ -121,7 +121,7 @@ def stats_of(
     *,
     name: str,
     head_delivered: int,
-    gaps: int,
+    gaps: GapLedger,
 ) -> ReceiverStats:
     """Return the counters as they are now."""
     lag = reception.watch.lag
@@ -132,6 +132,7 @@ def stats_of(
         head_delivered=head_delivered,
         head_seen=lag.head_seen,
         lag_ids=lag.ids,
+        lag_rows=lag.rows,
         lag_seconds=lag.seconds,
         fill_until=core.fill_until,
         open_gap=reception.filling.range,
@@ -144,7 +145,8 @@ def stats_of(
         rows_live=counters.rows_live,
         rows_filled=counters.rows_filled,
         rows_caught_up=counters.rows_caught_up,
-        gaps=gaps,
+        gaps=gaps.count,
+        gap_durations=gaps.durations,
         fill_seconds=counters.fill_seconds,
         fill_rows_per_second=counters.fill_rows_per_second,
         reads=counters.reads,
@@ -330,7 +332,7 @@ class Receiver:
             self._counters,
             name=self._name,
             head_delivered=self.head_delivered,
-            gaps=self.gaps.count,
+            gaps=self.gaps,
         )
 
     def samples(self) -> Iterator[Sample]:

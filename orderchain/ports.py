@@ -317,7 +317,8 @@ class GapSource(Protocol):
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
         With `batch_id` it also returns the seal after the batch that ends there, from the same
-        snapshot: a stored place may hold an older seal than that of the last batch. Raises
+        snapshot: a stored place may hold an older seal than that of the last batch. It may count
+        the rows after `at_id`, for the lag. Raises
         ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row or the batch
         is before the archive's boundary.
         """

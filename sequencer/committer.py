@@ -19,7 +19,7 @@ from orderchain.errors import (
 )
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, Placing, columns_of_entries
-from sequencer.stats import Latency
+from sequencer.stats import NO_BATCHES, Latency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -101,6 +101,7 @@ class Committer:
         self.rows = 0
         self.batches = 0
         self.batch_rows_last = 0
+        self.batch_sizes = NO_BATCHES
         self.latency = Latency()
         self.repeats = 0
         self.unknown_outcomes = 0
@@ -256,6 +257,7 @@ class Committer:
             self.rows += assembly.batch.row_count
             self.batches += 1
             self.batch_rows_last = assembly.batch.row_count
+            self.batch_sizes = self.batch_sizes.with_value(assembly.batch.row_count)
             duration_ns = self._clock.monotonic_ns() - assembly.began_ns
             self.latency = self.latency.with_value(duration_ns / 1e9)
             if self._tracing is not None:

@@ -281,6 +281,7 @@ class Sequencer:
             rows=committer.rows,
             batches=committer.batches,
             batch_rows_last=committer.batch_rows_last,
+            batch_sizes=committer.batch_sizes,
             commit_latency=committer.latency,
             publish_latency=publisher.latency if publisher else Latency(),
             repeats=committer.repeats,
