@@ -1,7 +1,8 @@
 -- The statements of a fill. The role `gap_reader` may run all of them, and nothing else.
 
 -- standing: the head of a chain, what is at one id, and the newest terms ($4), in one snapshot;
--- with it the seal of the batch that ends at another one ($3), if one does
+-- with it the seal of the batch that ends at another one ($3), if one does, and the rows of the next
+-- $5 batches
 SELECT v.version, v.upgrade_to, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
        h.topic, h.topic_partition,
@@ -16,6 +17,10 @@ SELECT v.version, v.upgrade_to, v.database_id, pg_is_in_recovery() AS is_standby
         WHERE a.chain_id = $1 AND a.prev_last_id IS NULL) AS boundary_id,
        (SELECT a.seal FROM chain_batch a
          WHERE a.chain_id = $1 AND a.last_id = $3) AS asked_seal,
+       (SELECT coalesce(sum(row_count), 0)::bigint
+          FROM (SELECT row_count FROM chain_batch
+                 WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $5) next_batches
+       ) AS rows_ahead,
        terms.epochs AS term_epochs, terms.nonces AS term_nonces, terms.frame_keys AS term_frame_keys
 FROM schema_version v
 CROSS JOIN (

@@ -21,6 +21,7 @@ from orderchain.errors import (
     SealMismatch,
 )
 from orderchain.model import (
+    ROWS_AHEAD_BATCHES,
     TERMS_MAX,
     ChainHead,
     Event,
@@ -111,7 +112,7 @@ class GapReader:
         row or the batch is before the archive's boundary.
         """
         chain_id = self._config.chain_id
-        values = (chain_id, at_id, batch_id, TERMS_MAX)
+        values = (chain_id, at_id, batch_id, TERMS_MAX, ROWS_AHEAD_BATCHES)
         rows = await self._connection.fetch(_SQL["standing"], *values)
         require_version(rows[0] if rows else None)
         row = rows[0]
@@ -129,6 +130,7 @@ class GapReader:
             is_primary=not row["is_standby"],
             terms=_terms_of(row),
             batch_seal=seal,
+            rows_ahead=row["rows_ahead"],
         )
 
     # -- places --------------------------------------------------------------------------------

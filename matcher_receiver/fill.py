@@ -137,6 +137,8 @@ class Filling:
     async def _read(self) -> Run | None:
         """Read the next run, and measure the time; None when the source has ended."""
         core = self._core
+        if self._rows and self._watch.lag.must_count:
+            await self._watch.count()  # a long fill, as its first run shows
         if self._runs is None:
             self._runs = self._gap_source.runs(core.head, core.fill_until)
         began_ns = self._clock.monotonic_ns()

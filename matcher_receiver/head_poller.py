@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
 from matcher_receiver.decisions import Compare, Halt
@@ -37,6 +37,7 @@ class Lag:
         self._sights: deque[tuple[int, int]] = deque()  # id, first known at; both rise
         self._known_head = delivered_id  # never falls
         self._named: tuple[int, int] | None = None  # only by a frame: id, since when
+        self._rows: int | None = None  # counted, less those delivered since; None: not counted
 
     @property
     def head_seen(self) -> int:
@@ -47,6 +48,20 @@ class Lag:
     def ids(self) -> int:
         """How many ids `head_seen` is above the last delivered id; rows may be fewer: ids skip."""
         return self.head_seen - self._delivered_id
+
+    @property
+    def rows(self) -> int:
+        """Known rows that are not delivered; as many as `ids` where they were not counted."""
+        return self.ids if self._rows is None else min(max(self._rows, 1), self.ids)
+
+    @property
+    def must_count(self) -> bool:
+        """Whether it is not known how many rows are left, though some are."""
+        return self.ids > 0 and not self._rows
+
+    def count(self, rows: int | None) -> None:
+        """Note how many rows come after the last one that was delivered; None: unknown."""
+        self._rows = rows
 
     @property
     def seconds(self) -> float:
@@ -74,9 +89,11 @@ class Lag:
             self._sights = deque((at[0], was[1]) for at, was in zip(kept, since, strict=True))
         self._sights.append((head_id, self._clock.monotonic_ns()))
 
-    def deliver(self, delivered_id: int) -> None:
-        """Note that everything up to `delivered_id` was delivered."""
+    def deliver(self, delivered_id: int, rows: int = 0) -> None:
+        """Note that everything up to `delivered_id` was delivered, by `rows` more rows."""
         self._delivered_id = delivered_id
+        if self._rows is not None:
+            self._rows = self._rows - rows if self._rows > rows else None
         self._known_head = max(self._known_head, delivered_id)
         if self._named is not None and self._named[0] <= delivered_id:
             self._named = None
@@ -109,6 +126,9 @@ async def compare(core: ReceiveCore, gap_source: GapSource, waits: Waits) -> Non
         raise decision.error
 
 
+_COUNT_SECONDS: Final = 1.0
+
+
 class HeadWatch:
     """Reads the chain's head, not more often than is good, and decides when to look."""
 
@@ -139,6 +159,7 @@ class HeadWatch:
         """Whether the database has denied a place that we have passed: see `answer_denial`."""
         self.patience = config.poll_after_seconds
         """How long to wait for records before a look at the head."""
+        self._count_at_ns = 0
         self.lag = Lag(clock, core.head.id)
         """How far the database is ahead of what was delivered."""
         self.source_name = "primary"
@@ -246,13 +267,26 @@ class HeadWatch:
         except RowsArchived as error:
             self._ledger.add(archived_gap(error, self._core.head.id, "poll", self._clock))
             raise
-        self.note(standing)
+        self.note(standing, at_id)
         return standing
 
-    def note(self, standing: Standing) -> None:
-        """Remember what a reading shows."""
+    async def count(self) -> None:
+        """Count the rows that are left, at most once per second; only the lag depends on it."""
+        now = self._clock.monotonic_ns()
+        if now < self._count_at_ns:
+            return
+        self._count_at_ns = now + int(_COUNT_SECONDS * SECOND_NS)
+        self._counters.reads += 1
+        with suppress(OrderchainError):  # the fill meets it too, and knows what to do
+            at_id = self._core.head.id
+            self.note(await self._gap_source.standing(at_id), at_id)
+
+    def note(self, standing: Standing, at_id: int) -> None:
+        """Remember what a reading at `at_id` shows."""
         self.source_name = "primary" if standing.is_primary else "standby"
         self.lag.see(standing.head.last_id)
+        if at_id == self._core.head.id:
+            self.lag.count(standing.rows_ahead)
 
     # -- proving -------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from orderchain.frame import FrameHeader
     from orderchain.model import Run
     from orderchain.ports import FrameSource
+    from orderchain.tracing import Tracing
 
 
 _log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class LiveFrames:
         counters: Counters,
         clock: Clock,
         standby_wait_seconds: float,
+        tracing: Tracing | None = None,
     ) -> None:
         self._core = core
         self._frames = frames
@@ -141,6 +143,7 @@ class LiveFrames:
         self._waits = waits
         self._counters = counters
         self._clock = clock
+        self._tracing = tracing
         self._records: deque[bytes | None] = deque()
         self._aside: tuple[FrameHeader, bytes] | None = None
         self._question: FrameDecision | None = None
@@ -227,7 +230,8 @@ class LiveFrames:
         return None
 
     def _deliver(self, decision: FrameDecision, header: FrameHeader, record: bytes) -> Run | None:
-        core, counters = self._core, self._counters
+        core, counters, tracing = self._core, self._counters, self._tracing
+        began_ns = 0 if tracing is None else self._clock.wall_ns()
         deliver = core.deliver if isinstance(decision, Deliver) else core.deliver_new_part
         try:
             run = deliver(header, record)
@@ -241,6 +245,8 @@ class LiveFrames:
         self._watch.note_use()
         counters.frames_live += 1
         counters.rows_live += len(run.events)
+        if tracing is not None:
+            tracing.delivered(run, header.epoch, record, began_ns, self._clock.wall_ns())
         return run
 
     # -- a frame that needs a reading ----------------------------------------------------------

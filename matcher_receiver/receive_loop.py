@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orderchain.clock import Clock
     from orderchain.model import Mark, Standing
     from orderchain.ports import FrameSource, GapSource
+    from orderchain.tracing import Tracing
 
 
 class Reception:
@@ -45,6 +46,7 @@ class Reception:
         counters: Counters,
         clock: Clock,
         until_id: int | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._core = core
         self._waits = waits
@@ -74,6 +76,7 @@ class Reception:
             counters=counters,
             clock=clock,
             standby_wait_seconds=config.standby_wait_seconds,
+            tracing=tracing,
         )
         self._uncut: Run | None = None
         self._is_last = False
@@ -89,7 +92,7 @@ class Reception:
 
     def begin(self, standing: Standing) -> None:
         """Take the first reading of our own place. Raises HaltError."""
-        self.watch.note(standing)
+        self.watch.note(standing, self._core.head.id)
         decision = self._core.judge_standing(standing, "start")
         if isinstance(decision, Fill):
             self.filling.open(decision)
@@ -184,7 +187,7 @@ class Reception:
     def _hand_out(self, run: Run) -> Run:
         self.is_over = self.is_over or self._is_last
         self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
-        self.watch.lag.deliver(run.last_id)
+        self.watch.lag.deliver(run.last_id, len(run.events))
         return run
 
     def _reaches_end(self, run: Run) -> bool:

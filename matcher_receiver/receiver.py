@@ -20,6 +20,7 @@ from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
 from orderchain.text import reason_of
+from orderchain.tracing import find_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -120,7 +121,7 @@ def stats_of(
     *,
     name: str,
     head_delivered: int,
-    gaps: int,
+    gaps: GapLedger,
 ) -> ReceiverStats:
     """Return the counters as they are now."""
     lag = reception.watch.lag
@@ -131,6 +132,7 @@ def stats_of(
         head_delivered=head_delivered,
         head_seen=lag.head_seen,
         lag_ids=lag.ids,
+        lag_rows=lag.rows,
         lag_seconds=lag.seconds,
         fill_until=core.fill_until,
         open_gap=reception.filling.range,
@@ -143,7 +145,8 @@ def stats_of(
         rows_live=counters.rows_live,
         rows_filled=counters.rows_filled,
         rows_caught_up=counters.rows_caught_up,
-        gaps=gaps,
+        gaps=gaps.count,
+        gap_durations=gaps.durations,
         fill_seconds=counters.fill_seconds,
         fill_rows_per_second=counters.fill_rows_per_second,
         reads=counters.reads,
@@ -205,7 +208,9 @@ class Receiver:
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
         record = None if self._records is None else self._records.record_gap
-        self.gaps = GapLedger(config.gaps_kept, record)
+        self._tracing = find_tracing()
+        trace = None if self._tracing is None else self._tracing.filled
+        self.gaps = GapLedger(config.gaps_kept, record, trace)
         """The last gaps, including those that could not be filled."""
         self.snapshot: Snapshot | None = None
         """The newest snapshot, after which this receiver began; None if there is none."""
@@ -281,6 +286,7 @@ class Receiver:
             counters=self._counters,
             clock=self._clock,
             until_id=self._until_id(),
+            tracing=self._tracing,
         )
         try:
             self._reception.begin(standing)
@@ -326,7 +332,7 @@ class Receiver:
             self._counters,
             name=self._name,
             head_delivered=self.head_delivered,
-            gaps=self.gaps.count,
+            gaps=self.gaps,
         )
 
     def samples(self) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from matcher_receiver.decisions import State
 from orderchain.model import Gap
-from orderchain.monitoring import Metric
+from orderchain.monitoring import Histogram, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,9 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     """The highest id known to be committed: by a reading of the database, or a delivered frame."""
     lag_ids: int
     """`head_seen` less `head_delivered`; ids skip, so rows may be fewer."""
+    lag_rows: int
+    """Known rows that are not delivered. The database counts them when it is read, up to those of
+    10,000 batches; before that, and in a short gap, it is `lag_ids`, which is never lower."""
     lag_seconds: float
     """How long undelivered rows have been known; 0 when all are delivered. It does not grow while a
     caller works for long on one run: what Kafka holds meanwhile is not known yet."""
@@ -59,6 +62,8 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     """Rows delivered from the database at the start."""
     gaps: int
     """Gaps filled."""
+    gap_durations: Histogram
+    """How many of them took how long, from when they were seen."""
     fill_seconds: float
     """Time spent waiting for rows from the database, at the start and in fills."""
     fill_rows_per_second: float
@@ -83,6 +88,9 @@ METRICS: Final = (
        lambda stats: stats.head_seen),
     _R("orderchain_receiver_lag_ids", "gauge", "Known ids that are not delivered yet.",
        lambda stats: stats.lag_ids),
+    _R("orderchain_receiver_lag_orders", "gauge",
+       "Known orders that are not delivered yet, up to those of 10,000 batches.",
+       lambda stats: stats.lag_rows),
     _R("orderchain_receiver_lag_seconds", "gauge", "How long undelivered orders have been known.",
        lambda stats: stats.lag_seconds),
     _R("orderchain_receiver_live", "gauge", "1 while it delivers live frames, else 0.",
@@ -93,6 +101,8 @@ METRICS: Final = (
     _R("orderchain_receiver_gap_open", "gauge", "1 while missing orders are read, else 0.",
        lambda stats: stats.open_gap is not None),
     _R("orderchain_receiver_gaps_total", "counter", "Gaps filled.", lambda stats: stats.gaps),
+    _R("orderchain_receiver_gap_seconds", "histogram",
+       "From when a gap was seen to its last order.", lambda stats: stats.gap_durations),
     _R("orderchain_receiver_orders_total", "counter",
        "Orders delivered: live, filled into a gap, or caught_up with at the start.",
        lambda stats: {"live": stats.rows_live, "filled": stats.rows_filled,
@@ -165,23 +175,35 @@ class GapLedger:
     that is being filled, or was being filled when the receiver ended.
     """
 
-    def __init__(self, kept: int, record: Callable[[Gap], None] | None = None) -> None:
+    def __init__(
+        self,
+        kept: int,
+        record: Callable[[Gap], None] | None = None,
+        trace: Callable[[Gap], None] | None = None,
+    ) -> None:
+        """`record` stores each entry; `trace` makes a span of it."""
         self._kept = kept
         self._gaps: dict[int, Gap] = {}  # by place; the last entry of a place counts
         self._record = record
+        self._trace = trace
         self.count = 0
         """Gaps ever filled, including those that were dropped."""
+        self.durations = Histogram()
+        """How long they took."""
 
     def add(self, gap: Gap) -> None:
         """Append `gap`; it replaces an earlier entry for the same place."""
         if gap.outcome == "filled":
             self.count += 1
+            self.durations = self.durations.with_value(gap.duration_ns / 1e9)
         self._gaps.pop(gap.after_id, None)
         self._gaps[gap.after_id] = gap
         if len(self._gaps) > self._kept:
             del self._gaps[next(iter(self._gaps))]
         if self._record is not None:
             self._record(gap)
+        if self._trace is not None:
+            self._trace(gap)
 
     def __len__(self) -> int:
         return len(self._gaps)

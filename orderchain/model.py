@@ -125,6 +125,10 @@ TERMS_MAX: Final = 16
 long gone from the topic's end, and their rows are read from the database."""
 
 
+ROWS_AHEAD_BATCHES: Final = 10_000
+"""How many batches a standing counts the rows of: a few milliseconds, however far it is behind."""
+
+
 class Mark(Struct, frozen=True, kw_only=True):
     """A place after a row of a chain, with the seal of a whole batch at or before it.
 
@@ -192,6 +196,9 @@ class Standing(Struct, frozen=True, kw_only=True):
     """The newest TERMS_MAX terms of the chain, newest first, from the same snapshot."""
     batch_seal: bytes | None = None
     """Seal after the batch that was requested too; None when none ends there, or none was."""
+    rows_ahead: int | None = None
+    """Rows of the next `ROWS_AHEAD_BATCHES` batches that end after the requested row; None from a
+    source that does not count."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ A process that holds many orders also sets Python's garbage collector here.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
@@ -37,17 +38,24 @@ Kind = Literal["counter", "gauge", "histogram"]
 BUCKET_SECONDS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Upper bounds of the buckets of every histogram: a commit takes 0.5 to 50 ms, a deadline 10 s."""
-
-NO_BUCKETS: Final = (0,) * (len(BUCKET_SECONDS) + 1)
+"""Upper bounds of the buckets of latencies: a commit takes 0.5 to 50 ms, a deadline 10 s."""
 
 
 class Histogram(Struct, frozen=True):
-    """How often something took how long."""
+    """How often values were how large, in classic buckets (decision 0037)."""
 
-    counts: tuple[int, ...] = NO_BUCKETS
-    """Per bucket of BUCKET_SECONDS, not cumulated; the last one is for all that took longer."""
-    sum_seconds: float = 0.0
+    bounds: tuple[float, ...] = BUCKET_SECONDS
+    """The upper bounds of the buckets, inclusive."""
+    counts: tuple[int, ...] = ()
+    """Per bucket, not cumulated, and one more for all larger values; empty before the first."""
+    sum: float = 0.0
+
+    def with_value(self, value: float) -> Histogram:
+        """Return the counts with one more value."""
+        counts = self.counts or (0,) * (len(self.bounds) + 1)
+        index = bisect_left(self.bounds, value)
+        counts = (*counts[:index], counts[index] + 1, *counts[index + 1 :])
+        return Histogram(self.bounds, counts, self.sum + value)
 
 
 class Sample(Struct, frozen=True):
@@ -229,11 +237,11 @@ def _add(family: Family, sample: Sample) -> None:
     if not isinstance(value, Histogram):
         family.add_sample(sample.name, labels, value)
         return
-    bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
-    for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+    bounds = [*map(str, value.bounds), "+Inf"]
+    for bound, count in zip(bounds, accumulate(value.counts or [0] * len(bounds)), strict=True):
         family.add_sample(f"{sample.name}_bucket", {**labels, "le": bound}, count)
     family.add_sample(f"{sample.name}_count", labels, sum(value.counts))
-    family.add_sample(f"{sample.name}_sum", labels, value.sum_seconds)
+    family.add_sample(f"{sample.name}_sum", labels, value.sum)
 
 
 _YOUNG_OBJECTS: Final = 50_000

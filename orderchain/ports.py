@@ -261,8 +261,11 @@ class FrameSink(Protocol):
         """
         ...
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
+
+        `traceparents` names the trace of each frame, or nothing for none; it travels beside the
+        frame, whose bytes it does not change.
 
         Raises RetryError when it did not in time: some may be stored anyway, all are resent, and
         the receiver drops what it has seen. When one is refused as too large, `frame_bytes_max` is
@@ -314,7 +317,8 @@ class GapSource(Protocol):
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
         With `batch_id` it also returns the seal after the batch that ends there, from the same
-        snapshot: a stored place may hold an older seal than that of the last batch. Raises
+        snapshot: a stored place may hold an older seal than that of the last batch. It may count
+        the rows after `at_id`, for the lag. Raises
         ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row or the batch
         is before the archive's boundary.
         """

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orderchain.clients.postgres import DriverUUID
+from orderchain.tracing import current_headers
 from outbox.destination import (
     HEADER_NAME_CHARS_MAX,
     HEADERS_BYTES_MAX,
@@ -23,7 +25,7 @@ from outbox.destination import (
 from outbox.errors import MessageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 RESERVED_PREFIX: Final = "orderchain-"
 """Our headers begin with it; a caller's may not."""
@@ -103,6 +105,25 @@ def made_at(message_id: UUID) -> float:
 def age_seconds(message_id: UUID, now: float) -> float:
     """Return how long before `now`, in seconds since 1970, an id was drawn; 0 for a future one."""
     return max(now - made_at(message_id), 0.0)
+
+
+def traced(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return `messages` with headers that carry the current trace on; as they are without one.
+
+    A header of the caller's own stays, and a message without room for ours has none.
+    """
+    carried = current_headers()
+    return [_with_headers(message, carried) for message in messages] if carried else messages
+
+
+def _with_headers(message: Message, carried: Mapping[str, str]) -> Message:
+    try:
+        check_message(message)
+        headers = {**carried, **(message.headers or {})}
+        _check_headers(headers)
+    except MessageError:
+        return message
+    return replace(message, headers=headers)
 
 
 def check_message(message: Message) -> None:

@@ -19,15 +19,18 @@ from orderchain.errors import (
 )
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, Placing, columns_of_entries
-from sequencer.stats import Latency
+from sequencer.stats import NO_BATCHES, Latency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from opentelemetry.context import Context
 
     from orderchain.clock import Clock
     from orderchain.model import Event, IntakeMark, Term
     from orderchain.ports import ChainStore
     from orderchain.seal import Batch
+    from orderchain.tracing import Tracing
     from sequencer.config import SequencerConfig
     from sequencer.keys.keeper import KeyKeeper
     from sequencer.keys.memory import Claims, KeyMemory
@@ -73,8 +76,10 @@ class Committer:
         keys: KeyKeeper,
         clock: Clock,
         random: Random | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
+        self._tracing = tracing
         # One for all back-offs: a batch that succeeds must not pay for creating one.
         self._random = random or Random()  # noqa: S311 - jitter, not a secret
         self._store = store
@@ -91,9 +96,12 @@ class Committer:
         self._positions: dict[str, int | None] = {}
         # Committed, but its callers have no answer yet: at most one.
         self._unfinished: Assembly | None = None
+        # The trace of its commit, if commits are traced.
+        self._trace: Context | None = None
         self.rows = 0
         self.batches = 0
         self.batch_rows_last = 0
+        self.batch_sizes = NO_BATCHES
         self.latency = Latency()
         self.repeats = 0
         self.unknown_outcomes = 0
@@ -249,12 +257,29 @@ class Committer:
             self.rows += assembly.batch.row_count
             self.batches += 1
             self.batch_rows_last = assembly.batch.row_count
-            seconds = (self._clock.monotonic_ns() - assembly.began_ns) / 1e9
-            self.latency = self.latency.with_value(seconds)
+            self.batch_sizes = self.batch_sizes.with_value(assembly.batch.row_count)
+            duration_ns = self._clock.monotonic_ns() - assembly.began_ns
+            self.latency = self.latency.with_value(duration_ns / 1e9)
+            if self._tracing is not None:
+                self._trace = self._traced(self._tracing, assembly, assembly.batch)
 
     def _fail(self, assembly: Assembly, error: BaseException) -> None:
         self.finish()
+        if self._tracing is not None and assembly.batch is not None:
+            self._traced(self._tracing, assembly, assembly.batch, error)
         assembly.fail(_as_answer(error, assembly.batch))
+
+    def _traced(
+        self,
+        tracing: Tracing,
+        assembly: Assembly,
+        batch: Batch,
+        error: BaseException | None = None,
+    ) -> Context:
+        """Make the span of a commit that has ended; return its trace."""
+        ended_ns = self._clock.wall_ns()
+        duration_ns = self._clock.monotonic_ns() - assembly.began_ns
+        return tracing.committed(batch, ended_ns - duration_ns, ended_ns, error)
 
     def leads_with(self, assembly: Assembly) -> bool:
         """Say whether ids may be given after those of `assembly`: its epoch is still the last."""
@@ -289,7 +314,7 @@ class Committer:
             # Before it is published: that must not delay the acknowledgement of the commit.
             assembly.answer()
         if assembly.batch is not None and self._publisher is not None:
-            self._publisher.offer(assembly.batch)
+            self._publisher.offer(assembly.batch, self._trace)
 
     async def _send(self, assembly: Assembly) -> None:
         """Send `assembly` under the epoch of now. What the store refuses is said by its outcome."""

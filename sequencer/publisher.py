@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from random import Random
 
+    from opentelemetry.context import Context
+
     from orderchain.clock import Clock
     from orderchain.model import Term
     from orderchain.ports import FrameSink
     from orderchain.seal import Batch
+    from orderchain.tracing import Tracing
     from sequencer.config import SequencerConfig
 
 
@@ -155,6 +158,7 @@ class Publisher:
         *,
         skip: Callable[[int, int], Awaitable[None]],
         random: Random | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
@@ -173,6 +177,9 @@ class Publisher:
         self._queue: deque[Batch] = deque()
         # When each batch of the queue was offered.
         self._offered_ns: deque[int] = deque()
+        self._tracing = tracing
+        # By the seal before each batch of the queue, the trace of its commit, if there is one.
+        self._traces: dict[bytes, Context] = {}
         self._queue_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -217,8 +224,13 @@ class Publisher:
         """From now on, publish under a newer term of this same process."""
         self._term = term
 
-    def offer(self, batch: Batch) -> None:
-        """Queue a committed batch, which follows the one offered before. Never waits."""
+    def offer(self, batch: Batch, trace: Context | None = None) -> None:
+        """Queue a committed batch, which follows the one offered before. Never waits.
+
+        `trace` is that of its commit, if there is one.
+        """
+        if trace is not None:
+            self._traces[batch.seal_before] = trace
         self._is_full_batch = batch.row_count >= self._config.batch_rows_max
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
@@ -271,6 +283,7 @@ class Publisher:
         )
         self._queue.clear()
         self._offered_ns.clear()
+        self._traces.clear()
         self._queue_bytes = 0
         self._forgotten_until = until_id
         self._idle.clear()
@@ -379,6 +392,8 @@ class Publisher:
                 self._queue.popleft()
                 self._offered_ns.popleft()
                 self._queue_bytes -= batch.size
+                if self._traces:
+                    self._traces.pop(batch.seal_before, None)
         self._has_moved.set()
 
     async def _skip(self, until_id: int) -> None:
@@ -411,7 +426,11 @@ class Publisher:
     async def _send(self, frames: Sequence[bytes]) -> None:
         if self._unanswered_since_ns is None:
             self._unanswered_since_ns = self._clock.monotonic_ns()
-        await self._sink.send(frames)
+        if self._tracing is None:
+            await self._sink.send(frames)
+        else:
+            with self._tracing.publishing(frames, self._traces) as traceparents:
+                await self._sink.send(frames, traceparents)
         self._unanswered_since_ns = None
 
 

@@ -20,6 +20,7 @@ from orderchain.errors import (
 )
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.text import reason_of
+from orderchain.tracing import find_tracing
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
@@ -103,7 +104,10 @@ class Sequencer:
         self._leadership = Leadership(config, store, lease, sink, clock)
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
-        self._committer = Committer(config, store, self._leadership, self._keys, clock, random)
+        self._tracing = find_tracing()
+        self._committer = Committer(
+            config, store, self._leadership, self._keys, clock, random, self._tracing
+        )
         self._publisher: Publisher | None = None
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -277,6 +281,7 @@ class Sequencer:
             rows=committer.rows,
             batches=committer.batches,
             batch_rows_last=committer.batch_rows_last,
+            batch_sizes=committer.batch_sizes,
             commit_latency=committer.latency,
             publish_latency=publisher.latency if publisher else Latency(),
             repeats=committer.repeats,
@@ -354,6 +359,7 @@ class Sequencer:
             self._clock,
             skip=self._skip_published,
             random=self._random,
+            tracing=self._tracing,
         )
         await self._publish_tail(self._publisher, term.published_id, term.last_id)
         return self._publisher

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Final
 
 from msgspec import Struct
 
-from orderchain.monitoring import BUCKET_SECONDS, NO_BUCKETS, Histogram, Metric
+from orderchain.monitoring import Histogram, Metric
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -21,14 +20,11 @@ class Latency(Struct, frozen=True, kw_only=True):
     recent_seconds: float = 0.0
     """Running mean of about the last ten."""
     highest_seconds: float = 0.0
-    sum_seconds: float = 0.0
-    buckets: tuple[int, ...] = NO_BUCKETS
-    """How many took how long, per bucket of `orderchain.monitoring.BUCKET_SECONDS`."""
+    histogram: Histogram = Histogram()
+    """How many took how long."""
 
     def with_value(self, seconds: float) -> Latency:
         """Return the values after `seconds` were measured too."""
-        index = bisect_left(BUCKET_SECONDS, seconds)
-        buckets = self.buckets
         return Latency(
             count=self.count + 1,
             last_seconds=seconds,
@@ -38,14 +34,14 @@ class Latency(Struct, frozen=True, kw_only=True):
                 else self.recent_seconds + _WEIGHT * (seconds - self.recent_seconds)
             ),
             highest_seconds=max(self.highest_seconds, seconds),
-            sum_seconds=self.sum_seconds + seconds,
-            buckets=(*buckets[:index], buckets[index] + 1, *buckets[index + 1 :]),
+            histogram=self.histogram.with_value(seconds),
         )
 
-    @property
-    def histogram(self) -> Histogram:
-        """The values as metrics have them."""
-        return Histogram(self.buckets, self.sum_seconds)
+
+NO_BATCHES: Final = Histogram(
+    (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+)
+"""Sizes of batches before the first."""
 
 
 class SequencerStats(Struct, frozen=True, kw_only=True):
@@ -69,6 +65,8 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Commits."""
     batch_rows_last: int
     """Rows of the last commit; `rows / batches` is the mean."""
+    batch_sizes: Histogram
+    """How many commits had how many rows."""
     commit_latency: Latency
     """From the first statement of a commit to the server's answer, retries included."""
     publish_latency: Latency
@@ -122,6 +120,8 @@ METRICS: Final = (
        lambda stats: stats.publish_queue_bytes),
     _S("orderchain_sequencer_batch_orders", "gauge", "Orders of the last commit.",
        lambda stats: stats.batch_rows_last),
+    _S("orderchain_sequencer_batch_size_orders", "histogram", "Orders per commit.",
+       lambda stats: stats.batch_sizes),
     _S("orderchain_sequencer_orders_total", "counter", "Orders committed.",
        lambda stats: stats.rows),
     _S("orderchain_sequencer_batches_total", "counter", "Commits.", lambda stats: stats.batches),

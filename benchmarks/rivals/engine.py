@@ -50,7 +50,7 @@ class OpenSink:
         """There are none."""
         return []
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Take the frames."""
 
     async def close(self) -> None:

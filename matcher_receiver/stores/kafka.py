@@ -26,6 +26,7 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import RetryError, SettingError, TopicError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
+from orderchain.tracing import find_tracing, traced_record
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -115,6 +116,7 @@ class KafkaFrameSource:
         self._consumer: AIOKafkaConsumer | None = None
         self._is_away = False
         self._next_probe = 0.0
+        self._is_traced = find_tracing() is not None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -163,7 +165,10 @@ class KafkaFrameSource:
             raise self._unanswered(error) from error
         if found:
             self._is_away = False
-            return [record.value for record in found[self._at]]
+            records = found[self._at]
+            if self._is_traced:
+                return [traced_record(record.value, record.headers) for record in records]
+            return [record.value for record in records]
         await self._probe(consumer)
         return []
 

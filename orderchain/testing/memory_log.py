@@ -119,7 +119,7 @@ class MemoryFrameSink:
             raise RetryError("the broker is away")
         return [*self.log.records[-at_most:]]
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Store `frames`, or meet the next fault; see `orderchain.ports.FrameSink.send`."""
         await asyncio.sleep(0)  # no broker answers within the same turn of the loop
         if self.log.is_away:

@@ -20,7 +20,15 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.model import TERMS_MAX, ChainHead, FrameTerm, Mark, Run, Standing
+from orderchain.model import (
+    ROWS_AHEAD_BATCHES,
+    TERMS_MAX,
+    ChainHead,
+    FrameTerm,
+    Mark,
+    Run,
+    Standing,
+)
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from orderchain.testing.memory_store import CommittedChain
 from orderchain.testing.wire import WireBroken
@@ -73,6 +81,12 @@ def seal_at(chain: StoredChain, batch_id: int | None) -> bytes | None:
     """Return the seal after the batch that ends at `batch_id`; None when none ends there."""
     mark = None if batch_id is None else mark_at(chain, batch_id)
     return mark.seal if mark is not None and mark.is_batch_end else None
+
+
+def rows_ahead(chain: StoredChain, at_id: int, batches_max: int = ROWS_AHEAD_BATCHES) -> int:
+    """Return how many rows the next batches have; see `orderchain.model.Standing`."""
+    ahead = [batch.row_count for batch in chain.batches if batch.last_id > at_id]
+    return sum(ahead[:batches_max])
 
 
 def head_of(chain: StoredChain) -> ChainHead:
@@ -205,6 +219,7 @@ class MemoryGapSource:
                 is_primary=self.is_primary,
                 terms=tuple(chain.terms[:TERMS_MAX]),
                 batch_seal=seal_at(chain, batch_id),
+                rows_ahead=rows_ahead(chain, at_id),
             )
 
         return await self._ask(look)

@@ -54,7 +54,7 @@ class WiredFrameSink:
         except WireBroken as error:
             raise RetryError(f"last records: {error}") from error
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Store `frames`, or not, or later; see `orderchain.ports.FrameSink.send`."""
         try:
             await self._wire.call(lambda: self._sink.send(frames))

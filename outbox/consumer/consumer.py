@@ -25,6 +25,7 @@ from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
 from orderchain.text import reason_of
+from orderchain.tracing import following
 from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
 from outbox.consumer.config import METRICS, ConsumerStats
@@ -302,7 +303,9 @@ class Consumer:
         while (attempt := await self._next(most)) is not None:
             try:
                 async with asyncio.timeout(self._config.handler_seconds):
-                    await call(attempt)
+                    # Of several messages, each may be of a trace of its own.
+                    with following(attempt.deliveries[0].headers if most == 1 else {}):
+                        await call(attempt)
             except BaseException as error:
                 await attempt.fail(error)
                 if not isinstance(error, Exception):

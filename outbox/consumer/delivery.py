@@ -15,6 +15,7 @@ from orderchain.clients.postgres import DriverUUID
 from orderchain.clock import Backoff
 from orderchain.errors import SettingError
 from orderchain.text import reason_of
+from orderchain.tracing import following
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Handling(Generic[Given]):
         self.was_entered = False
         self._attempt = attempt
         self._ended = ended
+        self._trace = following(attempt.deliveries[0].headers)
 
     @property
     def is_idempotent(self) -> bool:
@@ -85,6 +87,7 @@ class Handling(Generic[Given]):
         if self.was_entered:
             raise SettingError("delivery", "worked on before", "one block for each delivery")
         self.was_entered = True
+        self._trace.__enter__()
         return cast("Given", self._attempt.connection)
 
     async def __aexit__(
@@ -93,6 +96,7 @@ class Handling(Generic[Given]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        self._trace.__exit__(None, None, None)
         try:
             if error is None:
                 await self._attempt.succeed()

@@ -30,7 +30,7 @@ from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
 from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
-from outbox.message import Message, check_message, check_name, draw_message_ids
+from outbox.message import Message, check_message, check_name, draw_message_ids, traced
 from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS
 
@@ -103,6 +103,7 @@ async def store_messages(
         raise SettingError("connection", "outside of a transaction", expected)
     if len(messages) > MESSAGES_MAX:
         raise MessageError("messages", len(messages), f"at most {MESSAGES_MAX} at once")
+    messages = traced(messages)
     for message in messages:
         check_message(message)
     if sender is not None:
@@ -188,6 +189,7 @@ class BusinessTransaction:
     async def add_many(self, messages: Sequence[Message]) -> None:
         """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
         self._check()
+        messages = traced(messages)
         if self._remembers:
             self.given += messages
         # Set before it is known whether they are stored: if the statement is cut off, it may break

@@ -20,7 +20,7 @@ from orderchain.text import reason_of
 from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
-from outbox.message import Message, check_message, draw_message_ids, smallest_id
+from outbox.message import Message, check_message, draw_message_ids, smallest_id, traced
 from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.sender.business import (
     BusinessCommit,
@@ -368,7 +368,7 @@ class Firing:
     ) -> UUID:
         """Keep a message for after the commit. Raises MessageError, DestinationMissing."""
         (message_id,) = draw_message_ids(1)
-        message = Message(message_id, destination, payload, key, headers)
+        (message,) = traced([Message(message_id, destination, payload, key, headers)])
         check_message(message)
         if destination not in self._destinations:
             raise DestinationMissing(destination)

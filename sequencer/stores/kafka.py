@@ -27,6 +27,7 @@ from orderchain.clients.topic_durability import durability_warning
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
+from orderchain.tracing import TRACEPARENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,14 +88,17 @@ class KafkaFrameSink:
         except OrderchainError as error:
             raise RetryError(reason_of(error)) from error
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
         try:
             async with asyncio.timeout(self._config.publish_seconds):
                 producer = self._producer or await self._open(self._config.publish_seconds)
+                of_frames = _headers_of(traceparents, len(frames))
                 acks = [
-                    await producer.send(self._topic, frame, partition=self._partition)
-                    for frame in frames
+                    await producer.send(
+                        self._topic, frame, partition=self._partition, headers=headers
+                    )
+                    for frame, headers in zip(frames, of_frames, strict=True)
                 ]
                 await asyncio.gather(*acks)
         except OrderchainError as error:
@@ -166,6 +170,15 @@ class KafkaFrameSink:
                 self._config.frame_bytes_max,
             )
         self.frame_bytes_max = bytes_max
+
+
+def _headers_of(
+    traceparents: Sequence[str], count: int
+) -> Sequence[list[tuple[str, bytes]] | None]:
+    """Return the headers of each of `count` records: none, or the one with the frame's trace."""
+    if not traceparents:
+        return [None] * count
+    return [[(TRACEPARENT, each.encode())] if each else None for each in traceparents]
 
 
 async def _last_values(

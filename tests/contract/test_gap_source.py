@@ -67,6 +67,15 @@ async def test_standing_tells_head_leader_and_the_mark_behind_a_row(
     assert within.mark == msgspec.structs.replace(mark_behind(first), id=inside)
 
 
+async def test_standing_counts_the_rows_of_the_batches_that_end_after_the_row(
+    open_store: OpenStore, open_gaps: OpenGaps
+) -> None:
+    first, second = await committed(open_store, 3, 4)
+    source = open_gaps()
+    places = 0, first.events[0].id, first.last_id, second.events[2].id, second.last_id
+    assert [(await source.standing(place)).rows_ahead for place in places] == [7, 7, 4, 4, 0]
+
+
 async def test_standing_at_an_id_without_a_row_has_no_mark(
     open_store: OpenStore, open_gaps: OpenGaps
 ) -> None:

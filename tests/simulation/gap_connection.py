@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from orderchain.errors import RetryError
 from orderchain.seal import event_pages
 from orderchain.sql import SCHEMA_VERSION, load_sql
-from orderchain.testing.memory_receiver import head_of, mark_at, rows_between, seal_at
+from orderchain.testing.memory_receiver import (
+    head_of,
+    mark_at,
+    rows_ahead,
+    rows_between,
+    seal_at,
+)
 from orderchain.testing.wire import WireBroken
 
 if TYPE_CHECKING:
@@ -52,7 +58,12 @@ class MemoryReadConnection:
         """Nothing is held."""
 
     def _standing(
-        self, chain: StoredChain, at_id: int, batch_id: int | None, terms_max: int
+        self,
+        chain: StoredChain,
+        at_id: int,
+        batch_id: int | None,
+        terms_max: int,
+        batches_max: int,
     ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
@@ -80,6 +91,7 @@ class MemoryReadConnection:
                 "term_nonces": [term.nonce for term in terms],
                 "term_frame_keys": [term.frame_key for term in terms],
                 "asked_seal": seal_at(chain, batch_id),
+                "rows_ahead": rows_ahead(chain, at_id, batches_max),
             }
         ]
 
@@ -110,7 +122,7 @@ class MemoryReadConnection:
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
             values = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
-            found[0] |= self._standing(chain, after_id, None, 0)[0] | {
+            found[0] |= self._standing(chain, after_id, None, 0, 0)[0] | {
                 "last_id": found[0]["last_id"],
                 **dict(zip(_BATCH_COLUMNS, values, strict=True)),
             }

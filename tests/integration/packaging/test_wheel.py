@@ -26,6 +26,7 @@ PROMISES = {
         "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",
     ],
     "stack": ["local_stack"],
+    "tracing": ["orderchain.tracing", "opentelemetry.trace"],
 }  # fmt: skip
 """What can be imported with each extra."""
 
@@ -39,6 +40,7 @@ FOREIGN = {
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "click"],
     "stack": ["asyncpg", "aiokafka", "click"],
+    "tracing": ["asyncpg", "aiokafka", "click", "opentelemetry.sdk"],
 }
 """What an extra must not bring along."""
 

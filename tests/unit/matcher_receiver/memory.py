@@ -16,6 +16,7 @@ from orderchain.errors import (
     StillHalted,
 )
 from orderchain.model import Mark, Run, Standing
+from orderchain.testing.memory_receiver import rows_ahead
 from tests.builders.chains import Chain
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class MemorySource:
             is_primary=self.is_primary,
             terms=chain.terms,
             batch_seal=asked.seal if asked is not None and asked.is_batch_end else None,
+            rows_ahead=rows_ahead(chain, at_id),
         )
 
     async def row_at_or_before(self, until_id: int) -> int:

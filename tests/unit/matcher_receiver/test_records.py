@@ -275,6 +275,23 @@ def test_lag_is_the_age_of_the_first_row_that_is_known_and_not_delivered() -> No
     assert lag.seconds == 0.0
 
 
+def test_lag_in_rows_is_what_was_counted_less_what_was_delivered_and_never_above_the_ids() -> None:
+    lag = Lag(Clock(), 10)
+    assert (lag.rows, lag.must_count) == (0, False)
+    lag.see(2_000_000_000)  # ids jump at a take-over
+    assert (lag.rows, lag.must_count) == (lag.ids, True)
+    lag.count(7)
+    assert (lag.rows, lag.must_count) == (7, False)
+    lag.deliver(1_999_999_990, 3)
+    assert lag.rows == 4
+    lag.deliver(1_999_999_997, 3)
+    assert lag.rows == 1
+    lag.deliver(1_999_999_999, 1)  # there were more than were counted
+    assert (lag.rows, lag.must_count) == (1, True)
+    lag.deliver(2_000_000_000, 1)
+    assert (lag.rows, lag.must_count) == (0, False)
+
+
 def test_lag_with_many_sights_stays_bounded_and_never_understates() -> None:
     clock = Clock()
     lag = Lag(clock, 0)

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
 
 from orderchain.errors import SettingError
 from outbox import Destination, Message, MessageError
 from outbox.destination import HEADERS_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from outbox.message import MessageIds, check_message
+from outbox.message import MessageIds, check_message, traced
+from tests.builders.spans import recorded_spans
 
 MILLISECOND = 1_000_000
 
@@ -110,3 +112,30 @@ def test_destination_has_a_delivery_for_each_consumer_or_a_single_one() -> None:
     assert (both.deliveries, both.confirm_topic) == (("a", "b"), "t.confirms")
     alone = Destination(name="d", topic="t", confirm="none")
     assert (alone.deliveries, alone.confirm_topic) == (("",), "")
+
+
+@pytest.mark.parametrize(
+    ("own", "carried"),
+    [
+        (None, {"traceparent"}),
+        ({"a": "b"}, {"a", "traceparent"}),
+        ({"traceparent": "its own"}, {"traceparent"}),
+        ({str(n): "" for n in range(HEADERS_MAX)}, {str(n) for n in range(HEADERS_MAX)}),
+    ],
+)
+def test_message_gets_the_current_trace_where_it_has_room_and_none_of_its_own(
+    own: dict[str, str] | None, carried: set[str]
+) -> None:
+    given = message(headers=own)
+    with recorded_spans(), trace.get_tracer("a service").start_as_current_span("business"):
+        (traced_one,) = traced([given])
+    assert set(traced_one.headers or {}) == carried
+    assert {**(traced_one.headers or {}), **(own or {})} == traced_one.headers
+    assert traced([given]) == [given]  # without a trace
+
+
+@pytest.mark.parametrize("fields", [{"headers": ["a"]}, {"headers": {"a": 1}}, {"payload": 1}])
+def test_message_that_is_refused_is_refused_with_a_trace_too(fields: dict[str, Any]) -> None:
+    given = message(**fields)
+    with recorded_spans(), trace.get_tracer("a service").start_as_current_span("business"):
+        assert traced([given]) == [given]

@@ -353,9 +353,9 @@ class SlowSink(MemoryFrameSink):
         super().__init__(log)
         self.let = asyncio.Semaphore(0)
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         await self.let.acquire()
-        await super().send(frames)
+        await super().send(frames, traceparents)
 
 
 async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: World) -> None:
@@ -383,9 +383,9 @@ class SteadySink(MemoryFrameSink):
 
     SECONDS = 0.8
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         await asyncio.sleep(self.SECONDS)
-        await super().send(frames)
+        await super().send(frames, traceparents)
 
 
 @pytest.mark.parametrize(
@@ -426,9 +426,9 @@ class CountingSink(MemoryFrameSink):
         super().__init__(log)
         self.sends: list[tuple[float, int]] = []
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         self.sends.append((asyncio.get_running_loop().time(), len(frames)))
-        await super().send(frames)
+        await super().send(frames, traceparents)
 
 
 def sends_of(*, batch_rows_max: int, payload: bytes = b"") -> list[tuple[float, int]]:
