@@ -122,7 +122,7 @@ class MemoryReadConnection:
         if batches:
             ahead = self._batches_after(chain, after_id, batches)
             values = zip(*ahead, strict=True) if ahead else [None] * len(_BATCH_COLUMNS)
-            found[0] |= self._standing(chain, after_id, None, 0)[0] | {
+            found[0] |= self._standing(chain, after_id, None, 0, 0)[0] | {
                 "last_id": found[0]["last_id"],
                 **dict(zip(_BATCH_COLUMNS, values, strict=True)),
             }

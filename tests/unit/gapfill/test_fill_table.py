@@ -44,8 +44,8 @@ class Connection(MemoryReadConnection):
             for row in rows
         ]
 
-    def _standing(self, chain: Any, at_id: int, batch_id: int | None, terms_max: int) -> Any:
-        (row,) = super()._standing(chain, at_id, batch_id, terms_max)
+    def _standing(self, chain: Any, *values: Any) -> Any:
+        (row,) = super()._standing(chain, *values)
         return [{**row, "boundary_id": self.boundary_id}]
 
     def _place(self, chain: Any) -> Any:
