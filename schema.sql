@@ -326,7 +326,7 @@ CREATE TABLE receiver_halt (
 );
 
 -- How far a chain was proven whole, and by whom: one row per verification that went further. Never
--- changed, never removed; only the last one counts.
+-- changed, and removed only by an act of the owner's; only the last one counts.
 CREATE TABLE chain_verified (
     mark_id     bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     chain_id    integer     NOT NULL REFERENCES chain_head,

@@ -36,6 +36,10 @@ EXAMPLES: Final = {
         "chainctl chain create 2 --topic orders.eu --partition-ids 90596966400000",
     ),
     "chain list": ("chainctl chain list --rows",),
+    "chain verify-mark list": ("chainctl chain verify-mark list --chain 1",),
+    "chain verify-mark revoke": (
+        'chainctl chain verify-mark revoke --chain 1 --from 5000 --reason "backup restored"',
+    ),
     "sequence": (
         "chainctl sequence --chain 1 --input orders.csv.gz --key-column order_id",
         "chainctl sequence --chain 1 --intake-topic orders --standby --http 9100",
@@ -64,7 +68,11 @@ EXAMPLES: Final = {
     ),
     "retention": (
         "chainctl retention --chain 1 --archive /srv/archive --until 20000000 --dry-run",
-        "chainctl retention --chain 1 --archive /srv/archive --until 20000000",
+        'chainctl retention --chain 1 --archive /srv/archive --until 5000 --drop --reason "disk"',
+    ),
+    "repair": (
+        'chainctl repair --chain 1 --from topic --reason "page was overwritten" --dry-run',
+        'chainctl repair --chain 1 --from archive:/srv/archive --reason "partition was dropped"',
     ),
     "status": ("chainctl status --chain 1", "chainctl status --chain 1 --watch 2s"),
     "top": ("chainctl top", "chainctl top --once --json"),

@@ -334,12 +334,16 @@ SELECT source, position,
          WHERE reject.chain_id = intake.chain_id AND reject.source = intake.source) AS rejects
   FROM chain_intake AS intake WHERE chain_id = $1 ORDER BY source
 
--- gaps: the gap ledger of a chain, or of one of its receivers; the last ones found, in order
+-- gaps: the gap ledger of a chain, or of one of its receivers; the last ones found, in order; the
+-- open ones: neither filled nor behind the receiver's checkpoint by now
 SELECT * FROM (
     SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
-      FROM receiver_gap
+      FROM receiver_gap AS gap
      WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
-       AND (NOT $3::boolean OR outcome <> 'filled')
+       AND (NOT $3::boolean OR outcome <> 'filled' AND NOT EXISTS (
+           SELECT FROM receiver_checkpoint AS place
+            WHERE place.chain_id = gap.chain_id AND place.receiver = gap.receiver
+              AND place.head_delivered >= gap.until_id))
        AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
      ORDER BY found_at DESC, receiver, after_id DESC LIMIT $5) AS found
  ORDER BY receiver, after_id
@@ -347,9 +351,12 @@ SELECT * FROM (
 -- gap_sums: the gap ledger of a chain, summed up by receiver, cause and outcome
 SELECT receiver, cause, outcome, count(*) AS gaps, sum(row_count)::bigint AS rows,
        sum(extract(epoch FROM duration))::float8 AS seconds, max(found_at) AS last_found
-  FROM receiver_gap
+  FROM receiver_gap AS gap
  WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
-   AND (NOT $3::boolean OR outcome <> 'filled')
+   AND (NOT $3::boolean OR outcome <> 'filled' AND NOT EXISTS (
+       SELECT FROM receiver_checkpoint AS place
+        WHERE place.chain_id = gap.chain_id AND place.receiver = gap.receiver
+          AND place.head_delivered >= gap.until_id))
    AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
  GROUP BY receiver, cause, outcome ORDER BY receiver, cause, outcome
 
@@ -374,3 +381,32 @@ SELECT receiver,
 
 -- head_seal: the last batch of a chain with its seal; the genesis row of an empty one
 SELECT last_id, seal, committed_at FROM chain_batch WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 1
+
+-- marks: the verified marks of a chain, the last first, and the seal that is stored there now
+SELECT mark.mark_id, mark.after_id, mark.until_id, mark.verified_by, mark.login, mark.verified_at,
+       CASE WHEN mark.until_id < (SELECT min(last_id) FROM chain_batch WHERE chain_id = $1)
+                 THEN 'archived'
+            WHEN batch.seal IS NULL THEN 'no such batch'
+            WHEN batch.seal = mark.seal THEN 'yes' ELSE 'another seal' END AS holds
+  FROM chain_verified AS mark
+  LEFT JOIN chain_batch AS batch
+    ON batch.chain_id = mark.chain_id AND batch.last_id = mark.until_id
+ WHERE mark.chain_id = $1
+ ORDER BY mark.until_id DESC, mark.mark_id DESC LIMIT $2
+
+-- lock_marks: let no verification set a mark until the transaction ends: it might begin after one
+-- that is revoked
+LOCK TABLE chain_verified IN SHARE ROW EXCLUSIVE MODE
+
+-- revoke_marks: remove the mark of a row, and every later one, which begins after it; without a row
+-- the last mark
+DELETE FROM chain_verified
+ WHERE chain_id = $1
+   AND until_id >= coalesce($2, (SELECT max(until_id) FROM chain_verified WHERE chain_id = $1))
+   AND ($2 IS NULL OR EXISTS (
+       SELECT FROM chain_verified WHERE chain_id = $1 AND until_id = $2))
+RETURNING mark_id, after_id, until_id, seal, verified_by, verified_at
+
+-- verified_until: the last row that a verified mark covers, or where archived rows end
+SELECT greatest((SELECT max(until_id) FROM chain_verified WHERE chain_id = $1),
+                (SELECT min(last_id) FROM chain_batch WHERE chain_id = $1))

@@ -72,8 +72,25 @@ DELETE FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2
 
 -- record_act: record what was done, by whom, and why
 INSERT INTO public.chain_act (chain_id, act, actor, reason, detail)
-VALUES ($1, 'retention', $2, $3, $4)
+VALUES ($1, $2, $3, $4, $5) RETURNING act_id
 
 -- detach: the statement that detaches a partition without blocking other sessions
 SELECT format('ALTER TABLE public.chain_page_%s DETACH PARTITION public.%I %s',
               $1::integer, $2::text, CASE WHEN $3::boolean THEN 'FINALIZE' ELSE 'CONCURRENTLY' END)
+
+-- detached: the tables that were partitions of a chain, and hold nothing of it any more
+SELECT c.relname AS name, pg_total_relation_size(c.oid) AS bytes
+  FROM pg_class c
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
+   AND c.relname ~ format('^chain_page_%s_[0-9]+$', $1::integer)
+ ORDER BY substring(c.relname FROM '_([0-9]+)$')::bigint
+
+-- read_extent: the statement that reads what a detached table holds
+SELECT format('SELECT min(first_id) AS first_id, max(last_id) AS last_id,
+                      coalesce(sum(cardinality(ids)), 0)::bigint AS rows FROM public.%I', $1::text)
+
+-- lock_table: the statement that keeps everybody from a table until the transaction ends
+SELECT format('LOCK TABLE public.%I IN ACCESS EXCLUSIVE MODE', $1::text)
+
+-- drop_table: the statement that drops a table
+SELECT format('DROP TABLE public.%I', $1::text)

@@ -32,7 +32,7 @@ class Retained(Struct, frozen=True, kw_only=True):
     boundary_id: int
     """Rows up to it are only in the archive."""
     partitions: tuple[str, ...]
-    """The tables that were detached: they still exist, until somebody drops them."""
+    """The tables that were detached: they still exist, until `drop_detached` drops them."""
     is_done: bool
     """False for a dry run."""
 
@@ -51,6 +51,7 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
     """The last row that may be detached."""
     actor: str
     """Who does this."""
+    reason: str = "the rows are verified and archived"
     key_window_rows: int
     """The number of last rows in which the sequencer looks for a repeated key, its setting of this
     name. Only the sequencer knows it: a chain whose window is not full yet keeps no pages of keys
@@ -85,7 +86,7 @@ async def _retain(
         if boundary_id > place.boundary_id:
             await _require_archived(connection, archive, place, chain_id, boundary_id)
             if not is_dry_run:
-                await _set_boundary(connection, chain_id, boundary_id, request.actor, archive)
+                await _set_boundary(connection, request, boundary_id, archive)
         if not is_dry_run:
             for partition in old:
                 await connection.execute(
@@ -199,15 +200,16 @@ async def _require_archived(
 
 async def _set_boundary(
     connection: Any,  # noqa: ANN401 - asyncpg's own
-    chain_id: int,
+    request: RetentionRequest,
     boundary_id: int,
-    actor: str,
     archive: Path,
 ) -> None:
+    chain_id = request.chain_id
     async with connection.transaction():
         await connection.execute(SQL["wait_briefly"])
         await connection.execute(SQL["set_boundary"], chain_id, boundary_id)
         await connection.execute(SQL["forget_older"], chain_id, boundary_id)
-        reason = "the rows are verified and archived"
         detail = f"rows up to {boundary_id} are in {archive} alone"
-        await connection.execute(SQL["record_act"], chain_id, actor, reason, detail)
+        await connection.execute(
+            SQL["record_act"], chain_id, "retention", request.actor, request.reason, detail
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
-
-    Records = list[tuple[int, bytes | None]]
     from chain_verifier.config import TopicSource
     from chain_verifier.local.database import LocalDatabaseTable
     from orderchain.frame import FrameHeader
@@ -57,6 +55,15 @@ _SILENCE_S: Final = 30.0
 """How long nothing may arrive before the broker counts as gone: records up to the end exist."""
 
 _CLOSE_S: Final = 5.0
+
+
+class PublishedRecord(NamedTuple):
+    """One record of a topic."""
+
+    offset: int
+    value: bytes | None
+    time_ms: int
+    """When it was sent, or stored if the topic is set to that; milliseconds since 1970."""
 
 
 class PublishedReader:
@@ -119,17 +126,19 @@ class PublishedReader:
         found = f"{self._at.topic}, partition {self._at.partition}"
         return TopicError("topic", found, "a topic that exists")
 
-    def pages(self) -> Iterator[Records]:
-        """Yield offsets and values from the beginning. Raises SourceBroken."""
+    def pages(self) -> Iterator[list[PublishedRecord]]:
+        """Yield records from the beginning. Raises SourceBroken."""
         if self._consumer is None or self.bounds.first >= self.bounds.end:
             return
         self._consumer.seek(self._at, self.bounds.first)
         position = self.bounds.first
         while position < self.bounds.end:
             page, position = self._run(self._next(self._consumer, position))
-            yield [record for record in page if record[0] < self.bounds.end]
+            yield [record for record in page if record.offset < self.bounds.end]
 
-    async def _next(self, consumer: AIOKafkaConsumer, position: int) -> tuple[Records, int]:
+    async def _next(
+        self, consumer: AIOKafkaConsumer, position: int
+    ) -> tuple[list[PublishedRecord], int]:
         """Return the next records, and the position after them."""
         async with asyncio.timeout(_SILENCE_S):
             while True:
@@ -137,12 +146,17 @@ class PublishedReader:
                     self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS
                 )
                 at = await consumer.position(self._at)
-                records = [(record.offset, record.value) for record in found.get(self._at, ())]
+                records = [
+                    PublishedRecord(record.offset, record.value, record.timestamp)
+                    for record in found.get(self._at, ())
+                ]
                 # Offsets without a record (marks of a transaction) move the position too.
                 if records or at > position:
                     return records, at
 
-    def _run(self, work: Coroutine[object, object, tuple[Records, int]]) -> tuple[Records, int]:
+    def _run(
+        self, work: Coroutine[object, object, tuple[list[PublishedRecord], int]]
+    ) -> tuple[list[PublishedRecord], int]:
         try:
             return self._runner.run(work)
         except DRIVER_ERRORS as error:
@@ -245,10 +259,10 @@ class LocalTopicTable(Published):
         ]
         return gathered([*epochs, *late_findings])
 
-    def _judged(self, page: Sequence[tuple[int, bytes | None]]) -> Iterator[TopicRecord]:
+    def _judged(self, page: Sequence[PublishedRecord]) -> Iterator[TopicRecord]:
         """Yield for each record whether it is a frame, and whether it matches the database."""
         headers = [
-            (offset, header_of(value, self.chain_id), value or b"") for offset, value in page
+            (offset, header_of(value, self.chain_id), value or b"") for offset, value, _ in page
         ]
         asked = [one.first_pid for _, one, _ in headers if not isinstance(one, str)]
         batches: dict[int, Any] = {}
@@ -285,7 +299,7 @@ class LocalTopicTable(Published):
     def _frames(self, standings: Collection[int]) -> Iterator[tuple[int, list[Row]]]:
         """Yield for each frame its offset, and its rows that have one of `standings`."""
         for page in self._reader.pages():
-            for offset, value in page:
+            for offset, value, _ in page:
                 mark = self._log.walk.marks.get(offset)
                 is_forged = offset in self._log.forged
                 rows = [

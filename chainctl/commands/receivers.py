@@ -191,7 +191,10 @@ class GapSum(Struct, frozen=True, kw_only=True):
 @click.command(cls=Command)
 @chain_option
 @click.option("--name", metavar="NAME", help="Only those of this receiver.")
-@click.option("--open", "is_open", is_flag=True, help="Only those that are not filled.")
+@click.option(
+    "--open", "is_open", is_flag=True,
+    help="Only those that are not filled, and not behind the receiver's checkpoint by now.",
+)  # fmt: skip
 @since_option
 @limit_option
 @click.option("--sum", "is_summed", is_flag=True, help="Sum up by receiver, cause and outcome.")

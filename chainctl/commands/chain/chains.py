@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
+from chainctl.commands.verifier.verify_mark import verify_mark
 from chainctl.database import SQL, connected, database_id
 from chainctl.options import CHAIN_ID, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, table, talk
@@ -65,6 +66,9 @@ class Creation(Struct, frozen=True, kw_only=True):
 @click.group(cls=SuggestingGroup)
 def chain() -> None:
     """Chains: each one ordered stream, with a topic of its own."""
+
+
+chain.add_command(verify_mark, "verify-mark")
 
 
 @chain.command()

@@ -1,4 +1,4 @@
-"""`chainctl archive` and `retention`: store verified rows elsewhere, detach their partitions."""
+"""`chainctl archive` and `retention`: store verified rows elsewhere, drop their partitions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings, who
+from chainctl.options import (
+    ROW_ID,
+    Command,
+    chain_option,
+    checked_text,
+    json_option,
+    uses_settings,
+    who,
+)
 from chainctl.output import data, data_json
+from orderchain.errors import SettingError
 from orderchain.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from chain_verifier.archive.drop import Dropped
+    from chain_verifier.archive.retention import Retained
     from chainctl.settings import Settings
 
 
@@ -96,8 +107,13 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
     help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
     "again; 0 where keys are not compared.  [default: the setting key_window_rows]",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only show what would be detached.")
+@click.option(
+    "--drop", is_flag=True,
+    help="Drop the tables, too, and those that were detached before: this frees the disk.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
+@click.option("--reason", metavar="TEXT", help="Why; it is stored permanently. --drop needs it.")
 @json_option
 @uses_settings("database")
 def retention(
@@ -106,31 +122,59 @@ def retention(
     folder: str,
     until_id: int,
     key_window_rows: int | None,
+    drop: bool,
     dry_run: bool,
     actor: str | None,
+    reason: str | None,
     as_json: bool,
 ) -> None:
-    """Detach the partitions of old rows.
+    """Detach the partitions of old rows, and with --drop drop them.
 
     Refused above the verified mark, above the receiver that is furthest behind, within the window
-    in which keys are looked up, and unless the archive holds the rows and verifies now. The tables
-    that were detached stay until somebody drops them. Needs the owner's rights.
+    in which keys are looked up, and unless the archive holds the rows and verifies now. Without
+    --drop, the tables that were detached stay, and no disk is freed. Needs the owner's rights.
     """
+    from chain_verifier.archive.drop import DropRequest, drop_detached
     from chain_verifier.archive.retention import RetentionRequest, retain
     from chain_verifier.config import local_folder
 
-    archive = local_folder("--archive", folder)
+    if drop and reason is None:
+        raise SettingError("--reason", None, "why the tables are dropped")
+    known = {"actor": checked_text("--actor", who(actor))}
+    if reason is not None:
+        known["reason"] = checked_text("--reason", reason)
+    folder_path = local_folder("--archive", folder).absolute()
     request = RetentionRequest(
         chain_id=chain_id,
         until_id=until_id,
-        actor=who(actor),
         key_window_rows=(settings.key_window_rows if key_window_rows is None else key_window_rows),
         is_dry_run=dry_run,
+        **known,
     )
-    done = retain(settings.database_dsn(), archive.absolute(), request)
-    if as_json:
+    done = retain(settings.database_dsn(), folder_path, request)
+    dropped = None
+    if drop:
+        asked = DropRequest(chain_id=chain_id, until_id=until_id, is_dry_run=dry_run, **known)
+        dropped = drop_detached(settings.database_dsn(), folder_path, asked)
+    _show(done, dropped, as_json=as_json)
+
+
+def _show(done: Retained, dropped: Dropped | None, *, as_json: bool) -> None:
+    if as_json and dropped is None:
         data_json(done)
         return
-    did = "detached" if done.is_done else "to be detached"
+    if as_json and dropped is not None:
+        fields = {name: getattr(done, name) for name in done.__struct_fields__}
+        data_json({**fields, "dropped": dropped.tables, "act_id": dropped.act_id})
+        return
+    did = "" if done.is_done else "to be "
     tables = ", ".join(done.partitions) or "none"
-    data(f"chain {chain_id}: partitions {did}: {tables}; boundary {done.boundary_id}")
+    data(f"chain {done.chain_id}: partitions {did}detached: {tables}; boundary {done.boundary_id}")
+    if dropped is not None:
+        # A dry run detaches nothing: what it would detach, it would drop, too.
+        names = [table.name for table in dropped.tables]
+        names += [name for name in done.partitions if not done.is_done and name not in names]
+        data(
+            f"chain {done.chain_id}: tables {did}dropped: {', '.join(names) or 'none'}"
+            f" ({dropped.bytes:,} bytes of those that are detached)"
+        )

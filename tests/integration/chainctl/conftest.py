@@ -26,6 +26,13 @@ import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import GAP_READER
 from tests.calling import Done, call_here
+from tests.integration.chainctl.runbooks import (
+    ARCHIVE,
+    Background,
+    Runbook,
+    World,
+    settings_of,
+)
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -249,3 +256,45 @@ def make_topic(admin: Admin) -> Callable[..., None]:
         ))  # fmt: skip
 
     return make
+
+
+# ------------------------------------------------------------------------------ states of runbooks
+
+
+@pytest.fixture
+def suffix() -> str:
+    """Of names that outlive the test, such as topics."""
+    return secrets.token_hex(4)
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    """A thread for what a test does beside its commands."""
+    thread = Background()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def state_settings(
+    postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
+) -> dict[str, str]:
+    """The settings over a database of this test alone."""
+    return settings_of(postgres_server, database_name, kafka_server)
+
+
+@pytest.fixture
+def world(call: Call, state_settings: dict[str, str], suffix: str, tmp_path: Path) -> World:
+    """The chain 1 of this test, not yet created."""
+    return World(call, state_settings, suffix, tmp_path)
+
+
+@pytest.fixture
+def page(call: Call, start: Start, world: World) -> Callable[..., Runbook]:
+    """Opens a runbook over the world of this test."""
+
+    def open_page(name: str, more: Mapping[str, object] | None = None) -> Runbook:
+        samples = {"orders": world.orders, ARCHIVE: world.folder / "archive", **(more or {})}
+        return Runbook(name, call, start, world.settings, samples)
+
+    return open_page

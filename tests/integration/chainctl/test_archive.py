@@ -1,11 +1,14 @@
 """`chainctl archive` and `retention` on what `sequence` left, and receivers that come later."""
 
+# ruff: noqa: S608 - every value in a statement is a number of this file
+
 from __future__ import annotations
 
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
@@ -135,6 +138,102 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     file.write_bytes(file.read_bytes()[:-1])
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
+
+
+def tables_of(settings: dict[str, str], chain: int) -> list[str]:
+    """The tables of a chain's pages, attached or not."""
+
+    async def read() -> list[str]:
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
+        try:
+            found = await connection.fetch(
+                "SELECT relname FROM pg_class WHERE relname ~ $1 AND relkind = 'r' ORDER BY 1",
+                f"^chain_page_{chain}_[0-9]+$",
+            )
+        finally:
+            await connection.close()
+        return [row["relname"] for row in found]
+
+    return asyncio.run(read())
+
+
+def execute(settings: dict[str, str], statement: str) -> None:
+    async def run() -> None:
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+
+
+def test_retention_drops_what_it_detaches_and_what_was_detached_before(
+    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention
+) -> None:
+    chain, head = archived
+    before = tables_of(module_settings, chain)
+    why = ("--drop", "--reason", "the disk fills, ticket 518", "--actor", "eve", "--json")
+    window = ("--key-window", 0)
+    first = json.loads(retain(PARTITION_IDS, *window, "--json").out)["partitions"]
+    assert first == [f"chain_page_{chain}_0"]
+    assert tables_of(module_settings, chain) == before, "detached alone, it is still there"
+
+    tried = json.loads(retain(head - 1, *window, *why, "--dry-run").out)
+    assert (tried["is_done"], tried["act_id"]) == (False, None)
+    assert [table["name"] for table in tried["dropped"]] == first
+    assert tables_of(module_settings, chain) == before, "a dry run drops nothing"
+    done = retain(head - 1, *window, *why)
+    assert done.code == 0, done
+    found = json.loads(done.out)
+    gone = [table["name"] for table in found["dropped"]]
+    assert gone == sorted([*first, *found["partitions"]])
+    left = len(json.loads(call(
+        "tail", "--chain", chain, "--limit", ROWS, "--json", settings=module_settings
+    ).out))  # fmt: skip
+    assert 0 < left == ROWS - sum(table["rows"] for table in found["dropped"])
+    assert tables_of(module_settings, chain) == sorted(set(before) - set(gone))
+    assert retain(head - 1, *window, *why[:3]).out.count(": none") == 2, "nothing is left to do"
+
+    acts = json.loads(call("acts", "--chain", chain, "--json", settings=module_settings).out)
+    assert [(act["act_id"], act["act"], act["actor"], act["reason"]) for act in acts[:2]] == [
+        (found["act_id"], "drop", "eve", why[2]), (acts[1]["act_id"], "retention", "eve", why[2]),
+    ]  # fmt: skip
+    assert all(name in acts[0]["detail"] for name in gone)
+
+
+def test_retention_drops_no_table_that_the_archive_does_not_hold(
+    module_settings: dict[str, str], archived: tuple[int, int], retain: Retention, tmp_path: Path
+) -> None:
+    chain, _ = archived
+    why = ("--key-window", 0, "--drop", "--reason", "the disk fills")
+    without = retain(1, "--drop")
+    assert (without.code, "--reason was None" in without.err) == (2, True), without
+    assert retain(PARTITION_IDS, "--key-window", 0).code == 0
+    before = tables_of(module_settings, chain)
+
+    # More rows than the archive has of these ids: somebody has added some.
+    execute(
+        module_settings,
+        f"INSERT INTO chain_page_{chain}_0 SELECT chain_id, last_id - 1, last_id - 1, "
+        "ARRAY[last_id - 1], ARRAY[0], ARRAY['k'], ARRAY[0], ARRAY['x'::bytea] "
+        f"FROM chain_page_{chain}_0 WHERE first_id = 1",
+    )
+    changed = retain(PARTITION_IDS, *why)
+    assert (changed.code, "which the archive holds" in changed.err) == (2, True), changed
+    # Rows that the chain still has: somebody else has detached them.
+    execute(
+        module_settings,
+        f"DELETE FROM chain_page_{chain}_0 WHERE keys = ARRAY['k'];"
+        f"ALTER TABLE chain_page_{chain} DETACH PARTITION chain_page_{chain}_1",
+    )
+    own = retain(2 * PARTITION_IDS + 50, *why)
+    assert (own.code, "attach it" in own.err) == (2, True), own
+    (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = retain(PARTITION_IDS, *why)
+    assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
+    assert tables_of(module_settings, chain) == before
 
 
 def test_a_receiver_older_than_the_database_catches_up_from_the_archive(

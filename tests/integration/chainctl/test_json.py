@@ -31,6 +31,8 @@ ELSEWHERE = {
     "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
     "receivers reset": "test_receivers.py", "step-down": "test_sequence_topic.py",
     "takeover": "test_sequence_topic.py", "seal show": "test_seal.py",
+    "repair": "test_repair.py", "chain verify-mark list": "test_verify_mark.py",
+    "chain verify-mark revoke": "test_verify_mark.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 

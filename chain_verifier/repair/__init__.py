@@ -1,0 +1,1 @@
+"""Repair of a stored chain: only rows whose seal fits are written back."""

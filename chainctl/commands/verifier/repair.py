@@ -1,0 +1,94 @@
+"""`chainctl repair`: writes back what a chain lacks, where the seals prove it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.options import Command, acts_by_hand, chain_option, json_option, uses_settings
+from chainctl.output import data_json, progress, table, talk
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from chain_verifier.repair.repair import RepairPlan
+    from chainctl.options import ActByHand
+    from chainctl.settings import Settings
+
+_COLUMNS: Final = ("what", "after_id", "until_id", "batches", "rows", "why")
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--from", "source", required=True, metavar="SOURCE",
+    help="Where the rows are: topic, topic:NAME, journal:FILE or archive:DIR.",
+)  # fmt: skip
+@click.option(
+    "--expect-seal", "kept", multiple=True, metavar="ID:SEAL",
+    help="An exported seal: it proves what the source has up to its batch. May be repeated.",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "kafka")
+def repair(
+    settings: Settings,
+    chain_id: int,
+    source: str,
+    kept: tuple[str, ...],
+    act: ActByHand,
+    as_json: bool,
+) -> ExitCode:
+    """Write back rows that the database lacks or that were changed there.
+
+    Every batch is compared with its seal. Of the source, only batches whose rows give the stored
+    seal are taken. After the head, batches are added that a known leader has signed, or that lead
+    to a seal of --expect-seal; no leader may be alive then. The plan is shown first, then it is
+    done, and recorded. Exit code 1 if something is left that cannot be repaired from this source.
+    Needs the owner's rights.
+    """
+    from chain_verifier.config import parse_kept_seal
+    from chain_verifier.repair.offers import parse_repair_source
+    from chain_verifier.repair.repair import RepairRequest, repair_chain
+
+    kafka = settings.kafka_config() if source.partition(":")[0] == "topic" else None
+    request = RepairRequest(
+        chain_id=chain_id,
+        database=settings.database_dsn(),
+        source=parse_repair_source(source, kafka),
+        kept_seals=tuple(map(parse_kept_seal, kept)),
+        actor=act.actor,
+        reason=act.reason,
+        is_dry_run=act.is_dry_run,
+    )
+    with progress("repairing", None) as bar:
+        done = repair_chain(
+            request,
+            show=lambda plan: _show(plan, as_json),
+            progress=lambda line: bar.move_to(0, line),
+        )
+    if as_json:
+        data_json({**_as_json(done.plan), "act_id": done.act_id})
+    elif done.act_id is not None:
+        talk(f"chainctl: done, and recorded as act {done.act_id}")
+    return ExitCode.FINDINGS if done.plan.left_count else ExitCode.CLEAN
+
+
+def _show(plan: RepairPlan, as_json: bool) -> None:
+    for note in plan.notes:
+        talk(f"chainctl: {plan.source}: {note}")
+    if not as_json and (plan.written or plan.left):
+        pieces = (*plan.written, *plan.left)
+        table(_COLUMNS, [[getattr(each, name) for name in _COLUMNS] for each in pieces])
+    what = f"{counted(plan.batches, 'batch')}, {counted(plan.rows, 'row')}"
+    head = "" if plan.head == plan.head_after else f"; head {plan.head} -> {plan.head_after}"
+    left = counted(plan.left_count, "range")
+    talk(
+        f"chainctl: chain {plan.chain}: to be written back from {plan.source}: {what}{head}; "
+        f"left: {left}"
+    )
+
+
+def _as_json(plan: RepairPlan) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}

@@ -1,0 +1,164 @@
+"""`chainctl chain verify-mark`: up to where a chain was proven whole, and how that is revoked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.options import (
+    ROW_ID,
+    SuggestingGroup,
+    acts_by_hand,
+    chain_option,
+    json_option,
+    limit_option,
+    uses_settings,
+)
+from chainctl.output import data_json, table, talk
+from chainctl.running import run_async
+from orderchain.errors import SettingError
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from chainctl.options import ActByHand
+    from chainctl.settings import Settings
+
+_COLUMNS: Final = ("until_id", "after_id", "holds", "verified_by", "verified", "login", "mark_id")
+
+_MARKS_NAMED: Final = 20
+"""Marks that the record of an act names; it counts all."""
+
+
+class MarkLine(Struct, frozen=True, kw_only=True):
+    """One verified mark."""
+
+    until_id: int
+    """The last row that was verified."""
+    after_id: int
+    """Where that verification began."""
+    holds: str
+    """`yes`; or `another seal`, `no such batch`: what was verified has changed; or `archived`: its
+    rows are in the archive alone, and it is not judged."""
+    verified_by: str
+    verified: str
+    login: str
+    mark_id: int
+
+
+class Revoked(Struct, frozen=True, kw_only=True):
+    """What was, or would be, revoked."""
+
+    chain: int
+    marks: tuple[int, ...]
+    """The rows of the marks, the first one first."""
+    begins_after: int
+    """Where the next verification of what is new begins."""
+    act_id: int | None
+    """The row of chain_act that records it; null for a dry run."""
+
+
+@click.group(cls=SuggestingGroup)
+def verify_mark() -> None:
+    """Verified marks: up to which row a chain was proven whole, by whom, and when."""
+
+
+@verify_mark.command("list", short_help="List the verified marks of a chain.")
+@chain_option
+@limit_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def list_(settings: Settings, chain_id: int, limit: int, as_json: bool) -> None:
+    """List the verified marks of a chain, the last first, and whether they hold.
+
+    A mark holds while the batch that it names has the seal that it had when it was verified.
+    """
+    lines = run_async(_list(settings, chain_id, limit))
+    if as_json:
+        data_json(lines)
+        return
+    table(_COLUMNS, [tuple(getattr(line, name) for name in _COLUMNS) for line in lines])
+
+
+@verify_mark.command(short_help="Revoke a mark, and every later one.")
+@chain_option
+@click.option(
+    "--from", "from_id", type=ROW_ID, metavar="ID",
+    help="The row of a mark: it and every later one are revoked.  [default: the last mark]",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def revoke(
+    settings: Settings, chain_id: int, from_id: int | None, act: ActByHand, as_json: bool
+) -> None:
+    """Revoke a verified mark, and every later one, since those begin after it.
+
+    The next `verify --since-verified` begins after the mark before, or where archived rows end.
+    `archive` and `retention` go no further than that until then. Needs the owner's rights.
+    """
+    done = run_async(_revoke(settings, chain_id, from_id, act))
+    would = "would be" if act.is_dry_run else "are"
+    shown = ", ".join(map(str, done.marks[:_MARKS_NAMED]))
+    count = counted(len(done.marks), "mark")
+    talk(
+        f"chainctl: chain {chain_id}: {count} {would} revoked ({shown}); "
+        f"the next verification begins after {done.begins_after}"
+    )
+    if as_json:
+        data_json(done)
+
+
+async def _list(settings: Settings, chain_id: int, limit: int) -> list[MarkLine]:
+    async with looking(settings, chain_id) as connection:
+        rows = await connection.fetch(SQL["marks"], chain_id, limit)
+    return [
+        MarkLine(
+            until_id=row["until_id"],
+            after_id=row["after_id"],
+            holds=row["holds"],
+            verified_by=row["verified_by"],
+            verified=utc(row["verified_at"]),
+            login=row["login"],
+            mark_id=row["mark_id"],
+        )
+        for row in rows
+    ]
+
+
+async def _revoke(
+    settings: Settings, chain_id: int, from_id: int | None, act: ActByHand
+) -> Revoked:
+    """Remove the marks and record what they were, both or neither; a dry run does neither."""
+    async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
+        await connection.execute(SQL["lock_marks"])
+        rows = await connection.fetch(SQL["revoke_marks"], chain_id, from_id)
+        if not rows:
+            raise SettingError("--from", from_id, "the row of a mark (see chain verify-mark list)")
+        begins_after = await connection.fetchval(SQL["verified_until"], chain_id)
+        act_id = await connection.fetchval(
+            SQL["record_act"], chain_id, None, "revoke mark", act.actor, act.reason, _detail(rows)
+        )
+    return Revoked(
+        chain=chain_id,
+        marks=tuple(sorted(row["until_id"] for row in rows)),
+        begins_after=begins_after,
+        act_id=None if act.is_dry_run else act_id,
+    )
+
+
+def _detail(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the marks as they were: they are nowhere else any more."""
+    ordered = sorted(rows, key=lambda row: (row["until_id"], row["mark_id"]))
+    named = [
+        f"{row['after_id']}..{row['until_id']} seal {row['seal'].hex()[:16]} by "
+        f"{row['verified_by']} on {utc(row['verified_at'])}"
+        for row in ordered[:_MARKS_NAMED]
+    ]
+    more = f"; {len(ordered) - len(named)} more" if len(ordered) > len(named) else ""
+    return f"{counted(len(ordered), 'mark')}: {'; '.join(named)}{more}"

@@ -1,0 +1,232 @@
+"""A runbook as a test follows it: it runs the commands of the page, each of them at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import asyncpg
+from aiokafka import AIOKafkaProducer
+
+from local_stack.postgres import SUPERUSER
+from orderchain.sql import GAP_READER
+from tests.builders.topics import make_topics
+from tests.command_lines import blocks, command_lines, refusal_of
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from local_stack import KafkaServer, PostgresServer
+    from tests.calling import Done
+    from tests.integration.chainctl.conftest import Call, Start
+
+DEADLINE_SECONDS = 60.0
+BATCH_ROWS = 10
+ARCHIVE = "/var/lib/orderchain-archive"
+"""The folder of the archive, as the pages have it."""
+RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The whole commands of a page, in blocks and in sentences, each once."""
+    inline = re.findall(r"`(chainctl [^`]*)`", page)
+    found = [words for text in (*blocks(page), *inline) for words in command_lines(text)]
+    whole = [words for words in found if "..." not in words and refusal_of(words) is None]
+    return [words for at, words in enumerate(whole) if words not in whole[:at]]
+
+
+class Runbook:
+    """One page. Its samples (ids, names, folders) are replaced by what the test has."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Call,
+        start: Start,
+        settings: Mapping[str, str],
+        samples: Mapping[str, object],
+    ) -> None:
+        self._name = name
+        self._call = call
+        self._start = start
+        self.settings = dict(settings)
+        self._commands = commands_of((RUNBOOKS / f"{name}.md").read_text(encoding="utf-8"))
+        self._samples = {sample: str(value) for sample, value in samples.items()}
+        self._run: list[list[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            left = [" ".join(words) for words in self._commands if words not in self._run]
+            assert not left, f"commands of {self._name} that the test has not run: {left}"
+
+    def replace(self, samples: Mapping[str, object]) -> None:
+        """Replace further samples, once the test knows them."""
+        self._samples |= {sample: str(value) for sample, value in samples.items()}
+
+    def words(self, beginning: str, *, dry_run: bool = False) -> list[str]:
+        """Return the command of the page that is, or begins, like this; the one that only tries,
+        or the one that acts.
+        """
+        known = {
+            " ".join(words): words for words in self._commands if ("--dry-run" in words) == dry_run
+        }
+        found = [words for text, words in known.items() if text.startswith(beginning)]
+        words = known.get(beginning) or (found[0] if found else None)
+        assert words is not None, f"{self._name} has no command {beginning!r}, but {list(known)}"
+        self._run.append(words)
+        return [self._word(word) for word in words]
+
+    def _word(self, word: str) -> str:
+        for sample, value in self._samples.items():
+            if word == sample:
+                return value
+            if sample.startswith("/"):
+                word = word.replace(sample, value)
+        return word
+
+    def run(self, beginning: str, *more: object, code: int = 0, dry_run: bool = False) -> Done:
+        """Run a command of the page, which ends with `code`."""
+        words = self.words(beginning, dry_run=dry_run)
+        done = self._call(*words, *more, settings=self.settings)
+        assert done.code == code, (words, done)
+        return done
+
+    def json(self, beginning: str, *more: object, code: int = 0, dry_run: bool = False) -> Any:
+        """Run a command of the page, for what a program reads of it."""
+        return json.loads(self.run(beginning, *more, "--json", code=code, dry_run=dry_run).out)
+
+    def begin(self, beginning: str, *more: object) -> subprocess.Popen[str]:
+        """Start a command of the page that runs on."""
+        return self._start(*self.words(beginning), *more, settings=self.settings)
+
+    def until(self, beginning: str, is_so: Callable[[Any], object]) -> Any:
+        """Run a command of the page until it shows what is waited for, and return that.
+
+        Whatever its exit code is until then.
+        """
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        words = self.words(beginning)
+        while True:
+            done = self._call(*words, "--json", settings=self.settings)
+            found = json.loads(done.out) if done.code in (0, 1) else None
+            if found is not None and is_so(found):
+                return found
+            assert time.monotonic() < deadline, (beginning, done)
+
+
+class Background:
+    """Runs coroutines of the test in a thread: commands are called in the main one meanwhile."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return what `work` returns."""
+        return self.begin(work).result(DEADLINE_SECONDS)
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Begin `work`, and return its future."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what is under way, and end the thread."""
+        self.run(self._cancel())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _cancel(self) -> None:
+        work = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+def sql(dsn: str, *statements: str) -> list[Any]:
+    """Make a state as only an owner can, and return what the last statement finds."""
+
+    async def run() -> list[Any]:
+        connection = await asyncpg.connect(dsn)
+        try:
+            for statement in statements[:-1]:
+                await connection.execute(statement)
+            return [tuple(row) for row in await connection.fetch(statements[-1])]
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def settings_of(server: PostgresServer, database: str, kafka: KafkaServer) -> dict[str, str]:
+    """The settings of commands over a database and a Kafka, with a short lease."""
+    return {
+        "CHAINCTL_DATABASE": server.dsn(SUPERUSER, database),
+        "CHAINCTL_GAP_DATABASE": server.dsn(GAP_READER, database),
+        "CHAINCTL_KAFKA": kafka.bootstrap,
+        "CHAINCTL_LEASE_SECONDS": "2",
+    }
+
+
+class World:
+    """The chain 1, and what services around it do."""
+
+    def __init__(self, call: Call, settings: dict[str, str], suffix: str, folder: Path) -> None:
+        self.call = call
+        self.settings = settings
+        self.folder = folder
+        self.topic = f"chain-{suffix}"
+        self.orders = f"orders-{suffix}"
+        self._files = 0
+
+    def must(self, *arguments: object) -> None:
+        done = self.call(*arguments, settings=self.settings)
+        assert done.code == 0, (arguments, done)
+
+    def create(self, *options: object) -> None:
+        self.must("chain", "create", 1, "--topic", self.topic, *options)
+
+    def sequence(self, rows: int) -> int:
+        """Commit so many orders, in small batches, and return the head."""
+        self._files += 1
+        path = self.folder / f"o{self._files}.csv"
+        path.write_text("n\n" + "1\n" * rows)
+        self.must("sequence", "--chain", 1, "--input", path, "--batch-rows", BATCH_ROWS)
+        return self.head()
+
+    def head(self) -> int:
+        return int(self.sql("SELECT last_id FROM chain_head")[0][0])
+
+    def ends(self) -> list[int]:
+        """The last ids of all batches."""
+        return [last for (last,) in self.sql("SELECT last_id FROM chain_batch ORDER BY last_id")]
+
+    def sql(self, *statements: str) -> list[Any]:
+        return sql(self.settings["CHAINCTL_DATABASE"], *statements)
+
+    def send(self, *values: bytes | None, key: str | None = None) -> None:
+        """Send records to the topic of orders."""
+
+        async def run() -> None:
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.settings["CHAINCTL_KAFKA"]
+            ) as producer:
+                for value in values:
+                    await producer.send_and_wait(
+                        self.orders, value, key=None if key is None else key.encode()
+                    )
+
+        asyncio.run(run())
+
+    def make_orders(self) -> None:
+        asyncio.run(make_topics(self.settings["CHAINCTL_KAFKA"], self.orders))
