@@ -233,7 +233,7 @@ class Console:
         site = request.headers.get("sec-fetch-site", "same-origin")
         origin = request.headers.get("origin")
         host = request.headers.get("host", "")
-        if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != host):
+        if site != "same-origin" or (origin is not None and origin.partition("://")[2] != host):
             raise HttpRefusal(403, "other_origin", "Origin", origin, "this page's own")
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":

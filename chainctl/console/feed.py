@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -13,12 +12,14 @@ import msgspec
 
 from chainctl.console.state import changes, document
 from orderchain.backoff import Backoff
+from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from chainctl.console.state import Document, Snapshot
+    from orderchain.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -61,14 +62,16 @@ class Feed:
         reader: Reader,
         refresh_seconds: float,
         reason_of: Callable[[OrderchainError], str] = str,
+        clock: Clock | None = None,
     ) -> None:
         """`reason_of` makes the text of an error that viewers see."""
         self._reader = reader
         self._refresh_seconds = refresh_seconds
         self._reason_of = reason_of
+        self._clock = clock or SystemClock()
         self._backoff = Backoff(*_AWAY_SECONDS)
         self._state: Document = {}
-        self._read_at = time.monotonic()
+        self._read_at_ns = self._clock.monotonic_ns()
         self._number = 0
         self._changes = b""
         self._news = asyncio.Event()
@@ -134,13 +137,18 @@ class Feed:
         if self._backoff.tries:
             _log.warning("the database is back")
         self._backoff.reset()
-        self._read_at = time.monotonic()
+        self._read_at_ns = self._clock.monotonic_ns()
         self._publish(self._noted(document(snapshot), ""))
         return self._refresh_seconds
 
     def _noted(self, state: Document, why: str) -> Document:
-        old_seconds = round(time.monotonic() - self._read_at, 1) if why else 0.0
-        return {**state, "feed": {"reader": {"why": why, "old_seconds": old_seconds}}}
+        old_ns = self._clock.monotonic_ns() - self._read_at_ns if why else 0
+        reader = {
+            "why": why,
+            "old_seconds": round(old_ns / 1e9, 1),
+            "refresh_seconds": self._refresh_seconds,
+        }
+        return {**state, "feed": {"reader": reader}}
 
     def _publish(self, state: Document) -> None:
         self._changes = _event("changes", changes(self._state, state))

@@ -7,6 +7,8 @@ const counts = new Intl.NumberFormat('en-US');
 const POINTS = 180;
 const SILENT_SECONDS = 20;
 const state = {};
+const narrow = matchMedia('(max-width: 44rem)');
+const NARROW_ROWS = 5;
 
 // -- words ----------------------------------------------------------------------------------------
 
@@ -67,6 +69,8 @@ function lines(node, ...parts) {
     if (part.tone) attribute(child, 'data-tone', part.tone);
     else child.removeAttribute('data-tone');
     if (part.title) attribute(child, 'title', part.title);
+    if (part.label) attribute(child, 'data-of', part.label);
+    else child.removeAttribute('data-of');
     text(child, part.text);
   });
 }
@@ -77,13 +81,13 @@ const pill = (value, tone) => ({ text: value, kind: 'pill', tone });
 
 // -- charts ---------------------------------------------------------------------------------------
 
-const history = new Map();
+const past = new Map();
 
 function remember(name, value) {
-  const values = history.get(name) || [];
+  const values = past.get(name) || [];
   values.push(value);
   if (values.length > POINTS) values.shift();
-  history.set(name, values);
+  past.set(name, values);
 }
 
 function svg(tag, attributes) {
@@ -93,7 +97,7 @@ function svg(tag, attributes) {
 }
 
 function chart(node, name, isLarge) {
-  const values = history.get(name) || [];
+  const values = past.get(name) || [];
   const [width, height] = [POINTS - 1, 40];
   if (!node.firstChild) {
     attribute(node, 'viewBox', `0 0 ${width} ${height}`);
@@ -125,10 +129,10 @@ function sample() {
   remember('lag', worstSeconds(live));
   for (const row of chains) remember(`chain ${row.chain}`, row.orders_per_second || 0);
   for (const row of rows('receivers')) remember(`receiver ${row.key}`, row.behind_seconds);
-  for (const name of history.keys()) {
+  for (const name of past.keys()) {
     const [kind, key] = [name.slice(0, name.indexOf(' ')), name.slice(name.indexOf(' ') + 1)];
-    if (kind === 'chain' && !state.chains[key]) history.delete(name);
-    if (kind === 'receiver' && !state.receivers[key]) history.delete(name);
+    if (kind === 'chain' && !state.chains[key]) past.delete(name);
+    if (kind === 'receiver' && !state.receivers[key]) past.delete(name);
   }
 }
 
@@ -158,7 +162,8 @@ class Table {
   }
 
   draw() {
-    const { read, size = 25, words, isBad, empty } = this.options;
+    const { read, words, isBad, empty } = this.options;
+    const size = narrow.matches ? NARROW_ROWS : this.options.size || 25;
     const all = read();
     const found = all.filter((row) => fits(row, words(row)) && (!onlyBad() || isBad(row)));
     this.page = Math.max(0, Math.min(this.page, Math.ceil(found.length / size) - 1));
@@ -168,7 +173,7 @@ class Table {
     this.empty.hidden = shown.length > 0;
     text(this.empty, all.length ? 'None of them fits the filter.' : empty());
     this.pager.hidden = found.length <= size;
-    text(this.range, `${begin + 1}–${begin + shown.length} of ${number(found.length)}`);
+    text(this.range, `${begin + 1} to ${begin + shown.length} of ${number(found.length)}`);
     this.before.disabled = this.page === 0;
     this.after.disabled = begin + size >= found.length;
     this.place(shown);
@@ -216,9 +221,13 @@ function fits(row, words) {
   return words.join(' ').toLowerCase().includes(wanted);
 }
 
-function spark(node, name, label) {
-  if (!node.firstChild) node.append(svg('svg', { class: 'spark', role: 'img', 'aria-label': label }));
-  chart(node.firstChild, name, false);
+// A figure with how it was before below it.
+function spark(node, value, name, label) {
+  if (!node.firstChild) {
+    node.append(make('span'), svg('svg', { class: 'spark', role: 'img', 'aria-label': label }));
+  }
+  text(node.firstChild, value);
+  chart(node.lastChild, name, false);
 }
 
 function button(node, label, name, open) {
@@ -239,11 +248,11 @@ function life(row) {
 
 function delivered(row) {
   const found = receiversOf(row.chain).sort((a, b) => a.head_delivered - b.head_delivered);
-  if (!found.length) return [sub('no receiver')];
-  const parts = found.slice(0, 3).flatMap((each, index) => [
-    { text: number(each.head_delivered), kind: index ? 'sub head' : 'head' }, sub(each.receiver),
-  ]);
-  return found.length > 3 ? [...parts, sub(`and ${found.length - 3} more`)] : parts;
+  const parts = found.slice(0, 3).map((each) => ({
+    text: number(each.head_delivered), kind: 'head', label: each.receiver, title: each.receiver,
+  }));
+  if (found.length > 3) parts.push(sub(`and ${found.length - 3} more`));
+  return found.length ? parts : [sub('no receiver')];
 }
 
 const chainsTable = new Table($('chains'), {
@@ -276,9 +285,11 @@ const chainsTable = new Table($('chains'), {
     { name: 'Delivered', kind: 'n', draw: (at, row) => lines(at, ...delivered(row)) },
     {
       name: 'Orders/s', kind: 'n',
-      draw: (at, row) => lines(at, plain(row.orders_per_second === null ? '–' : number(Math.round(row.orders_per_second)))),
+      draw: (at, row) => {
+        const pace = row.orders_per_second === null ? '–' : number(Math.round(row.orders_per_second));
+        spark(at, pace, `chain ${row.chain}`, `Orders per second of chain ${row.chain}`);
+      },
     },
-    { name: 'Pace', draw: (at, row) => spark(at, `chain ${row.chain}`, `Orders per second of chain ${row.chain}`) },
     {
       name: '', kind: 'act',
       draw: (at, row) => button(at, 'Act', `Act on chain ${row.chain}`, () => openAct({
@@ -315,9 +326,11 @@ const receiversTable = new Table($('receivers'), {
       name: 'Delivered', kind: 'n',
       draw: (at, row) => lines(at, plain(number(row.head_delivered)), sub(`${row.checkpoint}, ${ago(row.updated)}`)),
     },
-    { name: 'Behind, orders', kind: 'n', draw: (at, row) => lines(at, plain(number(row.behind_rows))) },
-    { name: 'Behind, time', kind: 'n', draw: (at, row) => lines(at, plain(span(row.behind_seconds))) },
-    { name: 'Lag', draw: (at, row) => spark(at, `receiver ${row.key}`, `Lag of receiver ${row.receiver} in seconds`) },
+    { name: 'Orders behind', kind: 'n', draw: (at, row) => lines(at, plain(number(row.behind_rows))) },
+    {
+      name: 'Time behind', kind: 'n',
+      draw: (at, row) => spark(at, span(row.behind_seconds), `receiver ${row.key}`, `Lag of receiver ${row.receiver} in seconds`),
+    },
     {
       name: '', kind: 'act',
       draw: (at, row) => button(at, 'Act', `Act on receiver ${row.receiver} of chain ${row.chain}`, () => openAct({
@@ -331,6 +344,8 @@ const receiversTable = new Table($('receivers'), {
 });
 
 // -- gaps -----------------------------------------------------------------------------------------
+
+const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
 
 const gapsTable = new Table($('gaps'), {
   size: 15,
@@ -347,12 +362,12 @@ const gapsTable = new Table($('gaps'), {
         at, pill(row.blocks ? `${row.outcome}, blocks` : row.outcome, row.blocks ? 'bad' : row.outcome === 'filled' ? 'good' : ''),
       ),
     },
-    { name: 'After id', kind: 'n', draw: (at, row) => lines(at, plain(number(row.after_id))) },
-    { name: 'Up to id', kind: 'n', draw: (at, row) => lines(at, plain(number(row.until_id))) },
+    { name: 'Missing', draw: (at, row) => lines(at, plain(`after ${number(row.after_id)}`), sub(`up to ${number(row.until_id)}`)) },
     { name: 'Orders', kind: 'n', draw: (at, row) => lines(at, plain(number(row.rows))) },
-    { name: 'Took', kind: 'n', draw: (at, row) => lines(at, plain(row.seconds < 1 ? `${Math.round(row.seconds * 1000)} ms` : span(row.seconds))) },
-    { name: 'Shown by', draw: (at, row) => lines(at, plain(row.cause)) },
-    { name: 'Read from', draw: (at, row) => lines(at, plain(row.source)) },
+    {
+      name: 'Read',
+      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by the ${row.cause}`)),
+    },
   ],
 });
 
@@ -471,9 +486,10 @@ function figure(name, value, note, tone = '') {
 
 function drawTiles() {
   const chains = rows('chains');
-  const last = (name) => (history.get(name) || [0]).at(-1);
+  const last = (name) => (past.get(name) || [0]).at(-1);
   const moving = chains.filter((row) => row.orders_per_second > 0).length;
-  figure('orders', number(Math.round(last('orders'))), `${plural(chains.length, 'chain')}, ${number(moving)} moving`);
+  const most = Math.max(0, ...(past.get('orders') || []));
+  figure('orders', number(Math.round(last('orders'))), `${number(moving)} of ${plural(chains.length, 'chain')} moving; at most ${number(Math.round(most))}`);
   drawLagTile();
   const leading = chains.filter((row) => ['leads', 'steps down'].includes(row.leader_state)).length;
   const silent = chains.filter((row) => row.leader_state === 'silent').length;
@@ -530,6 +546,7 @@ function drawNotices() {
   wanted.forEach((row, index) => {
     const item = list.children[index] || list.appendChild(make('li', {}, make('a')));
     attribute(item.firstChild, 'href', `#${row.section}`);
+    attribute(item, 'data-level', row.level || 'warn');
     text(item.firstChild, row.text);
   });
 }
