@@ -79,6 +79,7 @@ _ROOMS: Final = {
     "verifier.verify": ("verify",),
     "verifier.archive": ("archive", "retention"),
     "verifier.seal": ("seal",),
+    "console": ("console",),
     "outbox": ("outbox",),
     "outbox.relay": ("messages",),
 }

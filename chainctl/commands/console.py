@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen, quiet_server
-from chainctl.options import Integer, Span, uses_settings
+from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import talk
 from chainctl.running import report_ready, run_async
+from chainctl.units import Span
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     report: Path | None
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST",
               help="Where to listen. Any other host than this machine needs --token-file, and "
               "reading needs the token then, too.")  # fmt: skip
@@ -64,7 +65,7 @@ class Asked(Struct, frozen=True, kw_only=True):
               help="Where `chainctl verify --report` writes its page: it is linked, and its "
               "verdict shown.")  # fmt: skip
 @uses_settings("database", "connect_seconds", "log_format")
-def command(
+def console(
     settings: Settings,
     host: str,
     port: int,
@@ -77,9 +78,6 @@ def command(
     It reads with the auditor's rights, and the outbox with its operator's. Acts (step-down,
     takeover, unhalt, move, retry, ...) need the token and a reason, and the same rights as their
     commands. There is no TLS: put a proxy with TLS before it, or use a tunnel.
-
-    \b
-    chainctl console --report /var/lib/orderchain-verify/report.html
     """
     if not _REFRESH_SECONDS_MIN <= refresh_seconds <= _REFRESH_SECONDS_MAX:
         raise SettingError("--refresh", refresh_seconds, "a span of 200ms to 60s")

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from chainctl.commands.leader import change_leader
-from chainctl.commands.outbox_acts import act_on_deliveries
+from chainctl.commands.outbox.deliveries import act_on_deliveries
 from chainctl.commands.receivers import change_receiver
+from chainctl.commands.status import change_leader
 from chainctl.options import act_by_hand
 from orderchain.errors import SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from chainctl.console.state import changes, document
-from orderchain.backoff import Backoff
-from orderchain.clock import SystemClock
+from orderchain.clock import Backoff, SystemClock
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from chain_verifier.verified_mark import standing_of
-from chainctl.commands.outbox_deliveries import read_counts
+from chainctl.commands.outbox.deliveries import has_outbox, read_counts
 from chainctl.commands.receivers import gap_of, lag_of, read_agreements
 from chainctl.commands.status import state_of
 from chainctl.console.state import (
@@ -28,12 +28,11 @@ from chainctl.console.state import (
     VerifiedLine,
 )
 from chainctl.database import SQL, database_id, require_server, utc
-from chainctl.outbox_options import has_outbox
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import SERVER_ERRORS, statement_refusal
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import RefusedError
-from orderchain.roles import AUDITOR, OUTBOX_OPERATOR
+from orderchain.sql import AUDITOR, OUTBOX_OPERATOR
 from outbox import acts
 from outbox.statuses import Status
 
@@ -57,6 +56,9 @@ OUTBOX_SECONDS: Final = 5.0
 VERIFIED_SECONDS: Final = 30.0
 """How often the parts that move slowly are read: counting deliveries reads all of them, and every
 verified mark is held against its batch."""
+
+OVERDUE_SECONDS: Final = 60.0
+"""The default of `chainctl outbox status`."""
 
 SHARE: Final = 9
 """Nor is a part read within nine times as long as it took: it takes a tenth of the time at most."""
@@ -285,10 +287,11 @@ async def _read_ledger(connection: Connection) -> Ledger:
 async def _read_outbox(connection: Connection) -> Outbox:
     if not await has_outbox(connection):
         return Outbox()
+    counts = await read_counts(connection, OVERDUE_SECONDS)
     abnormal = acts.DeliveryFilter(statuses=(Status.ABNORMAL,), limit=STUCK_SHOWN)
     return Outbox(
         is_there=True,
-        counts=tuple(OutboxLine(**row) for row in await read_counts(connection)),
+        counts=tuple(OutboxLine(**row) for row in counts),
         stuck=tuple(
             StuckDelivery(
                 message_id=str(each.message_id),

@@ -92,10 +92,14 @@ class GapEntry(Struct, frozen=True, kw_only=True):
 class OutboxLine(Struct, frozen=True, kw_only=True):
     """The deliveries of one status to one destination, as `chainctl outbox status` shows them."""
 
-    destination: str
+    destination: str | None
+    """None for a trouble of all of them: no relay runs."""
     status: str | None
     deliveries: int
     oldest_seconds: float | None
+    overdue: int | None
+    """Those that nobody has sent though they fell due a minute ago; None of finished ones."""
+    overdue_seconds: float | None
     trouble: str | None
 
 
@@ -172,7 +176,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox` or `verified`."""
     chain: int | None
     text: str
-    """It holds no figure that moves while nothing else does."""
+    """Without a time that runs on, where the state does not hold one."""
 
 
 # -- what needs a person ---------------------------------------------------------------------------
@@ -238,17 +242,22 @@ def blocking(snapshot: Snapshot) -> list[GapEntry]:
 
 
 def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
-    troubles: dict[str, str] = {}
+    troubles: dict[str | None, str] = {}
     for line in outbox:
         if line.status == "abnormal":
             many = counted(line.deliveries, "delivery", "deliveries")
             verb = "is" if line.deliveries == 1 else "are"
             text = f"Outbox: {many} to {line.destination} {verb} abnormal."
             yield Notice(level="bad", section="outbox", chain=None, text=text)
+        if line.overdue:
+            many = counted(line.overdue, "delivery", "deliveries")
+            text = f"Outbox: {many} to {line.destination} fell due and nobody sends them."
+            yield Notice(level="warn", section="outbox", chain=None, text=text)
         if line.trouble:
             troubles[line.destination] = line.trouble
     for destination, trouble in troubles.items():
-        text = f"Outbox, destination {destination}: {trouble}."
+        of = "" if destination is None else f", destination {destination}"
+        text = f"Outbox{of}: {trouble}."
         yield Notice(level="bad", section="outbox", chain=None, text=text)
 
 
@@ -317,7 +326,7 @@ def document(snapshot: Snapshot) -> Document:
         },
         "acts": {str(act.act_id): msgspec.structs.asdict(act) for act in snapshot.acts},
         "outbox": {
-            f"{line.destination}/{line.status}": msgspec.structs.asdict(line)
+            f"{line.destination or ''}/{line.status}": msgspec.structs.asdict(line)
             for line in snapshot.outbox
         },
         "stuck": {

@@ -376,15 +376,18 @@ const gapsTable = new Table($('gaps'), {
 const STATUS_TONES = { abnormal: 'bad', consumed: 'good', confirmed: 'good' };
 
 const outboxTable = new Table($('outbox-counts'), {
-  read: () => rows('outbox').sort((a, b) => a.destination.localeCompare(b.destination)
+  read: () => rows('outbox').sort((a, b) => String(a.destination).localeCompare(String(b.destination))
     || (b.status === 'abnormal') - (a.status === 'abnormal') || String(a.status).localeCompare(String(b.status))),
-  words: (row) => [row.destination, row.status || '', row.trouble || ''],
-  isBad: (row) => row.status === 'abnormal' || Boolean(row.trouble),
+  words: (row) => [row.destination || '', row.status || '', row.trouble || ''],
+  isBad: (row) => row.status === 'abnormal' || Boolean(row.trouble) || row.overdue > 0,
   empty: () => (state.absent.outbox ? `Not shown: ${state.absent.outbox.why}.` : 'No message yet.'),
   columns: [
-    { name: 'Destination', kind: 'title', draw: (at, row) => lines(at, plain(row.destination)) },
-    { name: 'Status', draw: (at, row) => lines(at, pill(row.status || 'nothing yet', STATUS_TONES[row.status])) },
-    { name: 'Deliveries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.deliveries))) },
+    { name: 'Destination', kind: 'title', draw: (at, row) => lines(at, plain(row.destination || 'all of them')) },
+    { name: 'Status', draw: (at, row) => lines(at, row.status ? pill(row.status, STATUS_TONES[row.status]) : null) },
+    {
+      name: 'Deliveries', kind: 'n',
+      draw: (at, row) => lines(at, plain(number(row.deliveries)), sub(row.overdue ? `${number(row.overdue)} overdue` : '')),
+    },
     { name: 'Oldest', kind: 'n', draw: (at, row) => lines(at, plain(span(row.oldest_seconds))) },
     { name: 'Trouble', draw: (at, row) => lines(at, plain(row.trouble || '')) },
     {
@@ -768,7 +771,6 @@ $('token-form').addEventListener('submit', async (event) => {
   listen();
 });
 
-$('act-preview').addEventListener('click', () => act(true));
 $('act-do').addEventListener('click', () => act(false));
 $('act-cancel').addEventListener('click', () => $('act-dialog').close());
 $('act-to-id').addEventListener('input', invalidate);

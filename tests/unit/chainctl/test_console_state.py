@@ -47,7 +47,13 @@ VERIFIED = VerifiedLine(
     contradicted_id=None, contradicted=0,
 )  # fmt: skip
 COUNT = OutboxLine(
-    destination="clearing", status="confirmed", deliveries=4, oldest_seconds=1.0, trouble=None
+    destination="clearing",
+    status="confirmed",
+    deliveries=4,
+    oldest_seconds=1.0,
+    overdue=0,
+    overdue_seconds=None,
+    trouble=None,
 )
 WELL = Snapshot(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
@@ -94,6 +100,8 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
         ("outbox", replace(COUNT, status="abnormal"), "bad", "4 deliveries to clearing are"),
         ("outbox", replace(COUNT, status="abnormal", deliveries=1), "bad", "1 delivery to clear"),
         ("outbox", replace(COUNT, trouble="topic t is not there"), "bad", "topic t is not there"),
+        ("outbox", replace(COUNT, destination=None, trouble="no relay"), "bad", "Outbox: no relay"),
+        ("outbox", replace(COUNT, overdue=3), "warn", "3 deliveries to clearing fell due"),
         ("verified", replace(VERIFIED, contradicted_id=90, contradicted=2), "bad", "up to 90"),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from local_stack import PostgresServer
-    from tests.cli.conftest import Start
+    from tests.integration.chainctl.conftest import Start
 
 DEADLINE_SECONDS = 60.0
 CHAIN = 7
@@ -195,6 +195,7 @@ def filled(database: str, on_database: Callable[[Callable[[Any], Awaitable[Any]]
 async def fill(admin: Any) -> Filled:
     chain = await StoredChain.create(admin, CHAIN)
     first, second = await chain.commit(ROWS), await chain.commit(ROWS)
+    await admin.execute("UPDATE chain_head SET published_id = last_id")
     await admin.execute(
         "UPDATE chain_lease SET epoch = 1, released = false, lease_seconds = 5, "
         "beat_at = now() - interval '1 hour'"
@@ -214,6 +215,9 @@ async def fill(admin: Any) -> Filled:
             "UPDATE outbox_pending SET status = 3, send_count = 4, last_error = 'no account', "
             "next_send_at = 'infinity' WHERE message_id = ANY($1)",
             ids[:3],
+        )
+        await admin.execute(
+            "UPDATE outbox_pending SET next_send_at = now() + interval '1 hour' WHERE status = 0"
         )
     return Filled(CHAIN, first.last_id, second.last_id)
 

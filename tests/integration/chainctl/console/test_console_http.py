@@ -10,14 +10,14 @@ import pytest
 
 from orderchain.roles import AUDITOR
 from tests.builders.stored_chain import StoredChain
-from tests.cli.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
+from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.cli.conftest import Call, Refused
+    from tests.integration.chainctl.conftest import Call, Refused
 
     Settings = dict[str, str]
     OnDatabase = Callable[[Callable[[Any], Awaitable[Any]]], Any]

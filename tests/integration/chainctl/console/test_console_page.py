@@ -12,13 +12,13 @@ import asyncpg
 import pytest
 from playwright.async_api import Page, async_playwright, expect
 
-from tests.cli.console.conftest import (
+from tests.integration.chainctl.console.conftest import (
     CHAIN,
     DEADLINE_SECONDS,
     Filled,
     RunningConsole,
 )
-from tests.cli.sizes import FILLED_ROWS
+from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import KafkaServer
-    from tests.cli.conftest import Call
+    from tests.integration.chainctl.conftest import Call
 
     RunConsole = Callable[..., RunningConsole]
     Open = Callable[..., AbstractAsyncContextManager[Page]]
@@ -208,11 +208,11 @@ async def test_another_choice_needs_another_look(
         dialog = page.get_by_role("dialog")
         await dialog.get_by_label("Why").fill(REASON)
         await dialog.get_by_label("Token").fill(console.token)
-        await dialog.get_by_role("radio", name="Reset").check()
+        await dialog.get_by_role("radio", name="Reset its").check()
         await dialog.get_by_role("button", name=re.compile("what it would do")).click()
         do = dialog.get_by_role("button", name="Do it")
         await expect(do).to_be_enabled()
-        await dialog.get_by_role("radio", name="Move").check()
+        await dialog.get_by_role("radio", name="Move its").check()
         await expect(do).to_be_disabled()
         await dialog.get_by_label("To the id").fill("1")
         await dialog.get_by_role("button", name=re.compile("what it would do")).click()
