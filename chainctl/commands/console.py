@@ -84,7 +84,7 @@ def console(
     is_open = _is_loopback(host)
     if not is_open and token_file is None:
         raise SettingError("--host", host, "this machine's own, or --token-file beside it")
-    from outbox.service.clients import draw_token
+    from outbox.service.config import draw_token
 
     asked = Asked(
         address=Address(host, port),
@@ -127,7 +127,7 @@ async def _serve(settings: Settings, asked: Asked) -> None:
     from chainctl.console.app import Access, Console
     from chainctl.console.feed import Feed
     from chainctl.console.reading import StateReader
-    from outbox.service.http_protocol import StrictProtocol
+    from outbox.service.server import StrictProtocol
 
     reader = StateReader(settings, asked.report)
     try:

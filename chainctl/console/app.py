@@ -24,7 +24,7 @@ from chainctl.console.feed import TooManyViewers
 from chainctl.exits import error_line
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError
 from orderchain.text import reason_of
-from outbox.service.refusals import HttpRefusal, answer, refused
+from outbox.service.message_api import HttpRefusal, answer, refused
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     RunConsole = Callable[..., RunningConsole]
     Open = Callable[..., AbstractAsyncContextManager[Page]]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 REASON = "the drill of November"
 TOKEN = "a-token-of-the-tests-0123456789"
 PHONE = {"width": 390, "height": 844}
