@@ -99,9 +99,14 @@ def set_mark(
 
 async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
     async with connection_to(database, AUDITOR) as connection:
-        row = await connection.fetchrow(_SQL["standing"], chain_id)
-        require_version(row)
-        contradicted = await _contradicted(connection, chain_id)
+        return await standing_of(connection, chain_id)
+
+
+async def standing_of(connection: Any, chain_id: int) -> VerifiedStanding:  # noqa: ANN401 - asyncpg's
+    """Return the chain's standing. Raises ChainMissing, SchemaError."""
+    row = await connection.fetchrow(_SQL["standing"], chain_id)
+    require_version(row)
+    contradicted = await _contradicted(connection, chain_id)
     if row["last_id"] is None:
         raise ChainMissing(chain_id)
     mark = None

@@ -51,7 +51,7 @@ async def connected(
         statement_seconds=COMMAND_SECONDS,
     )
     async with session.connected(config) as connection:
-        await _require_server(connection)
+        await require_server(connection)
         yield connection
 
 
@@ -114,7 +114,8 @@ async def database_id(connection: Connection) -> UUID:
     return found
 
 
-async def _require_server(connection: Connection) -> None:
+async def require_server(connection: Connection) -> None:
+    """Raise ConnectError unless PostgreSQL is new enough, and the database's encoding UTF8."""
     version, encoding = await connection.fetchrow(SQL["server"])
     if encoding != _ENCODING:
         raise ConnectError("encoding of the database", encoding, _ENCODING)

@@ -110,6 +110,10 @@ EXAMPLES: Final = {
         "chainctl sizes --max-bytes 500GB --max-bytes log=20GB --max-bytes topic=100GB",
     ),
     "doctor": ("chainctl doctor", "chainctl doctor --chain 1 --json"),
+    "console": (
+        "chainctl console --report /var/lib/orderchain-verify/report.html",
+        "chainctl console --host 0.0.0.0 --token-file /etc/orderchain/console-token",
+    ),
     "outbox relay": ("chainctl outbox relay --retention-hours 3d --http 9101",),
     "outbox destination set": (
         "chainctl outbox destination set trades --topic trades --consumer clearing",

@@ -57,6 +57,7 @@ COMMANDS: Final = {
     "acts": "What people did to a chain by hand, and why.",
     "sizes": "What database, log, topics, archive hold; their growth.",
     "doctor": "What would make a start fail later, and what to do.",
+    "console": "One page that shows all of it live, and acts.",
     "outbox": "Messages in any order: run a relay, see and fix them.",
     "messages": "The outbox as an HTTP service.",
     "config": "What is set, and by what.",
@@ -80,6 +81,7 @@ _ROOMS: Final = {
     "verifier.archive": ("archive", "retention"),
     "verifier.repair": ("repair",),
     "verifier.seal": ("seal",),
+    "console": ("console",),
     "outbox": ("outbox",),
     "outbox.relay": ("messages",),
 }

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 REPORT_SECONDS: Final = 60.0
 """How often a running command logs how far it is."""
 
-_STOP_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 2.0
 """How long an answer under way may take at the end: the page is made at once."""
 
 _CONNECTIONS_MAX: Final = 50
@@ -113,7 +113,7 @@ async def watched(address: Address | None) -> AsyncIterator[Watch]:
     tasks = [asyncio.create_task(watch.keep_reporting(), name="chainctl progress")]
     server = None
     if monitor is not None and listening is not None:
-        server = _server(monitor)
+        server = quiet_server(monitor, _CONNECTIONS_MAX)
         tasks.append(asyncio.create_task(_serve(server, listening), name="chainctl http"))
     try:
         yield watch
@@ -122,7 +122,7 @@ async def watched(address: Address | None) -> AsyncIterator[Watch]:
         if server is not None:
             server.should_exit = True
         with suppress(asyncio.CancelledError):
-            await asyncio.wait(tasks, timeout=2 * _STOP_SECONDS)
+            await asyncio.wait(tasks, timeout=2 * STOP_SECONDS)
         for task in tasks:
             task.cancel()
 
@@ -135,7 +135,7 @@ def watched_beside(address: Address | None) -> Iterator[Watch]:
     if monitor is None or listening is None:
         yield watch
         return
-    server = _server(monitor)
+    server = quiet_server(monitor, _CONNECTIONS_MAX)
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(server, listening)), name="chainctl http", daemon=True
     )
@@ -144,7 +144,7 @@ def watched_beside(address: Address | None) -> Iterator[Watch]:
         yield watch
     finally:
         server.should_exit = True
-        thread.join(2 * _STOP_SECONDS)
+        thread.join(2 * STOP_SECONDS)
 
 
 def _open(address: Address | None) -> tuple[Monitor | None, socket.socket | None]:
@@ -152,24 +152,27 @@ def _open(address: Address | None) -> tuple[Monitor | None, socket.socket | None
         return None, None
     from orderchain.monitoring import Monitor
 
-    monitor, listening = Monitor(), _listening(address)
+    monitor, listening = Monitor(), listen("--http", address)
     bound = Address(address.host, listening.getsockname()[1])
     talk(f"chainctl: metrics and health are served at http://{bound}")
     return monitor, listening
 
 
-def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens. Raises ConnectError."""
+def listen(field: str, address: Address) -> socket.socket:
+    """Return a socket that listens at `address`, which `field` has given. Raises ConnectError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         code = error.errno if isinstance(error, OSError) else None
         reason = os.strerror(code) if code and code > 0 else reason_of(error)  # without the address
-        raise ConnectError("--http", str(address), f"an address to listen at: {reason}") from error
+        raise ConnectError(field, str(address), f"an address to listen at: {reason}") from error
 
 
-def _server(monitor: Monitor) -> uvicorn.Server:
+def quiet_server(
+    app: Callable[..., Any], connections_max: int, protocol: type[asyncio.Protocol] | None = None
+) -> uvicorn.Server:
+    """Return a server of `app` that leaves signals and logs to the command."""
     import uvicorn
 
     class Quiet(uvicorn.Server):
@@ -181,16 +184,16 @@ def _server(monitor: Monitor) -> uvicorn.Server:
             yield
 
     config = uvicorn.Config(
-        monitor,
+        app,
         lifespan="off",
-        http="h11",
+        http=protocol or "h11",
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS_MAX,
-        timeout_graceful_shutdown=int(_STOP_SECONDS),
+        limit_concurrency=connections_max,
+        timeout_graceful_shutdown=int(STOP_SECONDS),
     )
     return Quiet(config)
 

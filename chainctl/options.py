@@ -134,12 +134,7 @@ def acts_by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_act(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
-        actor, reason = options.pop("actor"), options.pop("reason")
-        act = ActByHand(
-            actor=checked_text("--actor", user_and_host() if actor is None else actor),
-            reason=checked_text("--reason", reason),
-            is_dry_run=options.pop("dry_run"),
-        )
+        act = act_by_hand(*(options.pop(name) for name in ("actor", "reason", "dry_run")))
         return function(*args, act=act, **options)
 
     for option in (
@@ -151,6 +146,15 @@ def acts_by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         with_act = option(with_act)
     return with_act
+
+
+def act_by_hand(actor: str | None, reason: str, is_dry_run: bool) -> ActByHand:
+    """Return who acts and why; `user@host` unless an actor is given. Raises SettingError."""
+    return ActByHand(
+        actor=checked_text("--actor", user_and_host() if actor is None else actor),
+        reason=checked_text("--reason", reason),
+        is_dry_run=is_dry_run,
+    )
 
 
 def checked_text(flag: str, text: str) -> str:

@@ -134,9 +134,10 @@ UPDATE chain_lease SET released = true, step_down = false, counter = counter + 1
 INSERT INTO chain_act (chain_id, receiver, act, actor, reason, detail)
 VALUES ($1, $2, $3, $4, $5, $6) RETURNING act_id
 
--- acts: what people did to a chain, the last first
-SELECT act_id, acted_at, act, receiver, actor, login, reason, detail FROM chain_act
- WHERE chain_id = $1 AND ($2::float8 IS NULL OR acted_at > now() - make_interval(secs => $2))
+-- acts: what people did to a chain, or to all, the last first
+SELECT chain_id, act_id, acted_at, act, receiver, actor, login, reason, detail FROM chain_act
+ WHERE ($1::integer IS NULL OR chain_id = $1)
+   AND ($2::float8 IS NULL OR acted_at > now() - make_interval(secs => $2))
  ORDER BY act_id DESC LIMIT $3
 
 -- rejects: records of intakes that became no order, the last first
@@ -181,14 +182,23 @@ SELECT min(last_id) FROM chain_batch WHERE chain_id = $1
 SELECT coalesce(sum(row_count), 0)::bigint FROM chain_batch
  WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
 
--- checkpoint_and_batch: a receiver's checkpoint beside the batch that the database has there
-SELECT place.batch_last_id, place.seal, batch.seal AS stored_seal, head.last_id AS head,
-       (SELECT min(last_id) FROM chain_batch WHERE chain_id = $1) AS boundary
+-- rows_after: rows of the batches of each of these chains after an id of it
+SELECT seen.chain_id, sum(batch.row_count)::bigint AS rows
+  FROM unnest($1::integer[], $2::bigint[]) AS seen (chain_id, after_id)
+  JOIN chain_batch AS batch ON batch.chain_id = seen.chain_id AND batch.last_id > seen.after_id
+ GROUP BY seen.chain_id
+
+-- checkpoints_and_batches: each checkpoint of a chain, or of all, beside the batch that the database
+-- has there
+SELECT place.chain_id, place.receiver, place.batch_last_id, place.seal,
+       batch.seal AS stored_seal, head.last_id AS head,
+       (SELECT min(last_id) FROM chain_batch AS first
+         WHERE first.chain_id = place.chain_id) AS boundary
   FROM receiver_checkpoint AS place
   JOIN chain_head AS head ON head.chain_id = place.chain_id
   LEFT JOIN chain_batch AS batch
     ON batch.chain_id = place.chain_id AND batch.last_id = place.batch_last_id
- WHERE place.chain_id = $1 AND place.receiver = $2
+ WHERE $1::integer IS NULL OR place.chain_id = $1
 
 -- place_receiver: set the checkpoint of a receiver at the end of a batch
 INSERT INTO receiver_checkpoint AS place
@@ -334,19 +344,19 @@ SELECT source, position,
          WHERE reject.chain_id = intake.chain_id AND reject.source = intake.source) AS rejects
   FROM chain_intake AS intake WHERE chain_id = $1 ORDER BY source
 
--- gaps: the gap ledger of a chain, or of one of its receivers; the last ones found, in order; the
--- open ones: neither filled nor behind the receiver's checkpoint by now
+-- gaps: the gap ledger of a chain, of one of its receivers, or of all chains; the last ones found, in
+-- order; the open ones: neither filled nor passed by the receiver's checkpoint since
 SELECT * FROM (
-    SELECT receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
+    SELECT chain_id, receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
       FROM receiver_gap AS gap
-     WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
+     WHERE ($1::integer IS NULL OR chain_id = $1) AND ($2::text IS NULL OR receiver = $2)
        AND (NOT $3::boolean OR outcome <> 'filled' AND NOT EXISTS (
            SELECT FROM receiver_checkpoint AS place
             WHERE place.chain_id = gap.chain_id AND place.receiver = gap.receiver
               AND place.head_delivered >= gap.until_id))
        AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
      ORDER BY found_at DESC, receiver, after_id DESC LIMIT $5) AS found
- ORDER BY receiver, after_id
+ ORDER BY chain_id, receiver, after_id
 
 -- gap_sums: the gap ledger of a chain, summed up by receiver, cause and outcome
 SELECT receiver, cause, outcome, count(*) AS gaps, sum(row_count)::bigint AS rows,
@@ -360,24 +370,30 @@ SELECT receiver, cause, outcome, count(*) AS gaps, sum(row_count)::bigint AS row
    AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
  GROUP BY receiver, cause, outcome ORDER BY receiver, cause, outcome
 
--- lag: each receiver's checkpoint, stored or reported, and the head of the same snapshot; halts too
-SELECT receiver,
+-- lag: each receiver's checkpoint, stored or reported, and the head of the same snapshot; halts too;
+-- of one chain, or of all
+SELECT chain_id, receiver,
        coalesce(place.head_delivered, 0) AS head_delivered,
        head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,
        behind.row_count AS behind_rows,
        coalesce(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
        coalesce(place.updated_at, halt.halted_at) AS updated_at,
-       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted
-  FROM (SELECT * FROM receiver_checkpoint WHERE chain_id = $1) AS place
-  FULL JOIN (SELECT * FROM receiver_halt WHERE chain_id = $1) AS halt USING (receiver)
-  JOIN chain_head AS head ON head.chain_id = $1
+       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
+            ELSE 'stored' END AS checkpoint,
+       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted,
+       coalesce(halt.detail, '') AS halt_detail
+  FROM (SELECT * FROM receiver_checkpoint WHERE $1::integer IS NULL OR chain_id = $1) AS place
+  FULL JOIN (SELECT * FROM receiver_halt WHERE $1::integer IS NULL OR chain_id = $1) AS halt
+       USING (chain_id, receiver)
+  JOIN chain_head AS head USING (chain_id)
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
          FROM chain_batch AS batch
-        WHERE batch.chain_id = $1 AND batch.last_id > coalesce(place.head_delivered, 0)
+        WHERE batch.chain_id = head.chain_id
+          AND batch.last_id > coalesce(place.head_delivered, 0)
        ) AS behind
  WHERE $2::text IS NULL OR receiver = $2
- ORDER BY receiver
+ ORDER BY chain_id, receiver
 
 -- head_seal: the last batch of a chain with its seal; the genesis row of an empty one
 SELECT last_id, seal, committed_at FROM chain_batch WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 1

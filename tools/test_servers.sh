@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs servers that some tests need, where they are missing and can be had (apt-get, as root or by sudo):
+# Installs servers and a browser that some tests need, where they are missing and can be had (apt-get, as root or by sudo):
 #
 #   redis-server   the consumer's filter in Redis
 #   pgbouncer      fills through a pooler
 #   prometheus     promtool, which checks the rules of the alerts
 #   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
+#   chromium       the console's page, as a browser shows it
 #
 # Wanted, not needed: what can not be installed is told in one line, and its tests are skipped with a reason.
 # None of them is started here; tests start their own.
@@ -17,6 +18,8 @@ can_install() { command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n
 # RUNLEVEL=1: a package's own service is not started.
 apt() { as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@"; }
 
+install() { apt install -y --no-install-recommends "$@" >/dev/null 2>&1; }
+
 has() { PATH=$PATH:/usr/sbin command -v "$1" >/dev/null; }
 
 missing() {
@@ -24,6 +27,7 @@ missing() {
   has pgbouncer || echo pgbouncer
   has promtool || echo prometheus
   has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
+  has "${CHROMIUM:-chromium}" || echo chromium
 }
 
 packages=$(missing | xargs)
@@ -31,8 +35,11 @@ packages=$(missing | xargs)
 if can_install; then
   say "installing $packages for the tests ..."
   # shellcheck disable=SC2086 # one word per package
-  apt install -y --no-install-recommends $packages >/dev/null 2>&1 ||
-    { apt update && apt install -y --no-install-recommends $packages; } >/dev/null 2>&1 || true
+  if ! install $packages; then
+    apt update >/dev/null 2>&1 || true
+    # One at a time: a package that a distribution does not have keeps no other one away.
+    for package in $packages; do install "$package" || true; done
+  fi
 fi
 left=$(missing | xargs)
 [ -z "$left" ] || say "not installed: $left; the tests that need them are skipped"

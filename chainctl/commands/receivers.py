@@ -135,18 +135,20 @@ async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[LagL
         rows = await connection.fetch(SQL["lag"], chain_id, name)
     if name is not None and not rows:
         raise _unknown(chain_id, name)
-    return [
-        LagLine(
-            receiver=row["receiver"],
-            head_delivered=row["head_delivered"],
-            behind_ids=row["behind_ids"],
-            behind_rows=row["behind_rows"],
-            behind_seconds=round(row["behind_seconds"], 3),
-            updated=utc(row["updated_at"]),
-            halted=row["halted"],
-        )
-        for row in rows
-    ]
+    return [LagLine(**lag_of(row)) for row in rows]
+
+
+def lag_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the statement `lag` as it is written out."""
+    return {
+        "receiver": row["receiver"],
+        "head_delivered": row["head_delivered"],
+        "behind_ids": row["behind_ids"],
+        "behind_rows": row["behind_rows"],
+        "behind_seconds": round(row["behind_seconds"], 3),
+        "updated": utc(row["updated_at"]),
+        "halted": row["halted"],
+    }
 
 
 # -- gaps -----------------------------------------------------------------------------------------
@@ -244,20 +246,22 @@ async def _gaps(
                 for row in rows
             ]
         rows = await connection.fetch(SQL["gaps"], *filters, chosen["limit"])
-    return [
-        GapLine(
-            receiver=row["receiver"],
-            after_id=row["after_id"],
-            until_id=row["until_id"],
-            rows=row["row_count"],
-            cause=row["cause"],
-            source=row["source"],
-            outcome=row["outcome"],
-            found=utc(row["found_at"]),
-            seconds=round(row["duration"].total_seconds(), 6),
-        )
-        for row in rows
-    ]
+    return [GapLine(**gap_of(row)) for row in rows]
+
+
+def gap_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the statement `gaps` as it is written out."""
+    return {
+        "receiver": row["receiver"],
+        "after_id": row["after_id"],
+        "until_id": row["until_id"],
+        "rows": row["row_count"],
+        "cause": row["cause"],
+        "source": row["source"],
+        "outcome": row["outcome"],
+        "found": utc(row["found_at"]),
+        "seconds": round(row["duration"].total_seconds(), 6),
+    }
 
 
 # -- acts -----------------------------------------------------------------------------------------
@@ -317,7 +321,8 @@ def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
     Retention then waits for it no longer. A receiver that starts under the name again begins at
     the start of the chain. Needs the owner's rights.
     """
-    _finish(run_async(_change(settings, chain_id, name, "forget", act, None)), as_json=as_json)
+    done = run_async(change_receiver(settings, chain_id, name, "forget", act, None))
+    _finish(done, as_json=as_json)
 
 
 @receivers.command(short_help="Set a checkpoint to the end of a batch.")
@@ -338,7 +343,8 @@ def move(
     receiver first: one that runs ends with an error when it next stores its checkpoint. Needs the
     owner's rights.
     """
-    _finish(run_async(_change(settings, chain_id, name, "move", act, to_id)), as_json=as_json)
+    done = run_async(change_receiver(settings, chain_id, name, "move", act, to_id))
+    _finish(done, as_json=as_json)
 
 
 @receivers.command(short_help="Set a checkpoint to the start.")
@@ -353,7 +359,8 @@ def reset(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json:
     The receiver processes every order again. Its halt stays until `unhalt`. Needs the owner's
     rights.
     """
-    _finish(run_async(_change(settings, chain_id, name, "reset", act, None)), as_json=as_json)
+    done = run_async(change_receiver(settings, chain_id, name, "reset", act, None))
+    _finish(done, as_json=as_json)
 
 
 @click.command(cls=Command)
@@ -368,7 +375,7 @@ def unhalt(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
     It starts at its checkpoint; where the database still contradicts that, it halts again. Nothing
     is skipped. The act is stored with actor, reason and time. Needs the owner's rights.
     """
-    done = run_async(_change(settings, chain_id, name, "unhalt", act, None))
+    done = run_async(change_receiver(settings, chain_id, name, "unhalt", act, None))
     may = "could" if act.is_dry_run else "may"
     talk(f"chainctl: receiver {name!r} of chain {chain_id} {may} start again ({done.was})")
     if as_json:
@@ -386,30 +393,34 @@ def _finish(done: ReceiverAct, *, as_json: bool) -> None:
 
 async def _list(settings: Settings, chain_id: int) -> list[dict[str, object]]:
     async with looking(settings, chain_id) as connection:
-        places = await connection.fetch(SQL["receivers"], chain_id)
-        behind = {
-            row["receiver"]: row["behind_rows"]
-            for row in await connection.fetch(SQL["lag"], chain_id, None)
+        places = await connection.fetch(SQL["lag"], chain_id, None)
+        agreements = await read_agreements(connection, chain_id)
+    return [
+        {
+            "receiver": place["receiver"],
+            "head_delivered": place["head_delivered"],
+            "checkpoint": place["checkpoint"],
+            "agrees": agreements.get((chain_id, place["receiver"]), "-"),
+            "behind_rows": place["behind_rows"],
+            "updated": utc(place["updated_at"]),
+            "halted": place["halted"],
         }
-        return [
-            {
-                "receiver": place["receiver"],
-                "head_delivered": place["head_delivered"],
-                "checkpoint": place["checkpoint"],
-                "agrees": await _agreement(connection, chain_id, place["receiver"]),
-                "behind_rows": behind[place["receiver"]],
-                "updated": utc(place["updated_at"]),
-                "halted": place["halted"],
-            }
-            for place in places
-        ]
+        for place in places
+    ]
 
 
-async def _agreement(connection: Connection, chain_id: int, name: str) -> str:
-    """Return `yes`, or how the database contradicts the checkpoint; `-` where there is none."""
-    row = await connection.fetchrow(SQL["checkpoint_and_batch"], chain_id, name)
-    if row is None:
-        return "-"
+async def read_agreements(
+    connection: Connection, chain_id: int | None
+) -> dict[tuple[int, str], str]:
+    """Return, by chain and receiver, `yes` or how the database contradicts the checkpoint.
+
+    A receiver without a checkpoint is left out.
+    """
+    rows = await connection.fetch(SQL["checkpoints_and_batches"], chain_id)
+    return {(row["chain_id"], row["receiver"]): _agreement(row) for row in rows}
+
+
+def _agreement(row: Mapping[str, Any]) -> str:
     if row["batch_last_id"] > row["head"]:
         return "ahead of the head"
     if row["stored_seal"] is None:
@@ -417,7 +428,7 @@ async def _agreement(connection: Connection, chain_id: int, name: str) -> str:
     return "yes" if row["stored_seal"] == row["seal"] else "another seal"
 
 
-async def _change(
+async def change_receiver(
     settings: Settings, chain_id: int, name: str, what: str, act: ActByHand, to_id: int | None
 ) -> ReceiverAct:
     """Change a receiver's rows and record the act, both or neither; a dry run does neither."""

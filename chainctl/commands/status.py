@@ -260,7 +260,7 @@ def step_down(
     within half a second. It learns of the request with its next beat, after a fifth of its lease.
     Needs the owner's rights.
     """
-    done = run_async(_change(settings, chain_id, "step-down", act, wait_seconds))
+    done = run_async(change_leader(settings, chain_id, "step-down", act, wait_seconds))
     asked = "would be asked" if act.is_dry_run else "is asked"
     talk(f"chainctl: the leader of chain {chain_id} {asked} to step down (epoch {done.epoch})")
     return _finish(done, wait_seconds, as_json=as_json)
@@ -284,7 +284,7 @@ def takeover(
     leader is fenced then: it can commit nothing more. Use it where a leader hangs; `step-down` is
     the gentle way. Needs the owner's rights.
     """
-    done = run_async(_change(settings, chain_id, "takeover", act, wait_seconds))
+    done = run_async(change_leader(settings, chain_id, "takeover", act, wait_seconds))
     may = "would be" if act.is_dry_run else "is"
     talk(f"chainctl: the lease of chain {chain_id} {may} free (epoch {done.epoch})")
     return _finish(done, wait_seconds, as_json=as_json)
@@ -319,8 +319,12 @@ async def _terms(
     )
 
 
-async def _change(
-    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None
+async def change_leader(
+    settings: Settings,
+    chain_id: int,
+    what: str,
+    act: ActByHand,
+    wait_seconds: float | None = None,
 ) -> LeaderAct:
     """Change the lease and record it, both or neither; then wait for the end of the term."""
     statement = "ask_to_step_down" if what == "step-down" else "free_lease"

@@ -12,7 +12,14 @@ import msgspec
 
 from chainctl.database import SQL, connected
 from chainctl.exits import ExitCode
-from chainctl.options import Command, Integer, json_option, uses_settings, watch_option, who
+from chainctl.options import (
+    Command,
+    Integer,
+    act_by_hand,
+    json_option,
+    uses_settings,
+    watch_option,
+)
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.running import run_async
 from chainctl.schema.parts import PARTS
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chainctl.database import Connection
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
     from outbox.acts import Act, Changed, DeliveryFilter, ListedDelivery
 
@@ -43,12 +51,21 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
     async with connected(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
     ) as connection:
-        if not await connection.fetchval(SQL["has_table"], _PART.version_table):
+        if not await has_outbox(connection):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
-        row = await connection.fetchrow(SQL[_PART.version_table])
-        require_version(row, _PART.version, _PART.name)
         yield connection
+
+
+async def has_outbox(connection: Connection) -> bool:
+    """Return whether the database has the outbox's tables.
+
+    Raises SchemaError where they are of another version than ours.
+    """
+    if not await connection.fetchval(SQL["has_table"], _PART.version_table):
+        return False
+    require_version(await connection.fetchrow(SQL[_PART.version_table]), _PART.version, _PART.name)
+    return True
 
 
 def cell(value: object) -> object:
@@ -191,14 +208,19 @@ def status(
 
 
 async def _counts(settings: Settings, overdue_seconds: float) -> list[dict[str, Any]]:
+    async with outbox_of(settings) as connection:
+        return await read_counts(connection, overdue_seconds)
+
+
+async def read_counts(connection: Connection, overdue_seconds: float) -> list[dict[str, Any]]:
+    """Return how many deliveries have which status, and what is wrong, by destination."""
     from outbox import acts
     from outbox.message import age_seconds
 
-    async with outbox_of(settings) as connection:
-        found = await acts.counts(connection)
-        overdue = await acts.overdue(connection, overdue_seconds)
-        troubles = await acts.troubles(connection)
-        seen_seconds = await acts.relay_seen_seconds(connection)
+    found = await acts.counts(connection)
+    overdue = await acts.overdue(connection, overdue_seconds)
+    troubles = await acts.troubles(connection)
+    seen_seconds = await acts.relay_seen_seconds(connection)
     now = time.time()
     rows = []
     for name, status, deliveries, oldest in found:
@@ -361,7 +383,8 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
     chosen = [given[name] for name in ("message_ids", "destination", "consumer", "older_than")]
     if not any(chosen) and not given["is_all"]:
         raise SettingError("filter", "nothing", "--id, --destination, --consumer, ... or --all")
-    changed = run_async(_act(settings, what, given))
+    by = act_by_hand(given["actor"], given["reason"], given["dry_run"])
+    changed = run_async(act_on_deliveries(settings, what, chosen_filter(given), by))
     done = "to be changed" if given["dry_run"] else "changed"
     more = " (there may be more: see --limit)" if len(changed) == given["limit"] else ""
     talk(f"chainctl: {counted(len(changed), 'delivery', 'deliveries')} {done} by {what}{more}")
@@ -372,15 +395,13 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
         table(columns, [[cell(getattr(row, column)) for column in columns] for row in changed])
 
 
-async def _act(settings: Settings, what: Act, given: dict[str, Any]) -> Sequence[Changed]:
+async def act_on_deliveries(
+    settings: Settings, what: Act, chosen: DeliveryFilter, by: ActByHand
+) -> Sequence[Changed]:
+    """Do `what` to the chosen deliveries, all or none; a dry run returns them as they are."""
     from outbox import acts
 
-    actor = acts.checked_text(
-        "--actor", given["actor"] if given["actor"] is not None else who(None)
-    )
-    reason = acts.checked_text("--reason", given["reason"])
-    chosen = chosen_filter(given)
     async with outbox_of(settings) as connection:
-        if given["dry_run"]:
+        if by.is_dry_run:
             return await acts.would_act(connection, what, chosen)
-        return await acts.act(connection, what, chosen, actor=actor, reason=reason)
+        return await acts.act(connection, what, chosen, actor=by.actor, reason=by.reason)

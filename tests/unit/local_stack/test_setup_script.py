@@ -47,9 +47,10 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        for program in ("redis-server", "pgbouncer", "promtool", "initdb"):
+        for program in ("redis-server", "pgbouncer", "promtool", "initdb", "chromium"):
             self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
+        self.chromium = "chromium"
         self.has_venv_module()
 
     def has_program(self, name: str, script: str) -> None:
@@ -66,6 +67,7 @@ class Machine:
             "CALLS": str(self.calls_path),
             "TMPDIR": str(self.project.parent),
             "REDIS_SERVER": self.redis_server,
+            "CHROMIUM": self.chromium,
         }
         return subprocess.run(
             [self.project / "tools" / script, *level],
@@ -188,6 +190,19 @@ def test_server_of_the_tests_that_cannot_be_installed_is_named(machine: Machine)
     done = machine.set_up("test_servers.sh")
     assert done.returncode == 0, done.stderr
     assert "not installed: redis-server; the tests that need them are skipped" in done.stderr
+
+
+def test_server_that_a_distribution_lacks_keeps_no_other_one_away(machine: Machine) -> None:
+    machine.has_program("id", "echo 0")
+    machine.chromium = "chromium-of-nobody"
+    machine.redis_server = "redis-server-of-nobody"
+    machine.has_program(
+        "apt-get", 'echo "apt-get $*" >>"$CALLS"; case "$*" in *chromium*) exit 100 ;; esac'
+    )
+    done = machine.set_up("test_servers.sh")
+    assert done.returncode == 0, done.stderr
+    installs = [call.rpartition("recommends ")[2] for call in machine.calls() if "install" in call]
+    assert installs == ["redis-server chromium", "redis-server", "chromium"]
 
 
 def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:

@@ -1,0 +1,167 @@
+"""`chainctl console`: one page that shows the chains live, and acts on them by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from chainctl.exits import error_line
+from chainctl.monitor_server import STOP_SECONDS, Address, listen, quiet_server
+from chainctl.options import Command, Integer, uses_settings
+from chainctl.output import talk
+from chainctl.running import report_ready, run_async
+from chainctl.units import Span
+from orderchain.errors import SettingError
+
+if TYPE_CHECKING:
+    import socket
+
+    import uvicorn
+
+    from chainctl.console.feed import Feed
+    from chainctl.settings import Settings
+
+_CONNECTIONS_MAX: Final = 200
+"""A page holds one, and needs a few more for a moment."""
+
+_REFRESH_SECONDS_MIN: Final = 0.2
+_REFRESH_SECONDS_MAX: Final = 60.0
+
+_TOKEN_CHARACTERS: Final = (16, 512)
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a call has asked for."""
+
+    address: Address
+    token: str
+    is_drawn: bool
+    """Whether the token is of this call alone, and nobody knows it yet."""
+    is_open: bool
+    refresh_seconds: float
+    report: Path | None
+
+
+@click.command(cls=Command)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST",
+              help="Where to listen. Any other host than this machine needs --token-file, and "
+              "reading needs the token then, too.")  # fmt: skip
+@click.option("--port", type=Integer(0, 65_535), default=8_086, show_default=True,
+              help="Port to listen at; 0 takes a free one.")  # fmt: skip
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
+              help="Holds the token that acts need.  [default: a new one, written to stderr]"
+              )  # fmt: skip
+@click.option("--refresh", "refresh_seconds", type=Span(), default="1s", metavar="SPAN",
+              show_default=True, help="Look at the database again after SPAN (200ms to 60s), while "
+              "a page is open.")  # fmt: skip
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html",
+              help="Where `chainctl verify --report` writes its page: it is linked, and its "
+              "verdict shown.")  # fmt: skip
+@uses_settings("database", "connect_seconds", "log_format")
+def console(
+    settings: Settings,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    refresh_seconds: float,
+    report: Path | None,
+) -> None:
+    """Serve a page that shows chains, receivers, gaps, outbox and verification live, until Ctrl-C.
+
+    It reads with the auditor's rights, and the outbox with its operator's. Acts (step-down,
+    takeover, unhalt, move, retry, ...) need the token and a reason, and the same rights as their
+    commands. There is no TLS: put a proxy with TLS before it, or use a tunnel.
+    """
+    if not _REFRESH_SECONDS_MIN <= refresh_seconds <= _REFRESH_SECONDS_MAX:
+        raise SettingError("--refresh", refresh_seconds, "a span of 200ms to 60s")
+    is_open = _is_loopback(host)
+    if not is_open and token_file is None:
+        raise SettingError("--host", host, "this machine's own, or --token-file beside it")
+    from outbox.service.config import draw_token
+
+    asked = Asked(
+        address=Address(host, port),
+        token=draw_token() if token_file is None else _token_in(token_file),
+        is_drawn=token_file is None,
+        is_open=is_open,
+        refresh_seconds=refresh_seconds,
+        report=report,
+    )
+    run_async(_serve(settings, asked))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _token_in(path: Path) -> str:
+    """Return the token that a file holds. Raises SettingError, which shows nothing of it."""
+    low, high = _TOKEN_CHARACTERS
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(high + 2)
+    except OSError as error:
+        expected = f"a readable file: {error.strerror or type(error).__name__}"
+        raise SettingError("--token-file", str(path), expected) from None
+    if stat.S_IMODE(mode) & (stat.S_IRWXO | stat.S_IWGRP):
+        raise SettingError("--token-file", str(path), "a file that others may not read (chmod 640)")
+    token = content.decode("ascii", "replace").strip()
+    if not (low <= len(token) <= high and token.isascii() and token.isprintable()) or " " in token:
+        expected = f"a file that holds one token of {low} to {high} characters, without blanks"
+        raise SettingError("--token-file", str(path), expected)
+    return token
+
+
+async def _serve(settings: Settings, asked: Asked) -> None:
+    from chainctl.console.app import Access, Console
+    from chainctl.console.feed import Feed
+    from chainctl.console.reading import StateReader
+    from outbox.service.server import StrictProtocol
+
+    reader = StateReader(settings, asked.report)
+    try:
+        await reader.read()  # what keeps it from being read is refused now
+        listening = listen("--host, --port", asked.address)
+        bound = Address(asked.address.host, listening.getsockname()[1])
+        feed = Feed(
+            reader, asked.refresh_seconds, lambda error: error_line(error, settings.secrets())
+        )
+        cookie = f"orderchain_console_{bound.port}"  # browsers share cookies between ports
+        access = Access(token=asked.token, is_open=asked.is_open, cookie=cookie)
+        console = Console(settings, feed, access, asked.report)
+        talk(f"chainctl: the console is at http://{bound}/")
+        if asked.is_drawn:
+            talk(f"chainctl: acts need this token: {asked.token}")
+        report_ready(f"serves the console at http://{bound}/")
+        server = quiet_server(console, _CONNECTIONS_MAX, StrictProtocol)
+        await _run(server, feed, listening)
+    finally:
+        await reader.close()
+
+
+async def _run(server: uvicorn.Server, feed: Feed, listening: socket.socket) -> None:
+    """Serve until cancelled. Raises what ends one of the two."""
+    feeding = asyncio.create_task(feed.run(), name="console feed")
+    serving = asyncio.create_task(server.serve(sockets=[listening]), name="console http")
+    try:
+        done, _ = await asyncio.wait((feeding, serving), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        feed.close()
+        server.should_exit = True
+        feeding.cancel()
+        await asyncio.wait((feeding, serving), timeout=2 * STOP_SECONDS)
+        serving.cancel()
+        listening.close()

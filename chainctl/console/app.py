@@ -1,0 +1,346 @@
+"""The console as an ASGI application: the page, what it shows, and who may act."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from contextlib import aclosing, suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chainctl.console.acts import asked_by, perform
+from chainctl.console.feed import TooManyViewers
+from chainctl.exits import error_line
+from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError
+from orderchain.text import reason_of
+from outbox.service.message_api import HttpRefusal, answer, refused
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from pathlib import Path
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from chainctl.console.feed import Feed
+    from chainctl.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX: Final = 64 * 1024
+"""An act names a thousand messages at most."""
+
+SEND_SECONDS: Final = 30.0
+"""A viewer that takes nothing for so long is dropped: it loads the state again."""
+
+REPORT_BYTES_MAX: Final = 64 * 2**20
+
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "connect", "img")),
+        *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
+    )
+)
+
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-frame-options", b"DENY"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+"""Of every answer, unless it has such a header of its own."""
+
+_REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+"""A report has its style within it, and runs nothing."""
+
+_STATIC: Final = {
+    "console.css": "text/css",
+    "console.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+_BEARER: Final = "bearer "
+
+_BAD_BODY: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading foreign JSON raises."""
+
+
+class Access(Struct, frozen=True, kw_only=True):
+    """Who may read and who may act."""
+
+    token: str
+    """Those who act show it."""
+    is_open: bool
+    """Whether reading needs no token: only on loopback, and only by a loopback name, since a page
+    elsewhere may have its own name lead here."""
+    cookie: str = "orderchain_console"
+
+    def shows_token(self, request: Request) -> bool:
+        """Return whether a request has the token, in a time that reveals nothing of it."""
+        given = request.headers.get("authorization", "")
+        if not given.lower().startswith(_BEARER):
+            return False
+        shown = given[len(_BEARER) :].strip()
+        return hmac.compare_digest(shown.encode(), self.token.encode())
+
+    def may_read(self, request: Request) -> bool:
+        """Return whether a request may read: openly, by the token, or by the proof in a cookie."""
+        if self.is_open or self.shows_token(request):
+            return True
+        shown = request.cookies.get(self.cookie, "")
+        return hmac.compare_digest(shown.encode(), self.proof.encode())
+
+    @property
+    def proof(self) -> str:
+        """What a browser keeps of a token: enough to read, useless to act, gone with the token."""
+        return hmac.new(
+            self.token.encode(), b"orderchain console: read", hashlib.sha256
+        ).hexdigest()
+
+
+class Console:
+    """The routes over a feed."""
+
+    def __init__(
+        self, settings: Settings, feed: Feed, access: Access, report: Path | None = None
+    ) -> None:
+        self._settings = settings
+        self._feed = feed
+        self._access = access
+        self._report = report
+        self._acting = asyncio.Lock()
+        static = files("chainctl.console") / "static"
+        self._page = (static / "page.html").read_bytes()
+        self._static = {name: (static / name).read_bytes() for name in _STATIC}
+        self._app = Starlette(
+            routes=[
+                Route("/", self._get_page),
+                Route("/static/{name}", self._get_static),
+                Route("/livez", self._get_livez),
+                Route("/api/state", self._get_state),
+                Route("/events", self._get_events),
+                Route("/report", self._get_report),
+                Route("/api/reading", self._post_reading, methods=["POST"]),
+                Route("/api/acts/{act}", self._post_act, methods=["POST"]),
+            ],
+            exception_handlers=dict.fromkeys(
+                (HttpRefusal, HTTPException, OrderchainError, *_BAD_BODY, ClientDisconnect),
+                self._on_error,
+            ),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _add_headers(message)
+            await send(message)
+
+        if scope["type"] == "http" and not self._is_named_well(Request(scope)):
+            expected = "a loopback name in Host: reading is open here"
+            response = refused(HttpRefusal(421, "misdirected", "Host", expected=expected))
+            await response(scope, receive, send_safely)
+            return
+        await self._app(scope, receive, send_safely)
+
+    def _is_named_well(self, request: Request) -> bool:
+        if not self._access.is_open:
+            return True
+        with suppress(ValueError):
+            return urlsplit(f"//{request.headers.get('host', '')}").hostname in _LOOPBACK
+        return False
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _get_page(self, _: Request) -> Response:
+        return Response(self._page, media_type="text/html")
+
+    async def _get_static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._static:
+            raise HTTPException(404)
+        return Response(self._static[name], media_type=_STATIC[name])
+
+    async def _get_livez(self, _: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _get_state(self, request: Request) -> Response:
+        self._require_reader(request)
+        return answer(200, await self._feed.state())
+
+    async def _get_events(self, request: Request) -> EventStream:
+        self._require_reader(request)
+        return EventStream(self._feed)
+
+    async def _get_report(self, request: Request) -> Response:
+        self._require_reader(request)
+        page = None if self._report is None else await asyncio.to_thread(_content, self._report)
+        if page is None:
+            expected = "a console with --report, and a page that `chainctl verify --report` wrote"
+            raise HttpRefusal(404, "no_report", expected=expected)
+        return Response(
+            page, media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY}
+        )
+
+    def _require_reader(self, request: Request) -> None:
+        if not self._access.may_read(request):
+            raise _unauthenticated()
+
+    # -- acting ------------------------------------------------------------------------------------
+
+    async def _post_reading(self, request: Request) -> Response:
+        """Take the token once, and give what reads from then on."""
+        self._require_actor(request)
+        response = Response(status_code=204)
+        response.set_cookie(
+            self._access.cookie, self._access.proof, httponly=True, samesite="strict"
+        )
+        return response
+
+    async def _post_act(self, request: Request) -> Response:
+        self._require_actor(request)
+        act = request.path_params["act"]
+        kind = asked_by(act)
+        if kind is None:
+            raise HttpRefusal(404, "unknown_act", "act", act)
+        asked = msgspec.json.decode(await _body(request), type=kind)
+        async with self._acting:  # one after the other: each has a connection of its own
+            acted = await perform(self._settings, act, asked)
+        if not acted.dry_run:
+            _log.warning("%s by %s from the console: %s", act, acted.actor, " ".join(acted.lines))
+            self._feed.hurry()
+        return answer(200, acted)
+
+    def _require_actor(self, request: Request) -> None:
+        """Refuse what another site has a browser send, and what does not show the token."""
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        origin = request.headers.get("origin")
+        host = request.headers.get("host", "")
+        if site != "same-origin" or (origin is not None and origin.partition("://")[2] != host):
+            raise HttpRefusal(403, "other_origin", "Origin", origin, "this page's own")
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise HttpRefusal(415, "not_json", "Content-Type", media_type, "application/json")
+        if not self._access.shows_token(request):
+            raise _unauthenticated()
+
+    # -- refusing ----------------------------------------------------------------------------------
+
+    async def _on_error(self, _: Request, error: Exception) -> Response:
+        return refused(error if isinstance(error, HttpRefusal) else self._refusal_of(error))
+
+    def _refusal_of(self, error: Exception) -> HttpRefusal:
+        """Return what is answered for an error; the text is what the command would write."""
+        if isinstance(error, HTTPException):
+            word = "not_found" if error.status_code == 404 else "refused"
+            return HttpRefusal(error.status_code, word)
+        if not isinstance(error, OrderchainError):
+            return HttpRefusal(400, "invalid", "body", expected=reason_of(error))
+        status, word, headers = 500, "failed", {}
+        if isinstance(error, TooManyViewers):
+            status, word, headers = 503, "too_many", {"Retry-After": "5"}
+        elif isinstance(error, RetryError):
+            status, word, headers = 503, "unavailable", {"Retry-After": "1"}
+        elif isinstance(error, ConnectError):
+            status, word = 403, "not_allowed"
+        elif isinstance(error, RefusedError):
+            status, word = 422, "refused"
+        refusal = HttpRefusal(status, word, headers=headers)
+        refusal.body["expected"] = error_line(error, self._settings.secrets())
+        return refusal
+
+
+class EventStream(Response):
+    """Server-sent events until the viewer goes, or takes none for SEND_SECONDS."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the feed's events. Raises TooManyViewers before anything is sent."""
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait((sending, leaving))
+
+    async def _send(self, send: Send) -> None:
+        has_begun = False
+        async with aclosing(self._feed.stream()) as events:
+            async for event in events:
+                async with asyncio.timeout(SEND_SECONDS):
+                    if not has_begun:
+                        has_begun = True
+                        await send(self._start())
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        if not has_begun:
+            await send(self._start())
+        await send({"type": "http.response.body", "body": b""})
+
+    def _start(self) -> MutableMapping[str, Any]:
+        return {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body. Raises HttpRefusal where it is too long."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise HttpRefusal(413, "too_large", "body", expected=f"at most {BODY_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(REPORT_BYTES_MAX + 1)
+    except OSError:
+        return None
+    return content if len(content) <= REPORT_BYTES_MAX else None
+
+
+def _unauthenticated() -> HttpRefusal:
+    return HttpRefusal(
+        401, "unauthenticated", "Authorization", expected="Bearer and the token of this console",
+        headers={"WWW-Authenticate": "Bearer"},
+    )  # fmt: skip
+
+
+def _add_headers(message: MutableMapping[str, Any]) -> None:
+    headers = list(message["headers"])
+    known = {name.lower() for name, _ in headers}
+    message["headers"] = headers + [each for each in _HEADERS if each[0] not in known]

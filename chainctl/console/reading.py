@@ -1,0 +1,332 @@
+"""Reads what the console shows, by the statements of the reading commands, over one connection."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from chain_verifier.verified_mark import standing_of
+from chainctl.commands.outbox.deliveries import has_outbox, read_counts
+from chainctl.commands.receivers import gap_of, lag_of, read_agreements
+from chainctl.commands.status import state_of
+from chainctl.console.state import (
+    ActEntry,
+    ChainLine,
+    GapEntry,
+    Look,
+    OutboxLine,
+    ReceiverLine,
+    ReportFile,
+    Snapshot,
+    StuckDelivery,
+    VerifiedLine,
+)
+from chainctl.database import SQL, database_id, require_server, utc
+from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.postgres import SERVER_ERRORS, statement_refusal
+from orderchain.clients.session import Session, SessionConfig
+from orderchain.errors import RefusedError
+from orderchain.sql import AUDITOR, OUTBOX_OPERATOR
+from outbox import acts
+from outbox.statuses import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from chainctl.database import Connection
+    from chainctl.settings import Settings
+
+_T = TypeVar("_T")
+
+READ_SECONDS: Final = 20.0
+"""Deadline of one look at everything."""
+
+LINGER_SECONDS: Final = 60.0
+"""While nobody looks, no connection is kept for longer than this."""
+
+LEDGER_SECONDS: Final = 3.0
+OUTBOX_SECONDS: Final = 5.0
+VERIFIED_SECONDS: Final = 30.0
+"""How often the parts that move slowly are read: counting deliveries reads all of them, and every
+verified mark is held against its batch."""
+
+OVERDUE_SECONDS: Final = 60.0
+"""The default of `chainctl outbox status`."""
+
+SHARE: Final = 9
+"""Nor is a part read within nine times as long as it took: it takes a tenth of the time at most."""
+
+GAPS_SHOWN: Final = 200
+ACTS_SHOWN: Final = 50
+STUCK_SHOWN: Final = 200
+"""Rows of a list: a screen or four. The commands show all of them."""
+
+_HEAD_BYTES: Final = 8_192
+"""The title of a report is within these: its style sheet comes after it."""
+
+_TITLE: Final = re.compile(r"<title>([^<]{1,300})</title>")
+
+
+class Chains(Struct, frozen=True, kw_only=True):
+    """The part of a look that is read each time: chains and receivers of one snapshot."""
+
+    read_at: datetime
+    database_id: str
+    look: Look
+    chains: tuple[ChainLine, ...]
+    receivers: tuple[ReceiverLine, ...]
+
+
+class Ledger(Struct, frozen=True):
+    """The gap ledger and the acts."""
+
+    gaps: tuple[GapEntry, ...] = ()
+    acts: tuple[ActEntry, ...] = ()
+
+
+class Outbox(Struct, frozen=True):
+    """The deliveries."""
+
+    is_there: bool = False
+    counts: tuple[OutboxLine, ...] = ()
+    stuck: tuple[StuckDelivery, ...] = ()
+
+
+class _Part(Generic[_T]):
+    """One part of the state: read when it is due, else as it was."""
+
+    def __init__(
+        self, value: _T, read: Callable[[Connection], Awaitable[_T]], seconds: float, role: str
+    ) -> None:
+        self.value = value
+        self.refusal: RefusedError | None = None
+        """Why this login cannot read it, or that it is not there."""
+        self.role = role
+        self._read = read
+        self._seconds = seconds
+        self.due = 0.0
+
+    async def look(
+        self, connection: Connection, refusal_of: Callable[[Exception, str], Exception]
+    ) -> None:
+        """Read it if it is due. Raises what says that the database is away."""
+        began = time.monotonic()
+        if began < self.due:
+            return
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                self.value = await self._read(connection)
+        except (RefusedError, *SERVER_ERRORS) as error:
+            refusal = refusal_of(error, self.role)
+            if not isinstance(refusal, RefusedError):
+                raise
+            self.refusal = refusal
+        else:
+            self.refusal = None
+        ended = time.monotonic()
+        self.due = ended + max(self._seconds, SHARE * (ended - began))
+
+
+class StateReader:
+    """Reads snapshots of one database, for one caller at a time."""
+
+    def __init__(self, settings: Settings, report: Path | None) -> None:
+        """`report` is where `chainctl verify --report` writes its page, if it is known."""
+        self._report = report
+        self._config = SessionConfig(
+            database=DatabaseConfig.of(settings.database_dsn()),
+            application_name="chainctl console",
+            role=AUDITOR,
+            connect_seconds=settings.connect_seconds,
+            statement_seconds=READ_SECONDS,
+            linger_seconds=LINGER_SECONDS,
+        )
+        self._session = Session(self._config, prepare=require_server)
+        self._chains = _Part[Chains | None](None, self._read_chains, 0.0, AUDITOR)
+        self._ledger = _Part(Ledger(), _read_ledger, LEDGER_SECONDS, AUDITOR)
+        self._verified = _Part[tuple[VerifiedLine, ...]](
+            (), self._read_verified, VERIFIED_SECONDS, AUDITOR
+        )
+        self._outbox = _Part(Outbox(), _read_outbox, OUTBOX_SECONDS, OUTBOX_OPERATOR)
+
+    async def read(self) -> Snapshot:
+        """Return the state.
+
+        Raises RetryError where the database is away, else as `connect`; and what keeps the chains
+        from being read where the database has no outbox either.
+        """
+        await self._session.run(self._look)
+        if self._chains.refusal is not None and not self._outbox.value.is_there:
+            raise self._chains.refusal
+        return self._snapshot()
+
+    def expire(self) -> None:
+        """Read every part the next time: somebody has changed something."""
+        for part in (self._chains, self._ledger, self._verified, self._outbox):
+            part.due = 0.0
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+        await self._session.close()
+
+    async def _look(self, connection: Connection) -> None:
+        await self._chains.look(connection, self._refusal_of)
+        if self._chains.refusal is None:
+            await self._ledger.look(connection, self._refusal_of)
+            await self._verified.look(connection, self._refusal_of)
+        await self._outbox.look(connection, self._refusal_of)
+
+    def _refusal_of(self, error: Exception, role: str) -> Exception:
+        return statement_refusal(error, self._config.database, role)
+
+    def _snapshot(self) -> Snapshot:
+        parts = {
+            "chains": self._chains.refusal,
+            "gaps": self._ledger.refusal,
+            "outbox": self._outbox.refusal,
+            "verified": self._verified.refusal,
+        }
+        absent = {name: str(refusal) for name, refusal in parts.items() if refusal is not None}
+        if not self._outbox.value.is_there and "outbox" not in absent:
+            absent["outbox"] = "this database has no outbox"
+        chains = None if "chains" in absent else self._chains.value
+        return Snapshot(
+            read_at=utc(datetime.now(UTC) if chains is None else chains.read_at),
+            database_id="" if chains is None else chains.database_id,
+            chains=() if chains is None else chains.chains,
+            receivers=() if chains is None else chains.receivers,
+            gaps=self._ledger.value.gaps,
+            acts=self._ledger.value.acts,
+            outbox=self._outbox.value.counts,
+            stuck=self._outbox.value.stuck,
+            verified=self._verified.value,
+            report=None if self._report is None else report_file(self._report),
+            absent=absent,
+        )
+
+    async def _read_chains(self, connection: Connection) -> Chains:
+        at = await connection.fetchval(SQL["clock"])
+        identity = await database_id(connection)
+        rows = await connection.fetch(SQL["chain_status"], None)
+        look = Look(at, {row["chain_id"]: row["last_id"] for row in rows})
+        paces = await self._paces(connection, look)
+        agreements = await read_agreements(connection, None)
+        return Chains(
+            read_at=datetime.fromtimestamp(at, UTC),
+            database_id=str(identity),
+            look=look,
+            chains=tuple(
+                msgspec.convert(
+                    state_of(row) | {"orders_per_second": paces.get(row["chain_id"])}, ChainLine
+                )
+                for row in rows
+            ),
+            receivers=tuple(
+                ReceiverLine(
+                    chain=row["chain_id"],
+                    checkpoint=row["checkpoint"],
+                    agrees=agreements.get((row["chain_id"], row["receiver"]), "-"),
+                    halt_detail=row["halt_detail"],
+                    **lag_of(row),
+                )
+                for row in await connection.fetch(SQL["lag"], None, None)
+            ),
+        )
+
+    async def _paces(self, connection: Connection, look: Look) -> dict[int, float]:
+        """Return orders per second by chain, since the look before this one."""
+        if self._chains.value is None:
+            return {}
+        before = self._chains.value.look
+        moved = before.moved(look)
+        rows = {}
+        if moved:
+            given = (list(moved), list(moved.values()))
+            counted = await connection.fetch(SQL["rows_after"], *given)
+            rows = {row["chain_id"]: row["rows"] for row in counted}
+        return before.paces(look, rows)
+
+    async def _read_verified(self, connection: Connection) -> tuple[VerifiedLine, ...]:
+        chains = self._chains.value.chains if self._chains.value is not None else ()
+        return tuple([await _verified_of(connection, line.chain) for line in chains])
+
+
+async def _read_ledger(connection: Connection) -> Ledger:
+    filters = (None, None)
+    rows = {
+        (row["chain_id"], row["receiver"], row["after_id"]): row
+        for is_open in (False, True)
+        for row in await connection.fetch(SQL["gaps"], *filters, is_open, None, GAPS_SHOWN)
+    }
+    found = await connection.fetch(SQL["acts"], None, None, ACTS_SHOWN)
+    return Ledger(
+        tuple(GapEntry(chain=row["chain_id"], **gap_of(row)) for row in rows.values()),
+        tuple(
+            ActEntry(
+                act_id=row["act_id"],
+                chain=row["chain_id"],
+                receiver=row["receiver"],
+                act=row["act"],
+                actor=row["actor"],
+                reason=row["reason"],
+                detail=row["detail"],
+                acted_at=utc(row["acted_at"]),
+            )
+            for row in found
+        ),
+    )
+
+
+async def _read_outbox(connection: Connection) -> Outbox:
+    if not await has_outbox(connection):
+        return Outbox()
+    counts = await read_counts(connection, OVERDUE_SECONDS)
+    abnormal = acts.DeliveryFilter(statuses=(Status.ABNORMAL,), limit=STUCK_SHOWN)
+    return Outbox(
+        is_there=True,
+        counts=tuple(OutboxLine(**row) for row in counts),
+        stuck=tuple(
+            StuckDelivery(
+                message_id=str(each.message_id),
+                consumer=each.consumer,
+                destination=each.destination,
+                tries=each.tries,
+                last_error=each.last_error,
+            )
+            for each in await acts.find(connection, abnormal)
+        ),
+    )
+
+
+async def _verified_of(connection: Connection, chain_id: int) -> VerifiedLine:
+    standing = await standing_of(connection, chain_id)
+    mark, contradicted = standing.mark, standing.contradicted
+    return VerifiedLine(
+        chain=chain_id,
+        until_id=mark.until_id if mark else None,
+        verified_by=mark.verified_by if mark else None,
+        verified_at=utc(mark.verified_at) if mark else None,
+        contradicted_id=contradicted.until_id if contradicted else None,
+        contradicted=contradicted.count if contradicted else 0,
+    )
+
+
+def report_file(path: Path) -> ReportFile | None:
+    """Return what is known of a report; None where there is no page that can be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except OSError:
+        return None
+    found = _TITLE.search(head)
+    return (
+        None if found is None else ReportFile(title=html.unescape(found[1]), written=utc(written))
+    )

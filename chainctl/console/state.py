@@ -1,0 +1,365 @@
+"""What the console shows: a snapshot, what needs a person in it, and what changed since the last.
+
+Pure: rows in, values out. Times are texts of the database's clock, so ages never depend on the
+clock of this machine or of a viewer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from orderchain.monitoring import LAG_LIMITS
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+Fields = dict[str, Any]
+Document = dict[str, dict[str, Fields]]
+"""A snapshot as it is sent: sections of rows, each row by its key, with its fields."""
+
+RATE_SECONDS_MAX: Final = 30.0
+"""A pace over a longer time than this shows nothing of now: nobody has looked for so long."""
+
+
+class ChainLine(Struct, frozen=True, kw_only=True):
+    """One chain with its heads and its leader, as `chainctl status` shows it."""
+
+    chain: int
+    epoch: int
+    leader: str | None
+    leader_state: str
+    """`leads`, `steps down`, `silent`, `handed over` or `never led`."""
+    leader_since: str | None
+    last_beat_seconds: float | None
+    lease_seconds: float | None
+    head_persisted: int
+    head_published: int
+    unpublished_ids: int
+    unpublished_seconds: float
+    last_commit: str | None
+    topic: str
+    orders_per_second: float | None = None
+    """Since the look before; None at the first."""
+
+
+class ReceiverLine(Struct, frozen=True, kw_only=True):
+    """One receiver, as `chainctl lag` and `receivers list` show it."""
+
+    chain: int
+    receiver: str
+    checkpoint: str
+    """`stored`, `reported` or `none`."""
+    head_delivered: int
+    behind_ids: int
+    behind_rows: int
+    behind_seconds: float
+    updated: str
+    agrees: str
+    """`yes`, or how the database contradicts the checkpoint."""
+    halted: str
+    halt_detail: str
+
+    @property
+    def state(self) -> str:
+        """How it is: `halted`, `contradicted`, `late` or `keeps up`."""
+        if self.halted:
+            return "halted"
+        if self.agrees not in ("yes", "archived", "-"):
+            return "contradicted"
+        is_late = LAG_LIMITS.are_exceeded(self.behind_ids, self.behind_seconds)
+        return "late" if is_late else "keeps up"
+
+
+class GapEntry(Struct, frozen=True, kw_only=True):
+    """One entry of the gap ledger, as `chainctl gaps` shows it."""
+
+    chain: int
+    receiver: str
+    after_id: int
+    until_id: int
+    rows: int
+    cause: str
+    source: str
+    outcome: str
+    found: str
+    seconds: float
+
+
+class OutboxLine(Struct, frozen=True, kw_only=True):
+    """The deliveries of one status to one destination, as `chainctl outbox status` shows them."""
+
+    destination: str | None
+    """None for a trouble of all of them: no relay runs."""
+    status: str | None
+    deliveries: int
+    oldest_seconds: float | None
+    overdue: int | None
+    """Those that nobody has sent though they fell due a minute ago; None of finished ones."""
+    overdue_seconds: float | None
+    trouble: str | None
+
+
+class StuckDelivery(Struct, frozen=True, kw_only=True):
+    """A delivery that waits for a person."""
+
+    message_id: str
+    consumer: str
+    destination: str
+    tries: int
+    last_error: str | None
+
+
+class VerifiedLine(Struct, frozen=True, kw_only=True):
+    """How far a chain was proven whole: its last verified mark."""
+
+    chain: int
+    until_id: int | None
+    """None while it was never verified."""
+    verified_by: str | None
+    verified_at: str | None
+    contradicted_id: int | None
+    """The first mark whose rows are no longer those that were verified; None if all hold."""
+    contradicted: int
+    """How many marks do not hold."""
+
+
+class ReportFile(Struct, frozen=True, kw_only=True):
+    """The page that `chainctl verify --report` wrote last."""
+
+    title: str
+    """What it says of itself: the verdict."""
+    written: str
+
+
+class ActEntry(Struct, frozen=True, kw_only=True):
+    """What somebody did by hand, as `chainctl acts` shows it."""
+
+    act_id: int
+    chain: int
+    receiver: str | None
+    act: str
+    actor: str
+    reason: str
+    detail: str
+    acted_at: str
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """All that the console shows of a database."""
+
+    read_at: str
+    """The database's time of the look at chains and receivers; other parts may be older."""
+    database_id: str
+    chains: tuple[ChainLine, ...] = ()
+    receivers: tuple[ReceiverLine, ...] = ()
+    gaps: tuple[GapEntry, ...] = ()
+    """The last ones of all receivers, and the last ones that are not filled."""
+    acts: tuple[ActEntry, ...] = ()
+    outbox: tuple[OutboxLine, ...] = ()
+    stuck: tuple[StuckDelivery, ...] = ()
+    """The oldest abnormal deliveries."""
+    verified: tuple[VerifiedLine, ...] = ()
+    report: ReportFile | None = None
+    absent: dict[str, str] = {}
+    """Parts that cannot be shown (`chains`, `outbox`, ...), and why."""
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """One thing that needs a person, or may soon."""
+
+    level: Literal["bad", "warn"]
+    section: str
+    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox` or `verified`."""
+    chain: int | None
+    text: str
+    """Without a time that runs on, where the state does not hold one."""
+
+
+# -- what needs a person ---------------------------------------------------------------------------
+
+
+def notices(snapshot: Snapshot) -> list[Notice]:
+    """Return what needs a person, the worst first, then in the order of the chains."""
+    found = [
+        *_of_chains(snapshot.chains),
+        *_of_receivers(snapshot.receivers),
+        *_of_gaps(snapshot),
+        *_of_outbox(snapshot.outbox),
+        *_of_verification(snapshot.verified),
+    ]
+    return sorted(found, key=lambda each: (each.level != "bad", each.chain or 0))
+
+
+def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
+    for line in chains:
+        name = f"Chain {line.chain}"
+        if line.leader_state == "silent":
+            text = f"{name}: its leader {line.leader} is silent. A standby takes over, if one runs."
+            yield Notice(level="bad", section="chains", chain=line.chain, text=text)
+        if LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
+            text = f"{name}: committed orders wait for the broker."
+            yield Notice(level="warn", section="chains", chain=line.chain, text=text)
+
+
+def _of_receivers(receivers: Iterable[ReceiverLine]) -> Iterator[Notice]:
+    for line in receivers:
+        name = f"Chain {line.chain}, receiver {line.receiver}"
+        text = {
+            "halted": f"{name}: it has halted ({line.halted}).",
+            "contradicted": f"{name}: the database contradicts its checkpoint ({line.agrees}).",
+            "late": f"{name}: it is too far behind.",
+        }.get(line.state)
+        if text is not None:
+            level: Literal["bad", "warn"] = "warn" if line.state == "late" else "bad"
+            yield Notice(level=level, section="receivers", chain=line.chain, text=text)
+
+
+def _of_gaps(snapshot: Snapshot) -> Iterator[Notice]:
+    for gap in blocking(snapshot):
+        text = (
+            f"Chain {gap.chain}, receiver {gap.receiver}: orders after {gap.after_id:,} up to "
+            f"{gap.until_id:,} are not filled ({gap.outcome})."
+        )
+        level: Literal["bad", "warn"] = "bad" if gap.outcome == "missing" else "warn"
+        yield Notice(level=level, section="gaps", chain=gap.chain, text=text)
+
+
+def blocking(snapshot: Snapshot) -> list[GapEntry]:
+    """Return the gaps that their receivers have not passed yet.
+
+    An entry that is not filled stays in the ledger when the receiver has got its orders later.
+    """
+    heads = {(line.chain, line.receiver): line.head_delivered for line in snapshot.receivers}
+    return [
+        gap
+        for gap in snapshot.gaps
+        if gap.outcome != "filled" and heads.get((gap.chain, gap.receiver), 0) < gap.until_id
+    ]
+
+
+def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
+    troubles: dict[str | None, str] = {}
+    for line in outbox:
+        if line.status == "abnormal":
+            many = counted(line.deliveries, "delivery", "deliveries")
+            verb = "is" if line.deliveries == 1 else "are"
+            text = f"Outbox: {many} to {line.destination} {verb} abnormal."
+            yield Notice(level="bad", section="outbox", chain=None, text=text)
+        if line.overdue:
+            many = counted(line.overdue, "delivery", "deliveries")
+            text = f"Outbox: {many} to {line.destination} fell due and nobody sends them."
+            yield Notice(level="warn", section="outbox", chain=None, text=text)
+        if line.trouble:
+            troubles[line.destination] = line.trouble
+    for destination, trouble in troubles.items():
+        of = "" if destination is None else f", destination {destination}"
+        text = f"Outbox{of}: {trouble}."
+        yield Notice(level="bad", section="outbox", chain=None, text=text)
+
+
+def _of_verification(verified: Iterable[VerifiedLine]) -> Iterator[Notice]:
+    for line in verified:
+        if line.contradicted_id is not None:
+            text = (
+                f"Chain {line.chain}: rows up to {line.contradicted_id:,} are not those that were "
+                "verified."
+            )
+            yield Notice(level="bad", section="verified", chain=line.chain, text=text)
+
+
+# -- how fast --------------------------------------------------------------------------------------
+
+
+class Look(Struct, frozen=True):
+    """What is kept of a look, to tell how fast the chains grow."""
+
+    at: float
+    """The database's time, in seconds."""
+    heads: dict[int, int]
+    """head_persisted by chain."""
+
+    def moved(self, later: Look) -> dict[int, int]:
+        """Return the heads of this look of those chains that have grown since, by chain.
+
+        None of them where the looks lie too far apart for a pace.
+        """
+        if not 0 < later.at - self.at <= RATE_SECONDS_MAX:
+            return {}
+        return {
+            chain: head for chain, head in self.heads.items() if later.heads.get(chain, 0) > head
+        }
+
+    def paces(self, later: Look, rows: Mapping[int, int]) -> dict[int, float]:
+        """Return orders per second by chain; `rows` are the orders of those that have grown."""
+        seconds = later.at - self.at
+        if not 0 < seconds <= RATE_SECONDS_MAX:
+            return {}
+        return {
+            chain: round(rows.get(chain, 0) / seconds, 1)
+            for chain in later.heads
+            if chain in self.heads
+        }
+
+
+# -- as it is sent ---------------------------------------------------------------------------------
+
+
+def document(snapshot: Snapshot) -> Document:
+    """Return a snapshot as it is sent."""
+    blocked = set(blocking(snapshot))
+    return {
+        "chains": {str(line.chain): msgspec.structs.asdict(line) for line in snapshot.chains},
+        "receivers": {
+            f"{line.chain}/{line.receiver}": {**msgspec.structs.asdict(line), "state": line.state}
+            for line in snapshot.receivers
+        },
+        "gaps": {
+            f"{gap.chain}/{gap.receiver}/{gap.after_id}": {
+                **msgspec.structs.asdict(gap),
+                "blocks": gap in blocked,
+            }
+            for gap in snapshot.gaps
+        },
+        "acts": {str(act.act_id): msgspec.structs.asdict(act) for act in snapshot.acts},
+        "outbox": {
+            f"{line.destination or ''}/{line.status}": msgspec.structs.asdict(line)
+            for line in snapshot.outbox
+        },
+        "stuck": {
+            f"{each.message_id}/{each.consumer}": msgspec.structs.asdict(each)
+            for each in snapshot.stuck
+        },
+        "verified": {str(line.chain): msgspec.structs.asdict(line) for line in snapshot.verified},
+        "report": {"last": msgspec.structs.asdict(snapshot.report)} if snapshot.report else {},
+        "absent": {part: {"why": why} for part, why in snapshot.absent.items()},
+        "notices": {
+            f"{number:04}": msgspec.structs.asdict(each)
+            for number, each in enumerate(notices(snapshot))
+        },
+        "about": {"database": {"id": snapshot.database_id, "read_at": snapshot.read_at}},
+    }
+
+
+Changes = dict[str, dict[str, Fields | None]]
+"""By section and key: the changed fields of a row, all of a new row, None for one that is gone."""
+
+
+def changes(before: Document, after: Document) -> Changes:
+    """Return what turns `before` into `after`; sections without a change are left out."""
+    found = {name: _changed(before.get(name, {}), rows) for name, rows in after.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _changed(before: Mapping[str, Fields], after: Mapping[str, Fields]) -> dict[str, Fields | None]:
+    found: dict[str, Fields | None] = {key: None for key in before if key not in after}
+    for key, row in after.items():
+        old = before.get(key)
+        if old is None:
+            found[key] = row
+        elif old != row:
+            found[key] = {name: value for name, value in row.items() if old.get(name) != value}
+    return found

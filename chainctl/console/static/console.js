@@ -1,0 +1,785 @@
+// The console's page: it applies what /events sends to one state, and draws that state.
+// All that comes from the database is set as text, never as HTML.
+'use strict';
+
+const $ = (id) => document.getElementById(id);
+const counts = new Intl.NumberFormat('en-US');
+const POINTS = 180;
+const SILENT_SECONDS = 20;
+const state = {};
+const narrow = matchMedia('(max-width: 44rem)');
+const NARROW_ROWS = 5;
+
+// -- words ----------------------------------------------------------------------------------------
+
+const number = (value) => (value === null || value === undefined ? '–' : counts.format(value));
+
+function plural(count, one, many) {
+  return `${number(count)} ${count === 1 ? one : many || `${one}s`}`;
+}
+
+function span(seconds) {
+  if (seconds === null || seconds === undefined) return '–';
+  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${number(Math.round(seconds / 86400))} days`;
+}
+
+const about = () => (state.about && state.about.database) || {};
+const age = (time) => (Date.parse(about().read_at) - Date.parse(time)) / 1000;
+const ago = (time) => `${span(age(time))} ago`;
+
+function clock(time) {
+  if (!time) return '–';
+  return age(time) > 43200 ? `${time.slice(0, 10)} ${time.slice(11, 16)}` : time.slice(11, 19);
+}
+
+const rows = (section) => Object.entries(state[section] || {}).map(([key, row]) => ({ key, ...row }));
+const receiversOf = (chain) => rows('receivers').filter((row) => row.chain === chain);
+
+// -- nodes ----------------------------------------------------------------------------------------
+
+function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function text(node, value) {
+  if (node.textContent !== value) node.textContent = value;
+}
+
+function attribute(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+// Texts of a cell, each a span of its own, so that a change touches one text and no more.
+function lines(node, ...parts) {
+  const shown = parts.filter((part) => part && part.text !== '');
+  while (node.children.length > shown.length) node.lastElementChild.remove();
+  shown.forEach((part, index) => {
+    const child = node.children[index] || node.appendChild(make('span'));
+    attribute(child, 'class', part.kind || '');
+    if (part.tone) attribute(child, 'data-tone', part.tone);
+    else child.removeAttribute('data-tone');
+    if (part.title) attribute(child, 'title', part.title);
+    if (part.label) attribute(child, 'data-of', part.label);
+    else child.removeAttribute('data-of');
+    text(child, part.text);
+  });
+}
+
+const plain = (value, title) => ({ text: value, title });
+const sub = (value, title) => ({ text: value, kind: 'sub', title });
+const pill = (value, tone) => ({ text: value, kind: 'pill', tone });
+
+// -- charts ---------------------------------------------------------------------------------------
+
+const past = new Map();
+
+function remember(name, value) {
+  const values = past.get(name) || [];
+  values.push(value);
+  if (values.length > POINTS) values.shift();
+  past.set(name, values);
+}
+
+function svg(tag, attributes) {
+  const node = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function chart(node, name, isLarge) {
+  const values = past.get(name) || [];
+  const [width, height] = [POINTS - 1, 40];
+  if (!node.firstChild) {
+    attribute(node, 'viewBox', `0 0 ${width} ${height}`);
+    attribute(node, 'preserveAspectRatio', 'none');
+    if (isLarge) {
+      for (const y of [0.5, height / 2, height - 0.5]) {
+        node.append(svg('line', { x1: 0, x2: width, y1: y, y2: y }));
+      }
+    }
+    node.append(svg('polygon', {}), svg('polyline', {}));
+  }
+  const most = Math.max(...values, 1e-9);
+  const first = width - values.length + 1;
+  const points = values.map((value, at) => {
+    const y = height - 1.5 - (value / most) * (height - 4);
+    return `${first + at},${y.toFixed(2)}`;
+  });
+  attribute(node.lastChild, 'points', points.join(' '));
+  const area = points.length ? `${first},${height} ${points.join(' ')} ${width},${height}` : '';
+  attribute(node.lastChild.previousSibling, 'points', area);
+}
+
+const worstSeconds = (found) => Math.max(0, ...found.map((row) => row.behind_seconds));
+
+function sample() {
+  const chains = rows('chains');
+  const live = rows('receivers').filter((row) => row.state !== 'halted');
+  remember('orders', chains.reduce((sum, row) => sum + (row.orders_per_second || 0), 0));
+  remember('lag', worstSeconds(live));
+  for (const row of chains) remember(`chain ${row.chain}`, row.orders_per_second || 0);
+  for (const row of rows('receivers')) remember(`receiver ${row.key}`, row.behind_seconds);
+  for (const name of past.keys()) {
+    const [kind, key] = [name.slice(0, name.indexOf(' ')), name.slice(name.indexOf(' ') + 1)];
+    if (kind === 'chain' && !state.chains[key]) past.delete(name);
+    if (kind === 'receiver' && !state.receivers[key]) past.delete(name);
+  }
+}
+
+// -- tables ---------------------------------------------------------------------------------------
+
+class Table {
+  constructor(place, options) {
+    this.options = options;
+    this.page = 0;
+    this.drawn = new Map();
+    this.empty = make('p', { className: 'empty' });
+    this.body = make('tbody');
+    const heads = options.columns.map((column) => make('th', {
+      className: column.kind || '', scope: 'col', textContent: column.name,
+    }));
+    this.table = make('table', {}, make('thead', {}, make('tr', {}, ...heads)), this.body);
+    this.range = make('span');
+    this.before = make('button', { type: 'button', textContent: 'Back', onclick: () => this.turn(-1) });
+    this.after = make('button', { type: 'button', textContent: 'More', onclick: () => this.turn(1) });
+    this.pager = make('div', { className: 'pager' }, this.range, this.before, this.after);
+    place.append(this.empty, this.table, this.pager);
+  }
+
+  turn(step) {
+    this.page += step;
+    this.draw();
+  }
+
+  draw() {
+    const { read, words, isBad, empty } = this.options;
+    const size = narrow.matches ? NARROW_ROWS : this.options.size || 25;
+    const all = read();
+    const found = all.filter((row) => fits(row, words(row)) && (!onlyBad() || isBad(row)));
+    this.page = Math.max(0, Math.min(this.page, Math.ceil(found.length / size) - 1));
+    const begin = this.page * size;
+    const shown = found.slice(begin, begin + size);
+    this.table.hidden = !shown.length;
+    this.empty.hidden = shown.length > 0;
+    text(this.empty, all.length ? 'None of them fits the filter.' : empty());
+    this.pager.hidden = found.length <= size;
+    text(this.range, `${begin + 1} to ${begin + shown.length} of ${number(found.length)}`);
+    this.before.disabled = this.page === 0;
+    this.after.disabled = begin + size >= found.length;
+    this.place(shown);
+  }
+
+  place(shown) {
+    const kept = new Set(shown.map((row) => row.key));
+    for (const [key, line] of this.drawn) {
+      if (!kept.has(key)) {
+        line.remove();
+        this.drawn.delete(key);
+      }
+    }
+    let next = this.body.firstElementChild;
+    for (const row of shown) {
+      const line = this.drawn.get(row.key) || this.line(row);
+      if (line === next) next = next.nextElementSibling;
+      else this.body.insertBefore(line, next);
+      this.options.columns.forEach((column, index) => {
+        column.draw(line.children[index].firstElementChild, row);
+      });
+    }
+  }
+
+  line(row) {
+    const cells = this.options.columns.map((column) => {
+      const cell = make('td', { className: column.kind || '' }, make('div'));
+      cell.dataset.label = column.name;
+      return cell;
+    });
+    const line = make('tr', {}, ...cells);
+    line.dataset.key = row.key;
+    this.drawn.set(row.key, line);
+    return line;
+  }
+}
+
+const query = () => $('search').value.trim().toLowerCase();
+const onlyBad = () => $('only-bad').checked;
+
+function fits(row, words) {
+  const wanted = query();
+  if (!wanted) return true;
+  if (/^\d+$/.test(wanted) && row.chain !== undefined) return String(row.chain) === wanted;
+  return words.join(' ').toLowerCase().includes(wanted);
+}
+
+// A figure with how it was before below it.
+function spark(node, value, name, label) {
+  if (!node.firstChild) {
+    node.append(make('span'), svg('svg', { class: 'spark', role: 'img', 'aria-label': label }));
+  }
+  text(node.firstChild, value);
+  chart(node.lastChild, name, false);
+}
+
+function button(node, label, name, open) {
+  if (!node.firstChild) node.append(make('button', { type: 'button', textContent: label, ariaLabel: name }));
+  node.firstChild.onclick = open;
+}
+
+// -- chains ---------------------------------------------------------------------------------------
+
+const TONES = { leads: 'good', 'steps down': 'warn', silent: 'bad' };
+
+function life(row) {
+  if (row.leader_state === 'silent') return `silent for ${span(row.last_beat_seconds)}`;
+  if (row.leader_state === 'handed over') return `nobody leads; epoch ${number(row.epoch)} is over`;
+  if (row.leader_state === 'never led') return 'nobody has led yet';
+  return `since ${clock(row.leader_since)}, last beat ${span(row.last_beat_seconds)} ago`;
+}
+
+function delivered(row) {
+  const found = receiversOf(row.chain).sort((a, b) => a.head_delivered - b.head_delivered);
+  const parts = found.slice(0, 3).map((each) => ({
+    text: number(each.head_delivered), kind: 'head', label: each.receiver, title: each.receiver,
+  }));
+  if (found.length > 3) parts.push(sub(`and ${found.length - 3} more`));
+  return found.length ? parts : [sub('no receiver')];
+}
+
+const chainsTable = new Table($('chains'), {
+  read: () => rows('chains').sort((a, b) => a.chain - b.chain),
+  words: (row) => [`chain ${row.chain}`, row.leader || '', row.leader_state, row.topic],
+  isBad: (row) => rows('notices').some((each) => each.chain === row.chain),
+  empty: () => (state.absent.chains ? state.absent.chains.why : 'No chain yet: chainctl chain create 1 makes one.'),
+  columns: [
+    { name: 'Chain', kind: 'title', draw: (at, row) => lines(at, plain(String(row.chain)), sub(row.topic)) },
+    {
+      name: 'Leader',
+      draw: (at, row) => lines(
+        at, pill(row.leader_state, TONES[row.leader_state]), sub(row.leader || '', 'the process that leads'), sub(life(row)),
+      ),
+    },
+    { name: 'Epoch', kind: 'n', draw: (at, row) => lines(at, plain(number(row.epoch))) },
+    {
+      name: 'Persisted', kind: 'n',
+      draw: (at, row) => lines(
+        at, { text: number(row.head_persisted), kind: 'persisted' }, sub(row.last_commit ? ago(row.last_commit) : ''),
+      ),
+    },
+    {
+      name: 'Published', kind: 'n',
+      draw: (at, row) => lines(
+        at, plain(number(row.head_published)),
+        sub(row.unpublished_ids ? `${span(row.unpublished_seconds)} behind` : 'all of it'),
+      ),
+    },
+    { name: 'Delivered', kind: 'n', draw: (at, row) => lines(at, ...delivered(row)) },
+    {
+      name: 'Orders/s', kind: 'n',
+      draw: (at, row) => {
+        const pace = row.orders_per_second === null ? '–' : number(Math.round(row.orders_per_second));
+        spark(at, pace, `chain ${row.chain}`, `Orders per second of chain ${row.chain}`);
+      },
+    },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => button(at, 'Act', `Act on chain ${row.chain}`, () => openAct({
+        title: `Chain ${row.chain}`,
+        target: `Leader ${row.leader || 'none'}, epoch ${number(row.epoch)}: ${life(row)}.`,
+        choices: ['step-down', 'takeover'],
+        fields: { chain: row.chain },
+      })),
+    },
+  ],
+});
+
+// -- receivers ------------------------------------------------------------------------------------
+
+const RANKS = { halted: 0, contradicted: 1, late: 2, 'keeps up': 3 };
+const RECEIVER_TONES = { halted: 'bad', contradicted: 'bad', late: 'warn', 'keeps up': 'good' };
+
+function disagreement(row) {
+  if (row.halted) return sub(`${row.halted}: ${row.halt_detail}`);
+  if (row.agrees === 'yes' || row.agrees === '-' || row.agrees === 'archived') return null;
+  return sub(`checkpoint: ${row.agrees}`);
+}
+
+const receiversTable = new Table($('receivers'), {
+  read: () => rows('receivers').sort((a, b) => RANKS[a.state] - RANKS[b.state] || a.chain - b.chain
+    || a.receiver.localeCompare(b.receiver)),
+  words: (row) => [`chain ${row.chain}`, row.receiver, row.state, row.halted],
+  isBad: (row) => row.state !== 'keeps up',
+  empty: () => 'No receiver keeps its checkpoint in this database, or reports to it.',
+  columns: [
+    { name: 'Receiver', kind: 'title', draw: (at, row) => lines(at, plain(row.receiver), sub(`chain ${row.chain}`)) },
+    { name: 'State', draw: (at, row) => lines(at, pill(row.state, RECEIVER_TONES[row.state]), disagreement(row)) },
+    {
+      name: 'Delivered', kind: 'n',
+      draw: (at, row) => lines(at, plain(number(row.head_delivered)), sub(`${row.checkpoint}, ${ago(row.updated)}`)),
+    },
+    { name: 'Orders behind', kind: 'n', draw: (at, row) => lines(at, plain(number(row.behind_rows))) },
+    {
+      name: 'Time behind', kind: 'n',
+      draw: (at, row) => spark(at, span(row.behind_seconds), `receiver ${row.key}`, `Lag of receiver ${row.receiver} in seconds`),
+    },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => button(at, 'Act', `Act on receiver ${row.receiver} of chain ${row.chain}`, () => openAct({
+        title: `Receiver ${row.receiver}`,
+        target: `Chain ${row.chain}, checkpoint ${number(row.head_delivered)}${row.halted ? `, halted: ${row.halted}` : ''}.`,
+        choices: row.halted ? ['unhalt', 'move', 'reset', 'forget'] : ['move', 'reset', 'forget'],
+        fields: { chain: row.chain, receiver: row.receiver },
+      })),
+    },
+  ],
+});
+
+// -- gaps -----------------------------------------------------------------------------------------
+
+const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
+
+const gapsTable = new Table($('gaps'), {
+  size: 15,
+  read: () => rows('gaps').sort((a, b) => b.blocks - a.blocks || b.found.localeCompare(a.found)),
+  words: (row) => [`chain ${row.chain}`, row.receiver, row.cause, row.outcome, row.source],
+  isBad: (row) => row.blocks,
+  empty: () => 'No receiver has met a gap.',
+  columns: [
+    { name: 'Found', draw: (at, row) => lines(at, plain(clock(row.found), row.found)) },
+    { name: 'Receiver', kind: 'title', draw: (at, row) => lines(at, plain(row.receiver), sub(`chain ${row.chain}`)) },
+    {
+      name: 'Outcome',
+      draw: (at, row) => lines(
+        at, pill(row.blocks ? `${row.outcome}, blocks` : row.outcome, row.blocks ? 'bad' : row.outcome === 'filled' ? 'good' : ''),
+      ),
+    },
+    { name: 'Missing', draw: (at, row) => lines(at, plain(`after ${number(row.after_id)}`), sub(`up to ${number(row.until_id)}`)) },
+    { name: 'Orders', kind: 'n', draw: (at, row) => lines(at, plain(number(row.rows))) },
+    {
+      name: 'Read',
+      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by the ${row.cause}`)),
+    },
+  ],
+});
+
+// -- outbox ---------------------------------------------------------------------------------------
+
+const STATUS_TONES = { abnormal: 'bad', consumed: 'good', confirmed: 'good' };
+
+const outboxTable = new Table($('outbox-counts'), {
+  read: () => rows('outbox').sort((a, b) => String(a.destination).localeCompare(String(b.destination))
+    || (b.status === 'abnormal') - (a.status === 'abnormal') || String(a.status).localeCompare(String(b.status))),
+  words: (row) => [row.destination || '', row.status || '', row.trouble || ''],
+  isBad: (row) => row.status === 'abnormal' || Boolean(row.trouble) || row.overdue > 0,
+  empty: () => (state.absent.outbox ? `Not shown: ${state.absent.outbox.why}.` : 'No message yet.'),
+  columns: [
+    { name: 'Destination', kind: 'title', draw: (at, row) => lines(at, plain(row.destination || 'all of them')) },
+    { name: 'Status', draw: (at, row) => lines(at, row.status ? pill(row.status, STATUS_TONES[row.status]) : null) },
+    {
+      name: 'Deliveries', kind: 'n',
+      draw: (at, row) => lines(at, plain(number(row.deliveries)), sub(row.overdue ? `${number(row.overdue)} overdue` : '')),
+    },
+    { name: 'Oldest', kind: 'n', draw: (at, row) => lines(at, plain(span(row.oldest_seconds))) },
+    { name: 'Trouble', draw: (at, row) => lines(at, plain(row.trouble || '')) },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => {
+        if (row.status !== 'abnormal') return;
+        button(at, 'Act on all', `Act on all abnormal deliveries to ${row.destination}`, () => openAct({
+          title: `Abnormal deliveries to ${row.destination}`,
+          target: `${plural(row.deliveries, 'delivery', 'deliveries')}, the oldest ${span(row.oldest_seconds)} old.`,
+          choices: ['retry', 'abandon'],
+          fields: { destination: row.destination },
+        }));
+      },
+    },
+  ],
+});
+
+const stuckTable = new Table($('stuck'), {
+  size: 15,
+  read: () => rows('stuck').sort((a, b) => a.message_id.localeCompare(b.message_id)),
+  words: (row) => [row.message_id, row.destination, row.consumer, row.last_error || ''],
+  isBad: () => true,
+  empty: () => '',
+  columns: [
+    { name: 'Message', kind: 'title', draw: (at, row) => lines(at, { text: row.message_id, kind: 'mono' }) },
+    { name: 'Destination', draw: (at, row) => lines(at, plain(row.destination), sub(row.consumer ? `for ${row.consumer}` : '')) },
+    { name: 'Tries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.tries))) },
+    { name: 'Last error', draw: (at, row) => lines(at, plain(row.last_error || '')) },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => button(at, 'Act', `Act on the delivery of ${row.message_id}`, () => openAct({
+        title: 'Abnormal delivery',
+        target: `Message ${row.message_id} to ${row.destination}${row.consumer ? ` for ${row.consumer}` : ''}.`,
+        choices: ['retry', 'abandon'],
+        fields: { message_ids: [row.message_id], ...(row.consumer ? { consumer: row.consumer } : {}) },
+      })),
+    },
+  ],
+});
+
+// -- verification, acts ---------------------------------------------------------------------------
+
+function verdict(row) {
+  if (row.contradicted_id !== null) return ['contradicted', 'bad'];
+  return row.until_id === null ? ['never verified', ''] : ['whole', 'good'];
+}
+
+function reach(row) {
+  if (row.contradicted_id !== null) {
+    return `${plural(row.contradicted, 'mark')} not as verified, the first at ${number(row.contradicted_id)}`;
+  }
+  const chain = state.chains[row.chain];
+  if (row.until_id === null) return '';
+  return chain && chain.head_persisted > row.until_id ? `head ${number(chain.head_persisted)}` : 'up to the head';
+}
+
+const verifiedTable = new Table($('verified'), {
+  size: 15,
+  read: () => rows('verified').sort((a, b) => (b.contradicted_id !== null) - (a.contradicted_id !== null)
+    || String(b.verified_at || '').localeCompare(String(a.verified_at || '')) || a.chain - b.chain),
+  words: (row) => [`chain ${row.chain}`, row.verified_by || '', verdict(row)[0]],
+  isBad: (row) => row.contradicted_id !== null,
+  empty: () => 'No chain yet.',
+  columns: [
+    { name: 'Chain', kind: 'title', draw: (at, row) => lines(at, plain(String(row.chain))) },
+    { name: 'Verdict', draw: (at, row) => lines(at, pill(...verdict(row))) },
+    { name: 'Up to id', kind: 'n', draw: (at, row) => lines(at, plain(number(row.until_id)), sub(reach(row))) },
+    {
+      name: 'Verified',
+      draw: (at, row) => lines(at, plain(row.verified_at ? ago(row.verified_at) : '', row.verified_at || ''), sub(row.verified_at ? clock(row.verified_at) : '')),
+    },
+    { name: 'By', draw: (at, row) => lines(at, plain(row.verified_by || '')) },
+  ],
+});
+
+const actsTable = new Table($('acts'), {
+  size: 10,
+  read: () => rows('acts').sort((a, b) => b.act_id - a.act_id),
+  words: (row) => [`chain ${row.chain}`, row.act, row.receiver || '', row.actor, row.reason],
+  isBad: () => false,
+  empty: () => 'Nobody has acted on a chain or a receiver by hand.',
+  columns: [
+    { name: 'When', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
+    { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(`chain ${row.chain}${row.receiver ? `, ${row.receiver}` : ''}`)) },
+    { name: 'Who', draw: (at, row) => lines(at, plain(row.actor)) },
+    { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), sub(row.detail)) },
+  ],
+});
+
+// -- the whole page -------------------------------------------------------------------------------
+
+const tables = [chainsTable, receiversTable, gapsTable, outboxTable, stuckTable, verifiedTable, actsTable];
+
+function figure(name, value, note, tone = '') {
+  text($(`tile-${name}`), value);
+  attribute($(`tile-${name}`), 'data-tone', tone);
+  text($(`tile-${name}-note`), note);
+}
+
+function drawTiles() {
+  const chains = rows('chains');
+  const last = (name) => (past.get(name) || [0]).at(-1);
+  const moving = chains.filter((row) => row.orders_per_second > 0).length;
+  const most = Math.max(0, ...(past.get('orders') || []));
+  figure('orders', number(Math.round(last('orders'))), `${number(moving)} of ${plural(chains.length, 'chain')} moving; at most ${number(Math.round(most))}`);
+  drawLagTile();
+  const leading = chains.filter((row) => ['leads', 'steps down'].includes(row.leader_state)).length;
+  const silent = chains.filter((row) => row.leader_state === 'silent').length;
+  figure('leaders', `${number(leading)} of ${number(chains.length)}`, silent ? `${number(silent)} silent` : 'none is silent', silent ? 'bad' : '');
+  drawOutboxTile();
+  drawVerifiedTile();
+  chart($('chart-orders'), 'orders', true);
+  chart($('chart-lag'), 'lag', true);
+}
+
+function drawLagTile() {
+  const live = rows('receivers').filter((row) => row.state !== 'halted');
+  const halted = rows('receivers').length - live.length;
+  const others = halted ? `; ${number(halted)} halted` : '';
+  if (!live.length) return figure('lag', '–', `no receiver${others}`, halted ? 'bad' : '');
+  const slowest = live.reduce((a, b) => (b.behind_seconds > a.behind_seconds ? b : a));
+  const where = slowest.behind_rows
+    ? `${slowest.receiver} of chain ${slowest.chain}, ${plural(slowest.behind_rows, 'order')} behind`
+    : 'every receiver is at its head';
+  return figure('lag', span(slowest.behind_seconds), `${where}${others}`, slowest.state === 'keeps up' ? '' : 'warn');
+}
+
+function drawOutboxTile() {
+  const sum = (...statuses) => rows('outbox').filter((row) => statuses.includes(row.status))
+    .reduce((total, row) => total + row.deliveries, 0);
+  if (state.absent.outbox) return figure('outbox', '–', 'not shown');
+  const abnormal = sum('abnormal');
+  const way = `${number(sum('init', 'confirmed', 'prepared'))} under way`;
+  return figure('outbox', abnormal ? number(abnormal) : 'well', abnormal ? `abnormal, ${way}` : way, abnormal ? 'bad' : 'good');
+}
+
+function drawVerifiedTile() {
+  const known = rows('verified').filter((row) => row.until_id !== null);
+  const broken = rows('verified').filter((row) => row.contradicted_id !== null).length;
+  if (broken) return figure('verified', `${number(broken)} broken`, 'rows changed since they were verified', 'bad');
+  if (!known.length) return figure('verified', '–', 'no chain was verified');
+  const last = known.reduce((a, b) => (b.verified_at > a.verified_at ? b : a));
+  const some = known.length < rows('verified').length ? `${number(known.length)} of ${plural(rows('verified').length, 'chain')}, ` : '';
+  return figure('verified', 'whole', `${some}last ${ago(last.verified_at)}`, 'good');
+}
+
+function drawNotices() {
+  const found = rows('notices').sort((a, b) => a.key.localeCompare(b.key));
+  const shown = found.slice(0, 8);
+  const level = found.length ? (found.some((row) => row.level === 'bad') ? 'bad' : 'warn') : 'calm';
+  attribute($('notices'), 'data-level', level);
+  const title = found.length ? `${plural(found.length, 'thing needs', 'things need')} a person` : 'Nothing needs a person';
+  text($('notices-title'), title);
+  document.title = found.length ? `(${found.length}) orderchain console` : 'orderchain console';
+  const list = $('notice-list');
+  const more = found.length > shown.length ? [{ text: `and ${number(found.length - shown.length)} more`, section: 'chains' }] : [];
+  const wanted = [...shown, ...more];
+  while (list.children.length > wanted.length) list.lastElementChild.remove();
+  wanted.forEach((row, index) => {
+    const item = list.children[index] || list.appendChild(make('li', {}, make('a')));
+    attribute(item.firstChild, 'href', `#${row.section}`);
+    attribute(item, 'data-level', row.level || 'warn');
+    text(item.firstChild, row.text);
+  });
+}
+
+function drawReport() {
+  const report = state.report && state.report.last;
+  const node = $('report');
+  node.hidden = !report;
+  if (!report) return;
+  if (!node.firstChild) node.append(make('a', { href: '/report', target: '_blank', rel: 'noopener' }), make('span'));
+  text(node.firstChild, `Last report: ${report.title}`);
+  text(node.lastChild, `, written ${ago(report.written)}`);
+}
+
+function draw() {
+  if (!state.about) return;
+  drawNotices();
+  drawTiles();
+  tables.forEach((table) => table.draw());
+  drawReport();
+  const stuck = rows('stuck').length > 0;
+  $('stuck').hidden = !stuck;
+  $('stuck-title').hidden = !stuck;
+  const absent = state.absent.gaps || state.absent.verified;
+  text($('database'), absent ? absent.why : `Database ${about().id}.`);
+}
+
+// -- the stream -----------------------------------------------------------------------------------
+
+let source = null;
+let heard = 0;
+
+function replace(sections) {
+  for (const name of Object.keys(state)) delete state[name];
+  Object.assign(state, sections);
+}
+
+function apply(changed) {
+  for (const [section, found] of Object.entries(changed)) {
+    const kept = state[section] || (state[section] = {});
+    for (const [key, fields] of Object.entries(found)) {
+      if (fields === null) delete kept[key];
+      else kept[key] = { ...kept[key], ...fields };
+    }
+  }
+}
+
+function onState() {
+  heard = performance.now();
+  const reader = state.feed.reader;
+  if (!reader.why) sample();
+  if (!state.about) return say('away', `The database does not answer: ${reader.why}`);
+  draw();
+  if (reader.why) return say('away', `The database does not answer: ${reader.why}. What you see is ${span(reader.old_seconds)} old.`);
+  return say('live', '');
+}
+
+function say(kind, why) {
+  attribute($('live'), 'data-state', kind);
+  text($('live-text'), kind === 'live' ? `live, ${about().read_at.slice(11, 19)} UTC` : kind === 'away' ? 'not live' : 'connecting');
+  $('away').hidden = !why;
+  text($('away'), why);
+}
+
+function listen() {
+  if (source) source.close();
+  heard = performance.now();
+  source = new EventSource('/events');
+  source.addEventListener('state', (event) => {
+    replace(JSON.parse(event.data));
+    onState();
+  });
+  source.addEventListener('changes', (event) => {
+    apply(JSON.parse(event.data));
+    onState();
+  });
+  source.onerror = onBroken;
+}
+
+function since() {
+  return about().read_at ? ` What you see is of ${clock(about().read_at)} UTC.` : '';
+}
+
+async function onBroken() {
+  if (source.readyState !== EventSource.CLOSED) return say('away', `The console does not answer.${since()}`);
+  let status = 0;
+  try {
+    status = (await fetch('/api/state')).status;
+  } catch {
+    // The next try shows it.
+  }
+  if (status === 401) return askToken();
+  say('away', status === 503 ? `The console has no room for another page.${since()}` : `The console does not answer.${since()}`);
+  setTimeout(listen, 3000);
+  return undefined;
+}
+
+setInterval(() => {
+  const silent = (performance.now() - heard) / 1000;
+  const patience = SILENT_SECONDS + 3 * ((state.feed && state.feed.reader.refresh_seconds) || 0);
+  if (source && source.readyState === EventSource.OPEN && silent > patience) {
+    say('away', `The console is silent.${since()}`);
+    listen();
+  }
+}, 5000);
+
+// -- acts -----------------------------------------------------------------------------------------
+
+const ACTS = {
+  'step-down': ['Ask the leader to step down', 'It commits and publishes what it has accepted, then ends. A standby leads within half a second.'],
+  takeover: ['Free the lease', 'The next process leads at once; the old leader can commit nothing more. For a leader that hangs.'],
+  unhalt: ['Let it start again', 'It starts at its checkpoint. Where the database still contradicts that, it halts again.'],
+  move: ['Move its checkpoint', 'Forward, it never processes the orders between; back, it processes them again. Stop it first.'],
+  reset: ['Reset its checkpoint to the start', 'It processes every order again. Stop it first.'],
+  forget: ['Forget it', 'For a receiver that no longer exists: checkpoint, gap ledger and halt are removed.'],
+  retry: ['Retry', 'A new round of tries.'],
+  abandon: ['Abandon', 'It ends for good, and is never sent again.'],
+};
+
+let acting = null;
+
+function openAct({ title, target, choices, fields }) {
+  acting = { fields, previewed: null };
+  text($('act-title'), title);
+  text($('act-target'), target);
+  const options = choices.map((name, index) => make('label', {},
+    make('input', { type: 'radio', name: 'act', value: name, checked: index === 0, onchange: invalidate }),
+    make('span', { textContent: ACTS[name][0] }),
+    make('span', { className: 'note', textContent: ACTS[name][1] })));
+  $('act-choices').replaceChildren($('act-choices').firstElementChild, ...options);
+  for (const name of ['act-reason', 'act-to-id']) $(name).value = '';
+  $('act-actor').value = localStorage.getItem('actor') || '';
+  invalidate();
+  $('act-dialog').showModal();
+  $('act-reason').focus();
+}
+
+const chosen = () => document.querySelector('input[name=act]:checked').value;
+
+function invalidate() {
+  acting.previewed = null;
+  $('act-do').disabled = true;
+  $('act-to').hidden = chosen() !== 'move';
+  $('act-to-id').required = chosen() === 'move';
+  tell('', []);
+}
+
+function tell(tone, parts, items = []) {
+  const node = $('act-answer');
+  node.dataset.tone = tone;
+  node.replaceChildren(...parts.map((part) => make('p', { textContent: part })));
+  if (items.length) node.append(make('ul', {}, ...items.map((item) => make('li', { textContent: item, className: 'mono' }))));
+}
+
+async function act(isDry) {
+  if (!$('act-form').reportValidity()) return;
+  const body = { ...acting.fields, reason: $('act-reason').value, dry_run: isDry };
+  if ($('act-actor').value.trim()) body.actor = $('act-actor').value.trim();
+  if (chosen() === 'move') body.to_id = Number($('act-to-id').value);
+  // What was shown is done, and no more: deliveries that became abnormal meanwhile are left out.
+  if (!isDry && acting.previewed.length) body.message_ids = acting.previewed;
+  const buttons = [$('act-preview'), $('act-do')];
+  buttons.forEach((each) => { each.disabled = true; });
+  const answer = await post(`/api/acts/${chosen()}`, body, $('act-token').value);
+  $('act-preview').disabled = false;
+  if (!answer.ok) {
+    tell('bad', [answer.why]);
+    $('act-do').disabled = acting.previewed === null;
+    return;
+  }
+  localStorage.setItem('actor', $('act-actor').value.trim());
+  onActed(answer.content, isDry);
+}
+
+function onActed(done, isDry) {
+  const items = done.deliveries.map((each) => `${each.message_id} ${each.consumer} ${each.status}`);
+  if (isDry) {
+    tell('', ['Nothing is done yet. This is what it would do:', ...done.lines], items);
+    acting.previewed = [...new Set(done.deliveries.map((each) => each.message_id))];
+    $('act-do').disabled = false;
+    $('act-do').focus();
+    return;
+  }
+  acting.previewed = null;
+  const record = done.act_id === null ? '' : ` as act ${number(done.act_id)}`;
+  tell('good', ['Done.', ...done.lines, `Recorded${record}, by ${done.actor}.`], items);
+  $('act-cancel').focus();
+}
+
+async function post(path, body, token) {
+  try {
+    const response = await fetch(path, {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json', Authorization: `Bearer ${token}` },
+      body: JSON.stringify(body),
+    });
+    const content = response.status === 204 ? null : await response.json();
+    if (response.ok) return { ok: true, content };
+    if (response.status === 401) return { ok: false, why: 'This is not the token of this console.' };
+    return { ok: false, why: content.expected || content.error };
+  } catch {
+    return { ok: false, why: 'The console does not answer: it is not known whether it was done. Look before you act again.' };
+  }
+}
+
+function askToken() {
+  say('away', 'This console shows nothing without its token.');
+  if (!$('token-dialog').open) $('token-dialog').showModal();
+}
+
+$('token-form').addEventListener('submit', async (event) => {
+  event.preventDefault();
+  const answer = await post('/api/reading', {}, $('token-input').value);
+  text($('token-answer'), answer.ok ? '' : answer.why);
+  if (!answer.ok) return;
+  $('act-token').value = $('token-input').value;
+  $('token-input').value = '';
+  $('token-dialog').close();
+  listen();
+});
+
+$('act-do').addEventListener('click', () => act(false));
+$('act-cancel').addEventListener('click', () => $('act-dialog').close());
+$('act-to-id').addEventListener('input', invalidate);
+$('act-form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  act(true);
+});
+$('search').addEventListener('input', draw);
+$('only-bad').addEventListener('change', draw);
+$('filter').addEventListener('submit', (event) => event.preventDefault());
+
+listen();

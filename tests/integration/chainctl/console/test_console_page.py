@@ -1,0 +1,399 @@
+"""The console's page in a real Chromium: it moves, acts, and can be read and used by everybody."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from playwright.async_api import Page, async_playwright, expect
+
+from tests.integration.chainctl.console.conftest import (
+    CHAIN,
+    DEADLINE_SECONDS,
+    Filled,
+    RunningConsole,
+)
+from tests.integration.chainctl.sizes import FILLED_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from local_stack import KafkaServer
+    from tests.integration.chainctl.conftest import Call
+
+    RunConsole = Callable[..., RunningConsole]
+    Open = Callable[..., AbstractAsyncContextManager[Page]]
+
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
+REASON = "the drill of November"
+TOKEN = "a-token-of-the-tests-0123456789"
+PHONE = {"width": 390, "height": 844}
+HOSTILE = "<img src=x onerror=\"document.title='taken'\">" + "x" * 120
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium (Debian: apt-get install chromium)"
+)
+
+expect.set_options(timeout=DEADLINE_SECONDS * 1_000)
+
+
+@pytest.fixture
+async def open_page() -> AsyncIterator[Open]:
+    """Opens pages in a browser of this test; no script of a page may fail, or be forbidden."""
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+
+        @asynccontextmanager
+        async def open_one(console: RunningConsole, **context: Any) -> AsyncIterator[Page]:
+            wrong: list[str] = []
+            holding = await browser.new_context(**context)
+            holding.set_default_timeout(DEADLINE_SECONDS * 1_000)
+            page = await holding.new_page()
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("console", lambda said: wrong.append(said.text))
+            await page.goto(console.url)
+            yield page
+            await holding.close()
+            # What a browser says of an answer that is a refusal is no fault of the page.
+            assert [text for text in wrong if not text.startswith("Failed to load resource")] == []
+
+        yield open_one
+        await browser.close()
+
+
+async def live(page: Page) -> None:
+    """Wait until the page shows a state of the database."""
+    await expect(page.locator("#live")).to_have_attribute("data-state", "live")
+
+
+async def width_of(page: Page) -> tuple[int, int]:
+    """Return how wide the page is, and how wide its window."""
+    content, window = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    return content, window
+
+
+def line_of(page: Page, section: str, key: str) -> Any:
+    return page.locator(f'#{section} tr[data-key="{key}"]')
+
+
+# -- what moves ------------------------------------------------------------------------------------
+
+
+async def test_heads_move_while_orders_are_sequenced(
+    run_console: RunConsole, call: Call, settings: dict[str, str], kafka_server: KafkaServer,
+    open_page: Open, free_chain: int, tmp_path: Path,
+) -> None:  # fmt: skip
+    settings = {**settings, "CHAINCTL_KAFKA": kafka_server.bootstrap}
+    assert call("chain", "create", free_chain, settings=settings).code == 0
+    async with open_page(run_console()) as page:
+        line = line_of(page, "chains", str(free_chain))
+        await expect(line.locator(".persisted")).to_have_text("0")
+        await expect(line).to_contain_text("never led")
+        orders = tmp_path / "o.csv"
+        orders.write_text("n\n" + "".join(f"{number}\n" for number in range(FILLED_ROWS)))
+        done = call("sequence", "--chain", free_chain, "--input", orders, settings=settings)
+        assert done.code == 0, done
+        await expect(line.locator(".persisted")).to_have_text(f"{FILLED_ROWS:,}")
+        await expect(line).to_contain_text("handed over")
+        points = "document.querySelector('#chart-orders polyline').getAttribute('points').length"
+        await page.wait_for_function(f"{points} > 20")
+
+
+async def test_page_without_chains_says_how_to_make_one(
+    run_console: RunConsole, open_page: Open
+) -> None:
+    async with open_page(run_console()) as page:
+        await live(page)
+        await expect(page.locator("#chains")).to_contain_text("chainctl chain create 1")
+        await expect(page.get_by_role("status").first).to_have_text("Nothing needs a person")
+
+
+async def test_what_needs_a_person_leads_to_its_place(
+    console: RunningConsole, open_page: Open
+) -> None:
+    async with open_page(console) as page:
+        await expect(page.locator("#notice-list a")).to_have_count(4)
+        await expect(page).to_have_title("(4) orderchain console")
+        halted = page.get_by_role("link", name=re.compile("it has halted"))
+        assert await halted.get_attribute("href") == "#receivers"
+        matching = line_of(page, "receivers", f"{CHAIN}/matching")
+        await expect(matching).to_contain_text("PrimaryBehind at 50")
+        await expect(line_of(page, "chains", str(CHAIN))).to_contain_text("silent for")
+        await expect(page.locator("#stuck tbody tr")).to_have_count(3)
+        await expect(page.locator("#gaps")).to_contain_text("missing, blocks")
+        await expect(page.locator("#verified")).to_contain_text("audit@test")
+
+
+async def test_gone_console_and_gone_database_are_said(
+    console: RunningConsole, open_page: Open, database: str, database_name: str
+) -> None:
+    async with open_page(console) as page:
+        await live(page)
+        away = page.get_by_role("alert")
+        await expect(away).to_be_hidden()
+        admin = await asyncpg.connect(database.replace(database_name, "postgres"))
+        # Names of databases are no parameters; this one is the tests' own.
+        await admin.execute(f"ALTER DATABASE {database_name} ALLOW_CONNECTIONS false")
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1",
+            database_name,
+        )
+        await expect(away).to_contain_text("The database does not answer")
+        await expect(line_of(page, "chains", str(CHAIN))).to_be_visible()  # the last state stays
+        await admin.execute(f"ALTER DATABASE {database_name} ALLOW_CONNECTIONS true")
+        await admin.close()
+        await live(page)
+        await expect(away).to_be_hidden()
+        console.end()
+        await expect(away).to_contain_text("The console does not answer")
+
+
+# -- acts ------------------------------------------------------------------------------------------
+
+
+async def acts_in(database: str) -> list[tuple[Any, ...]]:
+    connection = await asyncpg.connect(database)
+    try:
+        found = await connection.fetch("SELECT act, actor, reason FROM chain_act ORDER BY act_id")
+        return [tuple(row) for row in found]
+    finally:
+        await connection.close()
+
+
+async def test_act_shows_first_what_it_would_do_and_needs_a_reason_and_the_token(
+    console: RunningConsole, open_page: Open, database: str
+) -> None:
+    async with open_page(console) as page:
+        await page.get_by_role("button", name=f"Act on receiver matching of chain {CHAIN}").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.get_by_role("radio", name="Let it start again")).to_be_checked()
+        do, preview = (
+            dialog.get_by_role("button", name=name)
+            for name in ("Do it", re.compile("what it would do"))
+        )
+        await expect(do).to_be_disabled()
+        await preview.click()  # without a reason: the browser asks for it
+        await dialog.get_by_label("Who").fill("eve")
+        await dialog.get_by_label("Why").fill(REASON)
+        await dialog.get_by_label("Token").fill("not the token")
+        await preview.click()
+        await expect(dialog).to_contain_text("not the token of this console")
+        await expect(do).to_be_disabled()
+        await dialog.get_by_label("Token").fill(console.token)
+        await preview.click()
+        await expect(dialog).to_contain_text("Nothing is done yet")
+        await expect(dialog).to_contain_text("may start")
+        assert await acts_in(database) == []
+        await do.click()
+        await expect(dialog).to_contain_text("Recorded as act")
+        assert await acts_in(database) == [("unhalt", "eve", REASON)]
+        await dialog.get_by_role("button", name="Close").click()
+        await expect(page.locator("#acts")).to_contain_text(REASON)
+        await expect(line_of(page, "receivers", f"{CHAIN}/matching")).not_to_contain_text("halted")
+
+
+async def test_another_choice_needs_another_look(
+    console: RunningConsole, open_page: Open, filled: Filled
+) -> None:
+    async with open_page(console) as page:
+        await page.get_by_role("button", name=f"Act on receiver risk of chain {CHAIN}").click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Why").fill(REASON)
+        await dialog.get_by_label("Token").fill(console.token)
+        await dialog.get_by_role("radio", name="Reset its").check()
+        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
+        do = dialog.get_by_role("button", name="Do it")
+        await expect(do).to_be_enabled()
+        await dialog.get_by_role("radio", name="Move its").check()
+        await expect(do).to_be_disabled()
+        await dialog.get_by_label("To the id").fill("1")
+        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
+        await expect(dialog).to_contain_text(str(filled.middle))  # the end that is near
+        await expect(do).to_be_disabled()
+
+
+async def test_deliveries_are_retried_as_they_were_shown(
+    console: RunningConsole, open_page: Open, database: str
+) -> None:
+    async with open_page(console) as page:
+        name = "Act on all abnormal deliveries to clearing"
+        await page.get_by_role("button", name=name).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Why").fill(REASON)
+        await dialog.get_by_label("Token").fill(console.token)
+        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
+        await expect(dialog.get_by_role("listitem")).to_have_count(3)
+        await dialog.get_by_role("button", name="Do it").click()
+        await expect(dialog).to_contain_text("3 deliveries are changed by retry")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#stuck tbody tr")).to_have_count(0)
+
+
+async def test_everything_goes_by_keyboard(
+    console: RunningConsole, open_page: Open, database: str
+) -> None:
+    async with open_page(console) as page:
+        await live(page)
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_text("Skip to the chains")).to_be_focused()
+        name = f"Act on chain {CHAIN}"
+        for _ in range(40):
+            await page.keyboard.press("Tab")
+            if await page.evaluate("document.activeElement.ariaLabel") == name:
+                break
+        opener = page.get_by_role("button", name=name)
+        await expect(opener).to_be_focused()
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert await page.evaluate(outline) == "solid"
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_label("Why")).to_be_focused()
+        await page.keyboard.type(REASON)
+        await page.keyboard.press("Tab")
+        await page.keyboard.type("eve")
+        await page.keyboard.press("Tab")
+        await page.keyboard.type(console.token)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("button", name="Do it")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_contain_text("Recorded as act")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await expect(opener).to_be_focused()
+        assert await acts_in(database) == [("step-down", "eve", REASON)]
+
+
+# -- how it looks ----------------------------------------------------------------------------------
+
+CONTRAST = """
+() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((each) => each / 255)
+    .map((each) => (each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, each, at) => sum + each * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (node) => {
+    const color = getComputedStyle(node).backgroundColor;
+    const seen = channels(color);
+    return seen.length === 4 && seen[3] === 0 ? behind(node.parentElement) : seen;
+  };
+  const found = [...document.querySelectorAll('p, h1, h2, h3, td span, th, a, button, label')]
+    .filter((node) => node.offsetParent && node.textContent.trim() && !node.disabled);
+  const ratios = found.map((node) => {
+    const [a, b] = [light(channels(getComputedStyle(node).color)), light(behind(node))];
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.outerHTML.slice(0, 80)];
+  });
+  return ratios.sort((a, b) => a[0] - b[0])[0];
+}
+"""
+"""The lowest contrast of a text that is shown, and where it is."""
+
+
+async def test_light_and_dark_can_both_be_read(console: RunningConsole, open_page: Open) -> None:
+    backs = {}
+    for scheme in ("light", "dark"):
+        async with open_page(console, color_scheme=scheme) as page:
+            await expect(page.locator("#stuck tbody tr")).to_have_count(3)
+            back = "getComputedStyle(document.body).backgroundColor"
+            backs[scheme] = [int(each) for each in re.findall(r"\d+", await page.evaluate(back))]
+            ratio, where = await page.evaluate(CONTRAST)
+            assert ratio >= 4.5, (scheme, where)  # WCAG 2.2, 1.4.3
+    assert min(backs["light"]) > 200
+    assert max(backs["dark"]) < 50
+
+
+@pytest.fixture
+async def hostile(filled: Filled, database: str) -> Filled:
+    """Names that try to be more than names, and have no place to be broken."""
+    connection = await asyncpg.connect(database)
+    await connection.execute("UPDATE chain_head SET owner = $1", HOSTILE)
+    await connection.execute("UPDATE receiver_gap SET receiver = $1", HOSTILE)
+    await connection.execute(
+        "UPDATE receiver_checkpoint SET receiver = $1 WHERE receiver = 'risk'", HOSTILE
+    )
+    await connection.execute("UPDATE receiver_halt SET detail = $1", HOSTILE)
+    await connection.execute("UPDATE outbox_pending SET last_error = $1", HOSTILE)
+    await connection.execute("UPDATE chain_lease SET beat_at = now() + interval '1 hour'")
+    await connection.close()
+    return filled
+
+
+async def test_names_of_the_database_are_text(
+    console: RunningConsole, hostile: Filled, open_page: Open
+) -> None:
+    async with open_page(console) as page:
+        for section in ("chains", "receivers", "gaps", "stuck"):
+            await expect(page.locator(f"#{section}").get_by_text(HOSTILE).first).to_be_visible()
+        assert await page.locator("img").count() == 0
+        assert "taken" not in await page.title()
+
+
+async def test_phone_shows_all_of_it_without_scrolling_sideways(
+    console: RunningConsole, hostile: Filled, open_page: Open
+) -> None:
+    async with open_page(console, viewport=PHONE, is_mobile=True, has_touch=True) as page:
+        await expect(page.locator("#stuck").get_by_text(HOSTILE).first).to_be_visible()
+        content, window = await width_of(page)
+        assert (content <= window, window) == (True, PHONE["width"])
+        persisted = line_of(page, "chains", str(CHAIN)).locator(".persisted")
+        await expect(persisted).to_be_visible()
+        await page.get_by_role("button", name=f"Act on receiver matching of chain {CHAIN}").tap()
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        box = await page.get_by_role("dialog").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+
+
+async def test_many_chains_have_pages_and_are_found(
+    run_console: RunConsole, database: str, open_page: Open
+) -> None:
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "INSERT INTO chain_head (chain_id, last_seal, topic, partition_ids) "
+        "SELECT n, decode(repeat('00', 32), 'hex'), 't' || n, 1000 FROM generate_series(1, 200) n"
+    )
+    await connection.execute("INSERT INTO chain_lease (chain_id) SELECT chain_id FROM chain_head")
+    await connection.close()
+    async with open_page(run_console()) as page:
+        lines, chains = page.locator("#chains tbody tr"), page.locator("#chains")
+        await expect(lines).to_have_count(25)
+        await expect(chains).to_contain_text("1 to 25 of 200")
+        await chains.get_by_role("button", name="More").click()
+        await expect(chains).to_contain_text("26 to 50 of 200")
+        await page.get_by_role("searchbox").fill("187")
+        await expect(lines).to_have_count(1)
+        await expect(lines.first).to_contain_text("t187")
+        await page.get_by_role("searchbox").fill("no such chain")
+        await expect(chains).to_contain_text("None of them fits the filter")
+        await page.get_by_role("searchbox").fill("")
+        await page.get_by_label("only what needs a person").check()
+        await expect(lines).to_have_count(0)
+
+
+async def test_page_asks_for_the_token_where_reading_needs_it(
+    run_console: RunConsole, filled: Filled, open_page: Open, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    console = run_console("--host", "0.0.0.0", "--token-file", path, token=TOKEN)  # noqa: S104
+    async with open_page(console) as page:
+        dialog = page.get_by_role("dialog", name="Token")
+        await expect(dialog).to_be_visible()
+        await expect(page.locator("#chains tbody tr")).to_have_count(0)
+        await dialog.get_by_label("Token").fill("wrong")
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_contain_text("not the token of this console")
+        await dialog.get_by_label("Token").fill(TOKEN)
+        await page.keyboard.press("Enter")
+        await live(page)
+        await expect(line_of(page, "chains", str(filled.chain))).to_be_visible()
+        await page.reload()  # the browser reads from now on
+        await live(page)
