@@ -40,7 +40,7 @@ FOREIGN = {
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "click"],
     "stack": ["asyncpg", "aiokafka", "click"],
-    "tracing": ["asyncpg", "aiokafka", "click", "opentelemetry.sdk"],
+    "tracing": ["asyncpg", "aiokafka", "click"],
 }
 """What an extra must not bring along."""
 
