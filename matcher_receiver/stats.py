@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from matcher_receiver.decisions import State
 from orderchain.model import Gap
-from orderchain.monitoring import Histogram, Metric, Tally
+from orderchain.monitoring import Buckets, Histogram, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +188,7 @@ class GapLedger:
         self._trace = trace
         self.count = 0
         """Gaps ever filled, including those that were dropped."""
-        self.durations = Tally()
+        self.durations = Buckets()
         """How long they took."""
 
     def add(self, gap: Gap) -> None:

@@ -17,7 +17,7 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
-from orderchain.monitoring import Tally
+from orderchain.monitoring import Buckets
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, Placing, columns_of_entries
 from sequencer.stats import BATCH_SIZES, Timing
@@ -102,7 +102,7 @@ class Committer:
         self.rows = 0
         self.batches = 0
         self.batch_rows_last = 0
-        self.batch_sizes = Tally(BATCH_SIZES)
+        self.batch_sizes = Buckets(BATCH_SIZES)
         self.timing = Timing()
         self.repeats = 0
         self.unknown_outcomes = 0

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orderchain.monitoring import Histogram, Metric, Tally
+from orderchain.monitoring import Buckets, Histogram, Metric
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -28,7 +28,7 @@ class Timing:
     """Measures how long one kind of work takes."""
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._buckets = Buckets()
         self._count = 0
         self._last = self._recent = self._highest = 0.0
 
@@ -39,7 +39,7 @@ class Timing:
         self._last = seconds
         self._recent += share * (seconds - self._recent)
         self._highest = max(self._highest, seconds)
-        self._tally.add(seconds)
+        self._buckets.add(seconds)
 
     @property
     def latency(self) -> Latency:
@@ -49,7 +49,7 @@ class Timing:
             last_seconds=self._last,
             recent_seconds=self._recent,
             highest_seconds=self._highest,
-            histogram=self._tally.histogram,
+            histogram=self._buckets.histogram,
         )
 
 
