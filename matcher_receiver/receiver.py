@@ -146,7 +146,7 @@ def stats_of(
         rows_filled=counters.rows_filled,
         rows_caught_up=counters.rows_caught_up,
         gaps=gaps.count,
-        gap_durations=gaps.durations,
+        gap_durations=gaps.durations.histogram,
         fill_seconds=counters.fill_seconds,
         fill_rows_per_second=counters.fill_rows_per_second,
         reads=counters.reads,

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from matcher_receiver.decisions import State
 from orderchain.model import Gap
-from orderchain.monitoring import Histogram, Metric
+from orderchain.monitoring import Buckets, Histogram, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,14 +188,14 @@ class GapLedger:
         self._trace = trace
         self.count = 0
         """Gaps ever filled, including those that were dropped."""
-        self.durations = Histogram()
+        self.durations = Buckets()
         """How long they took."""
 
     def add(self, gap: Gap) -> None:
         """Append `gap`; it replaces an earlier entry for the same place."""
         if gap.outcome == "filled":
             self.count += 1
-            self.durations = self.durations.with_value(gap.duration_ns / 1e9)
+            self.durations.add(gap.duration_ns / 1e9)
         self._gaps.pop(gap.after_id, None)
         self._gaps[gap.after_id] = gap
         if len(self._gaps) > self._kept:

@@ -47,15 +47,27 @@ class Histogram(Struct, frozen=True):
     bounds: tuple[float, ...] = BUCKET_SECONDS
     """The upper bounds of the buckets, inclusive."""
     counts: tuple[int, ...] = ()
-    """Per bucket, not cumulated, and one more for all larger values; empty before the first."""
+    """Per bucket, not cumulated, and one more for all larger values; empty where none is known."""
     sum: float = 0.0
 
-    def with_value(self, value: float) -> Histogram:
-        """Return the counts with one more value."""
-        counts = self.counts or (0,) * (len(self.bounds) + 1)
-        index = bisect_left(self.bounds, value)
-        counts = (*counts[:index], counts[index] + 1, *counts[index + 1 :])
-        return Histogram(self.bounds, counts, self.sum + value)
+
+class Buckets:
+    """Counts values for a histogram: one costs well below a microsecond."""
+
+    def __init__(self, bounds: tuple[float, ...] = BUCKET_SECONDS) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one more value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def histogram(self) -> Histogram:
+        """The counts at this instant."""
+        return Histogram(self._bounds, tuple(self._counts), self._sum)
 
 
 class Sample(Struct, frozen=True):

@@ -17,9 +17,10 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
+from orderchain.monitoring import Buckets
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, Placing, columns_of_entries
-from sequencer.stats import NO_BATCHES, Latency
+from sequencer.stats import BATCH_SIZES, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -101,8 +102,8 @@ class Committer:
         self.rows = 0
         self.batches = 0
         self.batch_rows_last = 0
-        self.batch_sizes = NO_BATCHES
-        self.latency = Latency()
+        self.batch_sizes = Buckets(BATCH_SIZES)
+        self.timing = Timing()
         self.repeats = 0
         self.unknown_outcomes = 0
 
@@ -257,9 +258,9 @@ class Committer:
             self.rows += assembly.batch.row_count
             self.batches += 1
             self.batch_rows_last = assembly.batch.row_count
-            self.batch_sizes = self.batch_sizes.with_value(assembly.batch.row_count)
+            self.batch_sizes.add(assembly.batch.row_count)
             duration_ns = self._clock.monotonic_ns() - assembly.began_ns
-            self.latency = self.latency.with_value(duration_ns / 1e9)
+            self.timing.add(duration_ns / 1e9)
             if self._tracing is not None:
                 self._trace = self._traced(self._tracing, assembly, assembly.batch)
 

@@ -13,7 +13,7 @@ from orderchain.errors import FrameError, RetryError
 from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from orderchain.seal import SEAL_BYTES
-from sequencer.stats import Latency
+from sequencer.stats import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -194,7 +194,7 @@ class Publisher:
         self.send_failures = 0
         self.waits = 0
         self.waited_seconds = 0.0
-        self.latency = Latency()
+        self.timing = Timing()
 
     @property
     def queue_bytes(self) -> int:
@@ -360,7 +360,7 @@ class Publisher:
         for part in _parts(frames):
             await self._send(part)
             self._acknowledged_ns = self._clock.monotonic_ns()
-        self.latency = self.latency.with_value((self._clock.monotonic_ns() - began_ns) / 1e9)
+        self.timing.add((self._clock.monotonic_ns() - began_ns) / 1e9)
         self.frames_sent += len(frames)
         self._done_with(batches)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orderchain.monitoring import Histogram, Metric
+from orderchain.monitoring import Buckets, Histogram, Metric
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -23,25 +23,40 @@ class Latency(Struct, frozen=True, kw_only=True):
     histogram: Histogram = Histogram()
     """How many took how long."""
 
-    def with_value(self, seconds: float) -> Latency:
-        """Return the values after `seconds` were measured too."""
+
+class Timing:
+    """Measures how long one kind of work takes."""
+
+    def __init__(self) -> None:
+        self._buckets = Buckets()
+        self._count = 0
+        self._last = self._recent = self._highest = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Note that the work was done once more."""
+        share = _WEIGHT if self._count else 1.0
+        self._count += 1
+        self._last = seconds
+        self._recent += share * (seconds - self._recent)
+        self._highest = max(self._highest, seconds)
+        self._buckets.add(seconds)
+
+    @property
+    def latency(self) -> Latency:
+        """What was measured so far."""
         return Latency(
-            count=self.count + 1,
-            last_seconds=seconds,
-            recent_seconds=(
-                seconds
-                if self.count == 0
-                else self.recent_seconds + _WEIGHT * (seconds - self.recent_seconds)
-            ),
-            highest_seconds=max(self.highest_seconds, seconds),
-            histogram=self.histogram.with_value(seconds),
+            count=self._count,
+            last_seconds=self._last,
+            recent_seconds=self._recent,
+            highest_seconds=self._highest,
+            histogram=self._buckets.histogram,
         )
 
 
-NO_BATCHES: Final = Histogram(
-    (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
-)
-"""Sizes of batches before the first."""
+BATCH_SIZES: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000,
+)  # fmt: skip
+"""Upper bounds of the buckets for the rows of a commit."""
 
 
 class SequencerStats(Struct, frozen=True, kw_only=True):

@@ -28,8 +28,8 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 READINGS: list[tuple[str, tuple[int | None, ...]]] = [
-    ("standing", (7, 2_500, None, TERMS_MAX)),
-    ("standing", (7, 2_500, 2_000, TERMS_MAX)),
+    ("standing", (7, 2_500, None, TERMS_MAX, PAGE_ROWS)),
+    ("standing", (7, 2_500, 2_000, TERMS_MAX, PAGE_ROWS)),
     ("page", (7, 2_500, 2_532, PAGE_ROWS, 8_000_000, 16, 16)),
     ("page", (7, 2_500, 1_000_000, PAGE_ROWS, 8_000_000, PAGE_ROWS, 16)),
     ("page", (7, 2_500, 2_600, PAGE_ROWS, 8_000_000, 16, 0)),

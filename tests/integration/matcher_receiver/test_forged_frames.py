@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .conftest import MakeReceiver, Publish
 
 FLOOD = 2_000
-QUIET = {"poll_after_seconds": 600.0, "check_seconds": 600.0}
+QUIET = {"poll_after_seconds": 600.0, "check_seconds": 600.0, "prove_seconds": 600.0}
 """No reading for the sake of time, and at most one for the sake of frames."""
 
 

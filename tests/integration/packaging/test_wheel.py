@@ -41,7 +41,7 @@ FOREIGN = {
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "click"],
     "stack": ["asyncpg", "aiokafka", "pyspark", "rich", "numpy"],
-    "tracing": ["asyncpg", "aiokafka", "click", "opentelemetry.sdk"],
+    "tracing": ["asyncpg", "aiokafka", "click"],
 }
 """What an extra must not bring along."""
 

@@ -246,6 +246,35 @@ async def test_stats_tell_the_lag_while_a_fill_is_under_way_and_where_rows_came_
         assert stats.fill_rows_per_second == pytest.approx(rows / stats.fill_seconds)
 
 
+@virtual
+async def test_lag_in_rows_is_counted_at_the_start_and_in_a_fill_that_lasts() -> None:
+    """Ids skip, so the lag in ids is above that in rows."""
+    rig, _ = with_records([4, 3, 5, 6])
+    async with rig.receiver(poll_after_seconds=600.0) as receiver:
+        while True:
+            stats = receiver.stats()
+            left = [row_id for row_id in rig.chain.ids if row_id > stats.head_delivered]
+            assert stats.lag_rows == len(left)
+            if not left:
+                break
+            await anext(receiver)
+        rig.chain.add(5, skip=2**31)  # after a take-over; all but the last are lost on their way
+        for _ in range(3):
+            rig.chain.add(5)
+        rig.commit_and_publish(1)
+        run = await anext(receiver)
+        stats = receiver.stats()
+        assert stats.lag_rows == stats.lag_ids  # a gap that was seen and not counted
+        end = rig.chain.mark().id
+        reads = stats.reads
+        while run.last_id < end:
+            run = await anext(receiver)
+            stats = receiver.stats()
+            left = [row_id for row_id in rig.chain.ids if row_id > stats.head_delivered]
+            assert stats.lag_rows == len(left)
+        assert stats.reads <= reads + 2
+
+
 class Clock:
     """A clock that is set by hand."""
 

@@ -14,7 +14,7 @@ from orderchain.monitoring import LagLimits, Monitor, Sample
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from sequencer.stats import METRICS as SEQUENCER
-from sequencer.stats import Latency
+from sequencer.stats import Timing
 from tests.builders.orders import make_orders
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
 from tests.unit.sequencer.test_service import World
@@ -78,7 +78,12 @@ async def test_samples_of_one_name_from_two_parts_are_one_metric() -> None:
 
 
 async def test_histogram_has_cumulated_buckets_a_count_and_a_sum() -> None:
-    latency = Latency().with_value(0.003).with_value(0.03).with_value(60.0)
+    timing = Timing()
+    for seconds in (0.003, 0.03, 60.0):
+        timing.add(seconds)
+    latency = timing.latency
+    assert (latency.count, latency.last_seconds, latency.highest_seconds) == (3, 60.0, 60.0)
+    assert latency.recent_seconds == pytest.approx(0.9 * (0.003 + 0.1 * 0.027) + 6.0)
     lines = await metrics(Part(Sample("x_seconds", "histogram", latency.histogram, "X.", {})))
     assert 'x_seconds_bucket{le="0.0025"} 0.0' in lines
     assert 'x_seconds_bucket{le="0.005"} 1.0' in lines
