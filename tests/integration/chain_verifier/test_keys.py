@@ -80,7 +80,7 @@ def test_keys_that_stand_again_within_the_window_name_both_rows(
     assert pairs(report) == [
         pair(3, 13, "a"), pair(20, 25, "c\n"), pair(25, 29, "c\n"),
     ]  # fmt: skip
-    assert report.counts == {"repeated_key": 3, "null": 2}
+    assert report.row_counts == {"repeated_key": 3, "null": 2}
     (text,) = {one.text for one in report.findings if one.key == "a"}
     assert text == f"two orders under one key: rows {ROWS[3].id}, {ROWS[13].id} have the key 'a'"
     assert all(line.isprintable() for line in report.lines())
