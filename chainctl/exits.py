@@ -40,6 +40,7 @@ PACKAGE_EXTRAS: Final = {
     "h11": "web",
     "hdrh": "bench",
     "httpx": "cli",
+    "jgo": "stack",
     "matplotlib": "bench",
     "prometheus_client": "monitoring",
     "pyarrow": "local",

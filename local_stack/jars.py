@@ -1,11 +1,13 @@
-"""Fetches Apache Kafka from its published jars, once, with the resolver that is in PySpark's wheel.
+"""Fetches Apache Kafka from its published jars, once.
 
-`python -m local_stack.jars` does it ahead of the first start; `make setup` runs it.
+`kafka.lock` names each jar and its hash, so that every machine runs the same bytes;
+`python tools/kafka_jars.py VERSION` writes that file. `python -m local_stack.jars` fetches before
+the first start; `make setup` runs it.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import os
 import re
 import shutil
@@ -13,8 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from local_stack.errors import FetchFailed, SetupNeeded, StackError
 from local_stack.folders import (
@@ -28,6 +34,9 @@ from local_stack.folders import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from concurrent.futures import Future
+
+    from jgo.maven import MavenContext
 
     from local_stack.folders import Account
 
@@ -94,143 +103,136 @@ def _major(program: Path) -> int:
 # -- Kafka -----------------------------------------------------------------------------------------
 
 KAFKA_VERSION: Final = "4.1.1"
+SCALA_VERSION: Final = "2.13"
 
-_SCALA_VERSION: Final = "2.13"
-_LOGGING_VERSION: Final = "1.7.36"
-"""Kafka's own jars have no logging binding, so the broker would log nothing when it fails. This one
-prints, and has the version of the logging interface that Kafka requires."""
-
-_MODULES: Final = f"""\
-<ivy-module version="2.0">
-  <info organisation="orderchain" module="local-stack"/>
-  <dependencies>
-    <dependency conf="default"
-      org="org.apache.kafka" name="kafka_{_SCALA_VERSION}" rev="{KAFKA_VERSION}"/>
-    <dependency conf="default" org="org.slf4j" name="slf4j-simple" rev="{_LOGGING_VERSION}"/>
-  </dependencies>
-</ivy-module>
-"""
+REPOSITORY_VARIABLE: Final = "ORDERCHAIN_MAVEN_REPOSITORY"
+"""The URL of a mirror in the layout of Maven, for networks that reach no other."""
 
 _WORK_PREFIX: Final = ".fetching-"
 _TRIES: Final = 3
-"""What was fetched before stays in the resolver's cache, so a retry continues where the last try
-broke off."""
-_TRY_DEADLINE_S: Final = 600.0
-_LOCK_DEADLINE_S: Final = _TRIES * _TRY_DEADLINE_S
+_TRY_DEADLINE_S: Final = 60.0
+"""How long a server may send nothing."""
+_FETCH_DEADLINE_S: Final = 1800.0
+_AT_ONCE: Final = 8
+"""Jars in the air: 45 small files wait for answers most of the time."""
 _PAUSE_S: Final = 2.0
-_POLL_S: Final = 0.2
 _TELL_EVERY_S: Final = 3.0
+
+
+class Jar(msgspec.Struct, frozen=True):
+    """One published file: its Maven coordinate, such as `org.slf4j:slf4j-api:1.7.36`, and hash."""
+
+    coordinate: str
+    sha256: str
+
+
+def locked_jars() -> list[Jar]:
+    """The jars of `kafka.lock`."""
+    text = resources.files(__package__).joinpath("kafka.lock").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [Jar(*line.split()) for line in lines]
 
 
 def kafka_folder(cache: Path) -> Path:
     """Where Kafka's jars are, once they are fetched. The folder exists only when it is
     complete."""
-    return cache / f"kafka_{_SCALA_VERSION}-{KAFKA_VERSION}"
+    return cache / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}"
 
 
 def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: Progress = silent) -> Path:
-    """The folder with Kafka's jars, fetched (43 MB, half a minute) when it is not there yet.
+    """The folder with Kafka's jars, fetched (43 MB, a few seconds) when it is not there yet.
 
-    Concurrent starts fetch once. An interrupted fetch leaves only the resolver's cache, which the
-    next one uses.
+    They come from Maven Central, or from the mirror that `ORDERCHAIN_MAVEN_REPOSITORY` names.
+    Concurrent starts fetch once. An interrupted fetch leaves only the jars that it has, which the
+    next one checks and uses.
 
     Raises:
-        FetchFailed: no answer, or not all of it.
-        SetupNeeded: Java or the resolver is missing.
+        FetchFailed: no answer, or not the bytes that `kafka.lock` names.
+        SetupNeeded: the package that fetches is missing.
     """
     folder = kafka_folder(cache)
     if folder.is_dir():
         return folder
     make_folder(cache, 0o755)
-    with exclusive(cache / ".kafka.lock", deadline_s=_LOCK_DEADLINE_S, progress=progress):
+    with exclusive(cache / ".kafka.lock", deadline_s=_FETCH_DEADLINE_S, progress=progress):
         if not folder.is_dir():
             _fetch(cache, folder, environ, progress)
     return folder
 
 
 def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Progress) -> None:
-    java, resolver = find_java(environ), _find_resolver()
+    kept = cache / ".jars"
+    context = _open_repository(kept, environ)
     progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
-    kept = cache / ".resolver"
     for left_over in cache.glob(f"{_WORK_PREFIX}*"):  # of a killed fetch; we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
+    paths = _fetch_all(context, locked_jars(), progress)
     with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=cache) as temporary:
-        work = Path(temporary)
-        command = _command(java, resolver, kept=kept, work=work)
-        for attempt in range(1, _TRIES + 1):
-            if _resolve(command, kept, work / "resolver.log", progress):
-                break
-            if attempt == _TRIES:
-                raise FetchFailed(_reason(work / "resolver.log"))
-            progress("The fetch broke off, trying again")
-            time.sleep(_PAUSE_S * attempt)
-        staged = work / "libs"
+        staged = Path(temporary) / "libs"
+        staged.mkdir()
+        for path in paths:
+            path.rename(staged / path.name)
         _open_for_all(staged)
         staged.rename(folder)
     shutil.rmtree(kept, ignore_errors=True)
     progress(f"Apache Kafka {KAFKA_VERSION} is here, later starts are offline")
 
 
-def _find_resolver() -> Path:
-    found = importlib.util.find_spec("pyspark")  # finds the package without running it
-    places = list(found.submodule_search_locations or []) if found is not None else []
-    jars = sorted(jar for place in places for jar in Path(place).glob("jars/ivy-*.jar"))
-    if not jars:
-        raise SetupNeeded("pyspark is not installed: pip install 'orderchain[stack]'")
-    return jars[-1]
-
-
-def _command(java: Path, resolver: Path, *, kept: Path, work: Path) -> list[str | Path]:
-    modules = work / "ivy.xml"
-    modules.write_text(_MODULES, encoding="utf-8")
-    pattern = f"{work}/libs/[artifact]-[revision].[ext]"
-    return [
-        *(java, "-jar", resolver, "-cache", kept, "-ivy", modules),
-        *("-confs", "default", "-types", "jar", "bundle", "-retrieve", pattern),
-    ]
-
-
-def _resolve(command: list[str | Path], kept: Path, log_path: Path, progress: Progress) -> bool:
-    """Run the resolver once, and report how far it is. Returns whether it has everything."""
-    with (
-        log_path.open("wb") as log,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as resolver,
-    ):
-        try:
-            return _follow(resolver, kept, progress)
-        finally:
-            resolver.kill()  # no effect once it has ended
-
-
-def _follow(resolver: subprocess.Popen[bytes], kept: Path, progress: Progress) -> bool:
-    end = time.monotonic() + _TRY_DEADLINE_S
-    next_line = time.monotonic() + _TELL_EVERY_S
-    while resolver.poll() is None:
-        if time.monotonic() > end:
-            return False
-        if time.monotonic() > next_line:
-            next_line += _TELL_EVERY_S
-            progress(_how_far(kept))
-        time.sleep(_POLL_S)
-    return resolver.returncode == 0
-
-
-def _how_far(kept: Path) -> str:
+def _open_repository(kept: Path, environ: Mapping[str, str]) -> MavenContext:
     try:
-        modules = sum(1 for _ in kept.rglob("ivy-*.xml"))
-        sizes = [jar.stat().st_size for jar in kept.rglob("*.jar")]
-    except OSError:  # the resolver renames what it has fetched
-        return f"Fetching Apache Kafka {KAFKA_VERSION}"
-    found = f"{modules} modules looked up, {len(sizes)} jars, {sum(sizes) // 1_000_000} MB"
-    return f"Fetching Apache Kafka {KAFKA_VERSION}: {found}"
+        from jgo.maven import MavenContext  # a third of a second, paid by the first start alone
+    except ModuleNotFoundError as error:
+        missing = error.name or "jgo"
+        raise SetupNeeded(f"{missing} is not installed: pip install 'orderchain[stack]'") from error
+    mirror = environ.get(REPOSITORY_VARIABLE)
+    repositories = {"mirror": mirror.rstrip("/")} if mirror else None
+    return MavenContext(repo_cache=kept, remote_repos=repositories, timeout=int(_TRY_DEADLINE_S))
 
 
-def _reason(log_path: Path) -> str:
-    text = log_path.read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip(" \t:") for line in text.splitlines()]
-    named = [line for line in lines if "#" in line and ("not found" in line or "FAILED" in line)]
-    said = named[0] if named else "the resolver said no more"
-    return f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? ({said})"
+def _fetch_all(context: MavenContext, jars: list[Jar], progress: Progress) -> list[Path]:
+    """Fetch the jars side by side, and report how far it is; the first failure ends it."""
+    end = time.monotonic() + _FETCH_DEADLINE_S
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch-kafka")
+    try:
+        started = [pool.submit(_fetch_jar, context, jar) for jar in jars]
+        waiting: set[Future[Path]] = set(started)
+        while waiting:
+            done, waiting = wait(waiting, timeout=_TELL_EVERY_S)
+            for future in done:
+                future.result()
+            if waiting and time.monotonic() > end:
+                raise FetchFailed(_failure(f"not done after {_FETCH_DEADLINE_S:.0f} s"))
+            if waiting:
+                progress(
+                    f"Fetching Apache Kafka {KAFKA_VERSION}: "
+                    f"{len(jars) - len(waiting)} of {len(jars)} jars"
+                )
+        return [future.result() for future in started]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _fetch_jar(context: MavenContext, jar: Jar) -> Path:
+    """Fetch one jar, or take the one that an earlier fetch left, and check its bytes."""
+    artifact = context.create_dependency(jar.coordinate).artifact
+    reason = ""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            path = artifact.resolve()
+            if hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256:
+                return path
+            reason = "its bytes are not those of kafka.lock"
+        except (OSError, RuntimeError) as error:  # no answer, broken off; not there
+            reason = f"{error}".partition("\n")[0] or type(error).__name__
+        if artifact.cached_path is not None:
+            artifact.cached_path.unlink(missing_ok=True)  # a part of it would count as all of it
+        if attempt < _TRIES:
+            time.sleep(_PAUSE_S * attempt)
+    raise FetchFailed(_failure(f"{jar.coordinate}: {reason}"))
+
+
+def _failure(reason: str) -> str:
+    return f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? ({reason})"
 
 
 def _open_for_all(folder: Path) -> None:

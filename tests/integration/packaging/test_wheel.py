@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+
+from tools.release import requirements_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +40,7 @@ FOREIGN = {
     "cli": ["pyspark"],
     "spark": ["asyncpg", "aiokafka", "click"],
     "local": ["pyspark", "click"],
-    "stack": ["asyncpg", "aiokafka", "click"],
+    "stack": ["asyncpg", "aiokafka", "pyspark", "rich", "numpy"],
     "tracing": ["asyncpg", "aiokafka", "click", "opentelemetry.sdk"],
 }
 """What an extra must not bring along."""
@@ -62,31 +63,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def required_by(found: Distribution, extra: str) -> set[str]:
-    """Return the names of all distributions that `found` with `extra` asks for, itself left out."""
-    names: set[str] = set()
-    waiting = [(found, extra)]
-    while waiting:
-        current, wanted = waiting.pop()
-        for text in current.requires or []:
-            requirement = Requirement(text)
-            if requirement.marker and not requirement.marker.evaluate({"extra": wanted}):
-                continue
-            name = canonicalize_name(requirement.name)
-            if name == canonicalize_name(found.metadata["Name"]):
-                waiting += [(found, more) for more in requirement.extras]
-            elif name not in names:
-                names.add(name)
-                waiting += [(distribution(name), more) for more in requirement.extras or {""}]
-    return names
-
-
 def make_environment(folder: Path, wheel: Path, extra: str) -> Path:
     """Unpack the wheel into `folder`, and link what `extra` requires beside it."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     (metadata,) = folder.glob("orderchain-*.dist-info")
-    for name in required_by(Distribution.at(metadata), extra):
+    _, *names = requirements_of(Distribution.at(metadata), [extra])
+    for name in names:
         required = distribution(name)
         for top in {file.parts[0] for file in required.files or [] if file.parts[0] != ".."}:
             place = folder / top

@@ -1,58 +1,92 @@
+"""Kafka's jars, from a repository on loopback in the layout of Maven."""
+
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 import threading
-import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 
 from local_stack import jars
-from local_stack.errors import FetchFailed
+from local_stack.errors import FetchFailed, SetupNeeded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-FETCHES = """\
-for word; do last=$word; done          # the pattern of -retrieve
-folder=${last%/*}
-mkdir "$folder" && touch "$folder/kafka_2.13-4.1.1.jar"
-"""
-FAILS = """\
-echo '   :: org.apache.kafka#kafka_2.13;4.1.1: not found'
-exit 1
-"""
+JARS = {
+    "org.apache.kafka:kafka_2.13:4.1.1": b"broker",
+    "org.apache.kafka:kafka-clients:4.1.1": b"clients",
+    "org.slf4j:slf4j-simple:1.7.36": b"logging",
+}
+NAMES = {"kafka_2.13-4.1.1.jar", "kafka-clients-4.1.1.jar", "slf4j-simple-1.7.36.jar"}
 
 
-class Resolver:
-    """Stands in for Java and the resolver: a script that counts its runs."""
+class Repository:
+    """Serves a folder, counts what is asked for, and can break an answer off."""
 
     def __init__(self, folder: Path) -> None:
-        self.program = folder / "java"
-        self.runs_path = folder / "runs"
-        self.does(FETCHES)
+        self.folder = folder
+        self.asked: list[str] = []
+        self.breaks_off: dict[str, int] = {}
+        for coordinate, content in JARS.items():
+            self.path_of(coordinate).parent.mkdir(parents=True, exist_ok=True)
+            self.path_of(coordinate).write_bytes(content)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self))
+        self.environ = {jars.REPOSITORY_VARIABLE: f"http://127.0.0.1:{self.server.server_port}/"}
 
-    def does(self, script: str) -> None:
-        self.program.write_text(f"#!/bin/sh\necho run >>'{self.runs_path}'\n{script}")
-        self.program.chmod(0o755)
+    def path_of(self, coordinate: str) -> Path:
+        group, name, version = coordinate.split(":")
+        return self.folder / group.replace(".", "/") / name / version / f"{name}-{version}.jar"
+
+    def fetch(self, cache: Path) -> Path:
+        return jars.fetch_kafka(cache, environ=self.environ)
 
     @property
-    def runs(self) -> int:
-        return len(self.runs_path.read_text().splitlines()) if self.runs_path.exists() else 0
+    def jars_asked(self) -> list[str]:
+        return sorted(path for path in self.asked if path.endswith(".jar"))
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the files of a repository, without a word."""
+
+    def __init__(self, repository: Repository, *arguments: object) -> None:
+        self.repository = repository
+        super().__init__(*arguments, directory=str(repository.folder))  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        self.repository.asked.append(name)
+        if self.repository.breaks_off.get(name, 0) > 0:
+            self.repository.breaks_off[name] -= 1
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"half")
+            return
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 @pytest.fixture
-def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolver:
-    made = Resolver(tmp_path)
-    monkeypatch.setattr(jars, "find_java", lambda _: made.program)
-    monkeypatch.setattr(jars, "_find_resolver", lambda: tmp_path / "ivy.jar")
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    made = Repository(tmp_path / "repository")
+    lock = [jars.Jar(name, hashlib.sha256(content).hexdigest()) for name, content in JARS.items()]
+    monkeypatch.setattr(jars, "locked_jars", lambda: lock)
     monkeypatch.setattr(jars, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(jars, "_POLL_S", 0.01)
-    return made
-
-
-def fetch(cache: Path) -> Path:
-    return jars.fetch_kafka(cache, environ=os.environ)
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join(30)
 
 
 def left_in(cache: Path) -> set[str]:
@@ -60,75 +94,99 @@ def left_in(cache: Path) -> set[str]:
 
 
 def test_fetch_kafka_gives_a_folder_that_others_can_read(
-    resolver: Resolver, tmp_path: Path
+    repository: Repository, tmp_path: Path
 ) -> None:
     before = os.umask(0o077)
     try:
-        folder = fetch(tmp_path / "cache")
+        folder = repository.fetch(tmp_path / "cache")
     finally:
         os.umask(before)
-    assert [jar.name for jar in folder.iterdir()] == ["kafka_2.13-4.1.1.jar"]
+    assert {jar.name for jar in folder.iterdir()} == NAMES
     assert folder.stat().st_mode & 0o777 == 0o755
-    assert next(folder.iterdir()).stat().st_mode & 0o777 == 0o644
+    assert {jar.stat().st_mode & 0o777 for jar in folder.iterdir()} == {0o644}
     assert left_in(tmp_path / "cache") == {folder.name}
-    assert resolver.runs == 1
+    assert repository.jars_asked == sorted(NAMES)
 
 
-def test_fetch_kafka_the_second_time_runs_nothing(resolver: Resolver, tmp_path: Path) -> None:
-    assert fetch(tmp_path / "cache") == fetch(tmp_path / "cache")
-    assert resolver.runs == 1
+def test_fetch_kafka_the_second_time_asks_nobody(repository: Repository, tmp_path: Path) -> None:
+    assert repository.fetch(tmp_path / "cache") == repository.fetch(tmp_path / "cache")
+    assert repository.jars_asked == sorted(NAMES)
 
 
-def test_fetch_kafka_that_fails_leaves_no_folder_and_tells_what_is_missing(
-    resolver: Resolver, tmp_path: Path
+def test_fetch_kafka_without_one_jar_leaves_no_folder_and_names_it(
+    repository: Repository, tmp_path: Path
 ) -> None:
-    resolver.does(FAILS)
-    with pytest.raises(FetchFailed, match=r"kafka#kafka_2\.13;4\.1\.1: not found"):
-        fetch(tmp_path / "cache")
-    assert left_in(tmp_path / "cache") == set()
-    assert resolver.runs == 3
+    repository.path_of("org.slf4j:slf4j-simple:1.7.36").unlink()
+    with pytest.raises(FetchFailed, match=r"org\.slf4j:slf4j-simple:1\.7\.36: "):
+        repository.fetch(tmp_path / "cache")
+    assert left_in(tmp_path / "cache") == {".jars"}
+    assert repository.jars_asked.count("slf4j-simple-1.7.36.jar") == 3
 
 
-def test_fetch_kafka_that_breaks_off_once_tries_again(resolver: Resolver, tmp_path: Path) -> None:
-    resolver.does(f"if [ $(wc -l <'{resolver.runs_path}') = 1 ]; then exit 1; fi\n{FETCHES}")
-    assert fetch(tmp_path / "cache").is_dir()
-    assert resolver.runs == 2
-
-
-def test_fetch_kafka_interrupted_leaves_no_folder(
-    resolver: Resolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_fetch_kafka_refuses_bytes_that_the_lock_does_not_name(
+    repository: Repository, tmp_path: Path
 ) -> None:
-    fetched = tmp_path / "fetched"
-
-    def interrupt(*_: object) -> bool:
-        while not fetched.exists():  # a script that is killed leaves the command that it runs alive
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-
-    resolver.does(f"{FETCHES}\ntouch '{fetched}'\nexec sleep 60")
-    monkeypatch.setattr(jars, "_follow", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fetch(tmp_path / "cache")
-    assert left_in(tmp_path / "cache") == set()
+    repository.path_of("org.apache.kafka:kafka-clients:4.1.1").write_bytes(b"forged")
+    with pytest.raises(FetchFailed, match=r"kafka-clients:4\.1\.1: its bytes are not those"):
+        repository.fetch(tmp_path / "cache")
+    assert not jars.kafka_folder(tmp_path / "cache").exists()
 
 
-def test_fetch_kafka_clears_what_a_killed_fetch_left(resolver: Resolver, tmp_path: Path) -> None:
-    left_over = tmp_path / "cache/.fetching-1/libs"
-    left_over.mkdir(parents=True)
-    folder = fetch(tmp_path / "cache")
+def test_fetch_kafka_that_breaks_off_once_asks_for_that_jar_again(
+    repository: Repository, tmp_path: Path
+) -> None:
+    repository.breaks_off["kafka_2.13-4.1.1.jar"] = 1
+    folder = repository.fetch(tmp_path / "cache")
+    assert (folder / "kafka_2.13-4.1.1.jar").read_bytes() == b"broker"
+    assert repository.jars_asked == sorted([*NAMES, "kafka_2.13-4.1.1.jar"])
+
+
+def test_fetch_kafka_after_one_that_failed_asks_for_what_is_missing_alone(
+    repository: Repository, tmp_path: Path
+) -> None:
+    repository.breaks_off["kafka_2.13-4.1.1.jar"] = 3
+    with pytest.raises(FetchFailed):
+        repository.fetch(tmp_path / "cache")
+    repository.asked.clear()
+    repository.fetch(tmp_path / "cache")
+    assert repository.jars_asked == ["kafka_2.13-4.1.1.jar"]
+    assert left_in(tmp_path / "cache") == {jars.kafka_folder(tmp_path / "cache").name}
+
+
+def test_fetch_kafka_clears_what_a_killed_fetch_left(
+    repository: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "cache/.fetching-1/libs").mkdir(parents=True)
+    folder = repository.fetch(tmp_path / "cache")
     assert left_in(tmp_path / "cache") == {folder.name}
-    assert resolver.runs == 1
 
 
-def test_fetch_kafka_side_by_side_runs_once(resolver: Resolver, tmp_path: Path) -> None:
-    resolver.does(f"sleep 0.3\n{FETCHES}")
+def test_fetch_kafka_side_by_side_fetches_once(repository: Repository, tmp_path: Path) -> None:
     folders: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: folders.append(fetch(tmp_path / "cache"))) for _ in range(4)
+        threading.Thread(target=lambda: folders.append(repository.fetch(tmp_path / "cache")))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
     assert len(folders) == 4
-    assert resolver.runs == 1
+    assert repository.jars_asked == sorted(NAMES)
+
+
+def test_fetch_kafka_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jgo.maven", None)
+    with pytest.raises(SetupNeeded, match=r"pip install 'orderchain\[stack\]'"):
+        jars.fetch_kafka(tmp_path / "cache", environ={})
+
+
+def test_lock_names_the_broker_of_this_version_and_every_hash() -> None:
+    locked = jars.locked_jars()
+    broker = f"org.apache.kafka:kafka_{jars.SCALA_VERSION}:{jars.KAFKA_VERSION}"
+    assert broker in {jar.coordinate for jar in locked}
+    assert all(len(jar.coordinate.split(":")) == 3 for jar in locked)
+    assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in locked)
+    assert len({jar.coordinate for jar in locked}) == len(locked) == 46
