@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_JOBS := $(or $(JOBS),2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test simulate faults bench check marks walk pictures hooks clean
+.PHONY: help setup servers demo test simulate faults bench check site release hashes marks walk pictures hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,16 @@ check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/unit
+
+site: setup ## the documents as a site, in build/site; a broken link or reference fails
+	@$(BIN)/python -m mkdocs build --strict --quiet
+
+release: check site ## wheel, sdist, bill of materials and hashes into dist (VERSION=0.1.0, else the tag's)
+	@$(BIN)/python tools/release.py $(if $(VERSION),--version $(VERSION))
+
+hashes: setup ## write constraints-hashed.txt, after a change of constraints.txt or pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes --no-annotate \
+		--custom-compile-command 'make hashes' -c constraints.txt -o constraints-hashed.txt pyproject.toml
 
 marks: setup ## what the house is held against: files, circles, single-use modules (MARKS_ARGS=--list names them)
 	@$(BIN)/python tools/marks.py $(MARKS_ARGS)

@@ -1,0 +1,64 @@
+"""What the package asks for: bounds, tested versions, hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PIN = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
+
+
+def pins(name: str) -> dict[str, str]:
+    found = PIN.findall((ROOT / name).read_text(encoding="utf-8"))
+    return {canonicalize_name(package): version for package, version in found}
+
+
+PINS = pins("constraints.txt")
+
+
+def asked() -> list[Requirement]:
+    texts = [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]
+    return [each for each in map(Requirement, texts) if each.name != "orderchain"]
+
+
+def test_each_requirement_takes_the_version_that_is_tested() -> None:
+    for requirement in asked():
+        version = PINS[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} and {version}"
+
+
+def test_versions_with_hashes_are_those_that_are_tested() -> None:
+    """`make hashes` writes them."""
+    assert pins("constraints-hashed.txt") == PINS
+    text = (ROOT / "constraints-hashed.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extra_is_in_what_the_developers_install(extra: str) -> None:
+    """So that every extra is tested."""
+    seen = {"dev"}
+    waiting = ["dev"]
+    while waiting:
+        for requirement in map(Requirement, EXTRAS[waiting.pop()]):
+            if requirement.name == "orderchain":
+                waiting += requirement.extras - seen
+                seen |= requirement.extras
+    assert extra in seen
+
+
+def test_libraries_of_users_with_major_versions_have_an_upper_bound() -> None:
+    """Those without one count by years or follow a rule of their own (pyarrow, cryptography)."""
+    for extra in ("sequencer", "receiver", "outbox", "web", "monitoring", "cli", "stack"):
+        for requirement in map(Requirement, EXTRAS[extra]):
+            operators = {each.operator for each in requirement.specifier}
+            assert requirement.name == "orderchain" or "<" in operators, requirement
