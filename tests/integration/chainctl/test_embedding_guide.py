@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderchain import errors
-
-from .conftest import clean_environment
+from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[3]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+OWN_FOLDER = "mkdir first-chain && cd first-chain\n"
+"""The folder of the test is that one."""
 MATCHING = ROOT / "docs" / "embed-a-matching-service.md"
 SEQUENCING = ROOT / "docs" / "embed-a-sequencing-service.md"
 PAGES = [
@@ -28,13 +28,6 @@ PAGES = [
 ]
 INNER = {"OrderchainError"}
 """The root of all: nobody has to tell it from others."""
-DEADLINE_SECONDS = 100
-
-
-def blocks(guide: Path) -> list[tuple[str, str, str]]:
-    """Return language, name and text of each code block."""
-    text = guide.read_text(encoding="utf-8")
-    return re.findall(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -47,29 +40,18 @@ def folder(server_folder: Path) -> Iterator[Path]:
 
 
 def run(folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
-    environment = clean_environment({"CHAINCTL_STACK_DIR": str(folder.parent / "stack")})
     # What step 1 of the guide installs is what this test runs with.
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    return subprocess.run(
-        ["bash", "-e", "-c", commands],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
+    settings = {"CHAINCTL_STACK_DIR": str(folder.parent / "stack"), "PYTHONPATH": str(ROOT)}
+    return run_commands(folder, commands, programs=Path(sys.executable).parent, settings=settings)
 
 
-def lay_out(guide: Path, folder: Path) -> list[str]:
-    """Write the files of a guide, and return its commands."""
-    commands = []
-    for language, name, text in blocks(guide):
-        if language == "sh" and name != "install":
-            commands.append(text)
-        elif name and language != "sh":
-            (folder / name).write_text(text, encoding="utf-8")
-    return commands
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_tutorial_followed_from_an_empty_folder_shows_what_it_says(folder: Path) -> None:
+    done = run(folder, "".join(lay_out(TUTORIAL, folder)).replace(OWN_FOLDER, ""))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shown_but_not_said(TUTORIAL, done.stdout) == []
 
 
 @pytest.mark.postgres
@@ -123,7 +105,7 @@ def test_sequencing_guide_followed_from_an_empty_folder_leads_to_a_service_that_
 
 @pytest.mark.parametrize("guide", [MATCHING, SEQUENCING], ids=lambda guide: guide.stem)
 def test_service_of_a_guide_has_forty_lines(guide: Path) -> None:
-    (service,) = [text for _, name, text in blocks(guide) if name == "service.py"]
+    (service,) = [block.text for block in blocks_of(guide) if block.title == "service.py"]
     lines = [line for line in service.splitlines() if line.strip()]
     assert len(lines) <= 40
 
@@ -132,8 +114,7 @@ def test_service_of_a_guide_has_forty_lines(guide: Path) -> None:
 def test_pages_for_users_import_by_the_front_door_alone(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".md":
-        found = re.findall(r"^```python[^\n]*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-        text = "\n".join(found)
+        text = "\n".join(block.text for block in blocks_of(page) if block.language == "python")
     modules = set(re.findall(r"^ *(?:from|import) +([\w.]+)", text, flags=re.MULTILINE))
     parts = {"sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier"}
     assert not {module for module in modules if module.partition(".")[0] in parts}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.pages import blocks_of
 
 pytest_plugins = ["pytester"]
 
@@ -191,8 +192,8 @@ def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> No
 @pytest.fixture
 def outbox_project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with the files of the guide, as they are written there."""
-    text = OUTBOX_GUIDE.read_text(encoding="utf-8")
-    found = re.findall(r"^```python (\w+\.py)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = [each for each in blocks_of(OUTBOX_GUIDE) if each.title.endswith(".py")]
+    found = [(block.title, block.text) for block in blocks]
     assert {name for name, _ in found} == {"handlers.py", "test_handlers.py"}
     for name, content in found:
         (pytester.path / name).write_text(content, encoding="utf-8")

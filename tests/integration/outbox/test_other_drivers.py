@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .conftest import Sender
+
+from tests.pages import blocks_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
 
@@ -70,9 +71,8 @@ DRIVERS: dict[str, Callable[[str], Any]] = {
 
 
 def lines_of(driver: str) -> str:
-    text = GUIDE.read_text(encoding="utf-8")
-    (block,) = re.findall(rf"^```python {driver}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return str(block)
+    (block,) = [each for each in blocks_of(GUIDE) if each.title == driver]
+    return block.text
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -1,0 +1,112 @@
+"""The wheel in an environment that holds nothing else: installed as a page says, then followed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+DEADLINE_SECONDS = 900
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs that the tutorial's first step installs."""
+    home = tmp_path_factory.mktemp("home")
+    (install,) = [each.text for each in blocks_of(TUTORIAL) if each.title == "install"]
+    assert "dist/orderchain-*.whl" in install
+    # The checkout of the tests is not written into.
+    commands = re.sub(r"\bdist\b", str(home / "dist"), install).replace("~/", f"{home}/")
+    done = run_commands(
+        ROOT,
+        commands,
+        programs=Path(sys.executable).parent,
+        settings={},
+        seconds=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return home / "orderchain" / "bin"
+
+
+@pytest.fixture
+def folder(server_folder: Path, programs: Path) -> Iterator[Path]:
+    made = server_folder / "project"
+    made.mkdir()
+    yield made
+    follow(made, programs, "chainctl stack down")
+
+
+def follow(folder: Path, programs: Path, commands: str) -> subprocess.CompletedProcess[str]:
+    settings = {"CHAINCTL_STACK_DIR": str(folder.parent / "stack"), "PYTHONPATH": ""}
+    return run_commands(folder, commands, programs=programs, settings=settings, seconds=250)
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_tutorial_followed_with_the_wheel_alone_shows_what_it_says(
+    folder: Path, programs: Path
+) -> None:
+    commands = "".join(lay_out(TUTORIAL, folder))
+    done = follow(folder, programs, commands.replace("mkdir first-chain && cd first-chain\n", ""))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shown_but_not_said(TUTORIAL, done.stdout) == []
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_environment_holds_neither_spark_nor_tools_nor_the_checkout(programs: Path) -> None:
+    done = subprocess.run(
+        [programs / "python", "-m", "pip", "list", "--format", "freeze"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = {line.partition("==")[0].lower() for line in done.stdout.splitlines()}
+    assert {"orderchain", "asyncpg", "jgo", "pyarrow"} <= names
+    assert not {"pyspark", "pytest", "mypy", "ruff", "hatchling"} & names
+    where = subprocess.run(
+        [programs / "python", "-c", "import orderchain, sequencer; print(sequencer.__file__)"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert str(programs.parent) in where
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_command_without_its_extra_names_a_command_that_pip_takes(programs: Path) -> None:
+    """The package need not be on an index for that: what is installed satisfies pip."""
+    asked = subprocess.run(
+        [programs / "chainctl", "verify", "--chain", "1", "--source", "database",
+         "--database", "postgresql://x@127.0.0.1:1/y"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert asked.returncode == 2
+    (said,) = re.findall(r"pip install '(orderchain\[spark\])'", asked.stderr)
+    done = subprocess.run(
+        [programs / "python", "-m", "pip", "install", "--dry-run", "--no-deps", said],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
