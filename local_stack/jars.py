@@ -31,6 +31,7 @@ from local_stack.folders import (
     make_folder,
     silent,
 )
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -223,7 +224,7 @@ def _fetch_jar(context: MavenContext, jar: Jar) -> Path:
                 return path
             reason = "its bytes are not those of kafka.lock"
         except (OSError, RuntimeError) as error:  # no answer, broken off; not there
-            reason = f"{error}".partition("\n")[0] or type(error).__name__
+            reason = reason_of(error)
         if artifact.cached_path is not None:
             artifact.cached_path.unlink(missing_ok=True)  # a part of it would count as all of it
         if attempt < _TRIES:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
@@ -17,7 +18,8 @@ PAGES: Final = [
 """What readers follow; decisions are records of their time."""
 
 _FENCE: Final = re.compile(
-    r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?(?P<rest>[^\n]*)\n(?P<text>.*?)^```$',
+    r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?(?P<rest>[^\n]*)\n'
+    r"(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -46,7 +48,7 @@ def blocks_of(page: Path) -> list[Block]:
             text.count("\n", 0, match.start()) + 1,
             match["language"] + match["rest"],
             match["title"] or "",
-            match["text"],
+            dedent(match["text"]),
         )
         for match in _FENCE.finditer(text)
     ]

@@ -36,14 +36,14 @@ is_done() { # LEVEL
 
 # --- what the system must have ---------------------------------------------------------------------------------------
 
-fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+  for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3.14 python3}; do
     if fits "$candidate"; then command -v "$candidate"; return; fi
   done
-  stop "Python 3.11, 3.12 or 3.13 is needed${PYTHON:+, PYTHON=$PYTHON is none}"
+  stop "Python 3.11 to 3.14 is needed${PYTHON:+, PYTHON=$PYTHON is none}"
 }
 
 java_fits() {

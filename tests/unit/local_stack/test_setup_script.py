@@ -39,6 +39,7 @@ class Machine:
         shutil.copy(SCRIPT.with_name("test_servers.sh"), self.project / "tools/test_servers.sh")
         (self.project / "pyproject.toml").write_text("[project]\n")
         (self.project / "constraints.txt").write_text("# none\n")
+        self.has_program("python3.14", "exit 1")
         self.has_program("python3.13", "exit 1")
         self.has_program("python3.12", "exit 1")
         self.has_program("python3.11", PYTHON)
@@ -195,7 +196,7 @@ def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:
     machine.has_program("python3", "exit 1")
     done = machine.set_up()
     assert done.returncode == 2
-    assert done.stderr == "setup: Python 3.11, 3.12 or 3.13 is needed\n"
+    assert done.stderr == "setup: Python 3.11 to 3.14 is needed\n"
 
 
 @pytest.mark.parametrize("failing", ["echo pip >", "echo pip pyspark >", 'echo "$2" >'])

@@ -1,0 +1,125 @@
+"""Every code block of the documents: it has a language, and what can be checked of it holds.
+
+`tests/integration/chainctl/test_pages.py` runs the commands, `test_embedding_guide.py` the guides.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from chainctl.settings import load_settings
+from tests.command_lines import command_lines, refusal_of
+from tests.pages import PAGES, ROOT, Block, blocks_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LANGUAGES = {"sh", "python", "toml", "sql", "json", "csv", "text", "mermaid"}
+"""`text` is what a command shows, or a drawing."""
+
+PLACEHOLDERS = re.compile(r"\.\.\.|\b[A-Z]{1,}\b(?!=)|[\[|]")
+"""What shows that inline code names a form of a command, not a call."""
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def of_language(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_block_says_in_which_language_it_is(page: Path) -> None:
+    blocks = blocks_of(page)
+    assert {block.language for block in blocks} <= LANGUAGES
+    fences = re.findall(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(fences) == 2 * len(blocks), "a fence that is none"
+
+
+@pytest.mark.parametrize("block", of_language("sh"), ids=str)
+def test_calls_of_chainctl_are_taken(block: Block) -> None:
+    for words in command_lines(block.text):
+        if "--demo" in words:
+            continue  # it is taken where a demo has run: tests/integration/chainctl/test_demo.py
+        assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_calls_of_chainctl_within_the_text_are_taken(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for call in re.findall(r"`(chainctl [^`]*)`", text):
+        if not PLACEHOLDERS.search(call):
+            for words in command_lines(call.replace("\n", " ")):
+                # A name alone is enough, without all that a call needs.
+                refusal = refusal_of(words) or "Missing"
+                assert refusal.startswith(("Missing", "a group of commands")), call
+
+
+def test_targets_of_make_exist() -> None:
+    """`make -n` says what it would do, and does nothing."""
+    lines = {line.partition("#")[0].strip() for block in of_language("sh")
+             for line in block.text.splitlines() if line.startswith("make ")}  # fmt: skip
+    for page in PAGES:
+        named = re.findall(r"`(make \w+)`", page.read_text(encoding="utf-8"))
+        lines |= set(named)
+    assert lines
+    for line in sorted(lines):
+        done = subprocess.run(
+            ["bash", "-c", line.replace("make ", "make -n ", 1)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("block", of_language("python"), ids=str)
+def test_python_is_python(block: Block) -> None:
+    """A part of a program may stand in a coroutine, or before a function."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+    text = block.text + ("def f(): ...\n" if block.text.lstrip().startswith("@") else "")
+    compile(text, str(block), "exec", flags=flags, dont_inherit=True)
+
+
+@pytest.mark.parametrize("block", of_language("toml"), ids=str)
+def test_toml_is_taken(block: Block, tmp_path: Path) -> None:
+    found = tomllib.loads(block.text)
+    if "client" in found:
+        return  # the file of the message service's clients: test_clients reads it
+    path = tmp_path / "chainctl.toml"
+    path.write_text(block.text, encoding="utf-8")
+    loaded = load_settings({}, {}, str(path))
+    assert {name for name, source in loaded.sources.items() if source == str(path)} == found.keys()
+
+
+@pytest.mark.parametrize("block", of_language("json"), ids=str)
+def test_json_is_json(block: Block) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_installs_from_an_index(page: Path) -> None:
+    """There is no such package there yet, and one of that name might be another's."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"(pip|uv|pipx) (install|add)[^`\n]*['\" ]orderchain\b(?!-)", text)
+
+
+def test_navigation_of_the_site_names_each_page_once_or_for_two_readers() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    names = re.findall(r"([\w/-]+\.md)$", site, flags=re.MULTILINE)
+    pages = {
+        str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")
+    }
+    assert pages <= set(names)
+    tabs = [next(iter(tab)) for tab in yaml.safe_load(site)["nav"]]
+    assert {"Engineers", "Operators", "DBAs", "Auditors", "Contributors"} <= set(tabs)
