@@ -41,7 +41,7 @@ check: setup ## format, lint, imports, types and unit tests, in under a minute
 	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/unit
 
 site: setup ## the documents as a site, in build/site; a broken link or reference fails
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 release: check site ## wheel, sdist, bill of materials and hashes into dist (VERSION=0.1.0, else the tag's)
 	@$(BIN)/python tools/release.py $(if $(VERSION),--version $(VERSION))
