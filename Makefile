@@ -46,9 +46,12 @@ site: setup ## the documents as a site, in build/site; a broken link or referenc
 release: check site ## wheel, sdist, bill of materials and hashes into dist (VERSION=0.1.0, else the tag's)
 	@$(BIN)/python tools/release.py $(if $(VERSION),--version $(VERSION))
 
-hashes: setup ## write constraints-hashed.txt, after a change of constraints.txt or pyproject.toml
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes --no-annotate \
-		--custom-compile-command 'make hashes' -c constraints.txt -o constraints-hashed.txt pyproject.toml
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make hashes' -c constraints.txt pyproject.toml
+
+hashes: setup ## the files of versions with hashes, after a change of constraints.txt or pyproject.toml
+	@$(BIN)/uv $(COMPILE) --extra dev -o constraints-hashed.txt
+	@$(BIN)/uv $(COMPILE) $(addprefix --extra ,cli local sign web) -o deploy/requirements.txt
 
 marks: setup ## what the house is held against: files, circles, single-use modules (MARKS_ARGS=--list names them)
 	@$(BIN)/python tools/marks.py $(MARKS_ARGS)

@@ -37,7 +37,7 @@ _REFRESH_SECONDS_MAX: Final = 60.0
 _TOKEN_CHARACTERS: Final = (16, 512)
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ConsoleOptions(Struct, frozen=True, kw_only=True):
     """What a call has asked for."""
 
     address: Address
@@ -86,7 +86,7 @@ def console(
         raise SettingError("--host", host, "this machine's own, or --token-file beside it")
     from outbox.service.config import draw_token
 
-    asked = Asked(
+    asked = ConsoleOptions(
         address=Address(host, port),
         token=draw_token() if token_file is None else _token_in(token_file),
         is_drawn=token_file is None,
@@ -123,7 +123,7 @@ def _token_in(path: Path) -> str:
     return token
 
 
-async def _serve(settings: Settings, asked: Asked) -> None:
+async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
     from chainctl.console.app import Access, Console
     from chainctl.console.feed import Feed
     from chainctl.console.reading import StateReader

@@ -17,7 +17,7 @@ from orderchain.errors import OrderchainError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from chainctl.console.state import Document, Snapshot
+    from chainctl.console.state import Document, Overview
     from orderchain.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class TooManyViewers(OrderchainError):
 class Reader(Protocol):
     """Reads snapshots."""
 
-    async def read(self) -> Snapshot:
+    async def read(self) -> Overview:
         """Return a snapshot. Raises OrderchainError where there is none now."""
         ...
 

@@ -21,9 +21,9 @@ from chainctl.console.state import (
     GapEntry,
     Look,
     OutboxLine,
+    Overview,
     ReceiverLine,
     ReportFile,
-    Snapshot,
     StuckDelivery,
     VerifiedLine,
 )
@@ -156,7 +156,7 @@ class StateReader:
         )
         self._outbox = _Part(Outbox(), _read_outbox, OUTBOX_SECONDS, OUTBOX_OPERATOR)
 
-    async def read(self) -> Snapshot:
+    async def read(self) -> Overview:
         """Return the state.
 
         Raises RetryError where the database is away, else as `connect`; and what keeps the chains
@@ -186,7 +186,7 @@ class StateReader:
     def _refusal_of(self, error: Exception, role: str) -> Exception:
         return statement_refusal(error, self._config.database, role)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> Overview:
         parts = {
             "chains": self._chains.refusal,
             "gaps": self._ledger.refusal,
@@ -197,7 +197,7 @@ class StateReader:
         if not self._outbox.value.is_there and "outbox" not in absent:
             absent["outbox"] = "this database has no outbox"
         chains = None if "chains" in absent else self._chains.value
-        return Snapshot(
+        return Overview(
             read_at=utc(datetime.now(UTC) if chains is None else chains.read_at),
             database_id="" if chains is None else chains.database_id,
             chains=() if chains is None else chains.chains,

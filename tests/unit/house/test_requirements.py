@@ -62,3 +62,11 @@ def test_libraries_of_users_with_major_versions_have_an_upper_bound() -> None:
         for requirement in map(Requirement, EXTRAS[extra]):
             operators = {each.operator for each in requirement.specifier}
             assert requirement.name == "orderchain" or "<" in operators, requirement
+
+
+def test_what_an_image_installs_is_a_part_of_what_is_tested() -> None:
+    installed = pins("deploy/requirements.txt")
+    assert installed.items() <= PINS.items()
+    for extra in ("cli", "local", "sign", "web"):
+        needed = {canonicalize_name(each.name) for each in map(Requirement, EXTRAS[extra])}
+        assert needed - {"orderchain"} <= installed.keys()

@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, and fetches nothing from elsewhere in a browser."""
+"""The site: built without a warning; a browser that shows it fetches nothing from elsewhere."""
 
 from __future__ import annotations
 

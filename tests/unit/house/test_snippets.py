@@ -103,8 +103,9 @@ def test_toml_is_taken(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", of_language("json"), ids=str)
 def test_json_is_json(block: Block) -> None:
-    for line in block.text.splitlines():
-        json.loads(line)
+    documents = block.text.splitlines() if block.title.endswith(".jsonl") else [block.text]
+    for document in documents:
+        json.loads(document)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
