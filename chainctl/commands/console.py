@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
+from chainctl.demo_option import demo_option
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen, quiet_server
 from chainctl.options import Command, Integer, uses_settings
@@ -64,6 +65,7 @@ class ConsoleOptions(Struct, frozen=True, kw_only=True):
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html",
               help="Where `chainctl verify --report` writes its page: it is linked, and its "
               "verdict shown.")  # fmt: skip
+@demo_option
 @uses_settings("database", "connect_seconds", "log_format")
 def console(
     settings: Settings,

@@ -4,7 +4,8 @@
 
 const $ = (id) => document.getElementById(id);
 const counts = new Intl.NumberFormat('en-US');
-const POINTS = 180;
+const CHART_SECONDS = 180;
+const SAMPLE_SECONDS = 0.9;
 const SILENT_SECONDS = 20;
 const state = {};
 const narrow = matchMedia('(max-width: 44rem)');
@@ -81,14 +82,21 @@ const pill = (value, tone) => ({ text: value, kind: 'pill', tone });
 
 // -- charts ---------------------------------------------------------------------------------------
 
+// By name, values with their times, of the last CHART_SECONDS (of more where looks are rare).
 const past = new Map();
 
+const refreshSeconds = () => (state.feed && state.feed.reader.refresh_seconds) || 1;
+const chartSeconds = () => CHART_SECONDS * Math.max(1, refreshSeconds());
+const now = () => Date.parse(about().read_at) / 1000;
+
 function remember(name, value) {
-  const values = past.get(name) || [];
-  values.push(value);
-  if (values.length > POINTS) values.shift();
-  past.set(name, values);
+  const points = past.get(name) || [];
+  points.push([now(), value]);
+  while (points[0][0] < now() - chartSeconds()) points.shift();
+  past.set(name, points);
 }
+
+const valuesOf = (name) => (past.get(name) || []).map((point) => point[1]);
 
 function svg(tag, attributes) {
   const node = document.createElementNS('http://www.w3.org/2000/svg', tag);
@@ -97,8 +105,7 @@ function svg(tag, attributes) {
 }
 
 function chart(node, name, isLarge) {
-  const values = past.get(name) || [];
-  const [width, height] = [POINTS - 1, 40];
+  const [width, height] = [180, 40];
   if (!node.firstChild) {
     attribute(node, 'viewBox', `0 0 ${width} ${height}`);
     attribute(node, 'preserveAspectRatio', 'none');
@@ -109,20 +116,25 @@ function chart(node, name, isLarge) {
     }
     node.append(svg('polygon', {}), svg('polyline', {}));
   }
-  const most = Math.max(...values, 1e-9);
-  const first = width - values.length + 1;
-  const points = values.map((value, at) => {
-    const y = height - 1.5 - (value / most) * (height - 4);
-    return `${first + at},${y.toFixed(2)}`;
+  const most = Math.max(...valuesOf(name), 1e-9);
+  const points = (past.get(name) || []).map(([time, value]) => {
+    const x = width * (1 - (now() - time) / chartSeconds());
+    return [x.toFixed(2), (height - 1.5 - (value / most) * (height - 4)).toFixed(2)];
   });
-  attribute(node.lastChild, 'points', points.join(' '));
-  const area = points.length ? `${first},${height} ${points.join(' ')} ${width},${height}` : '';
-  attribute(node.lastChild.previousSibling, 'points', area);
+  const line = points.map((point) => point.join(',')).join(' ');
+  attribute(node.lastChild, 'points', line);
+  const ends = points.length ? [points[0][0], points.at(-1)[0]] : [];
+  attribute(node.lastChild.previousSibling, 'points', line && `${ends[0]},${height} ${line} ${ends[1]},${height}`);
 }
 
 const worstSeconds = (found) => Math.max(0, ...found.map((row) => row.behind_seconds));
 
+let sampled = 0;
+
 function sample() {
+  if (now() < sampled) past.clear(); // another server, with another clock
+  if (now() - sampled < SAMPLE_SECONDS && now() >= sampled) return;
+  sampled = now();
   const chains = rows('chains');
   const live = rows('receivers').filter((row) => row.state !== 'halted');
   remember('orders', chains.reduce((sum, row) => sum + (row.orders_per_second || 0), 0));
@@ -348,7 +360,7 @@ const receiversTable = new Table($('receivers'), {
 const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
 
 const gapsTable = new Table($('gaps'), {
-  size: 15,
+  size: 10,
   read: () => rows('gaps').sort((a, b) => b.blocks - a.blocks || b.found.localeCompare(a.found)),
   words: (row) => [`chain ${row.chain}`, row.receiver, row.cause, row.outcome, row.source],
   isBad: (row) => row.blocks,
@@ -489,9 +501,9 @@ function figure(name, value, note, tone = '') {
 
 function drawTiles() {
   const chains = rows('chains');
-  const last = (name) => (past.get(name) || [0]).at(-1);
+  const last = (name) => valuesOf(name).at(-1) || 0;
   const moving = chains.filter((row) => row.orders_per_second > 0).length;
-  const most = Math.max(0, ...(past.get('orders') || []));
+  const most = Math.max(0, ...valuesOf('orders'));
   figure('orders', number(Math.round(last('orders'))), `${number(moving)} of ${plural(chains.length, 'chain')} moving; at most ${number(Math.round(most))}`);
   drawLagTile();
   const leading = chains.filter((row) => ['leads', 'steps down'].includes(row.leader_state)).length;
@@ -600,8 +612,8 @@ function apply(changed) {
 function onState() {
   heard = performance.now();
   const reader = state.feed.reader;
-  if (!reader.why) sample();
   if (!state.about) return say('away', `The database does not answer: ${reader.why}`);
+  if (!reader.why) sample();
   draw();
   if (reader.why) return say('away', `The database does not answer: ${reader.why}. What you see is ${span(reader.old_seconds)} old.`);
   return say('live', '');
@@ -649,7 +661,7 @@ async function onBroken() {
 
 setInterval(() => {
   const silent = (performance.now() - heard) / 1000;
-  const patience = SILENT_SECONDS + 3 * ((state.feed && state.feed.reader.refresh_seconds) || 0);
+  const patience = SILENT_SECONDS + 3 * refreshSeconds();
   if (source && source.readyState === EventSource.OPEN && silent > patience) {
     say('away', `The console is silent.${since()}`);
     listen();

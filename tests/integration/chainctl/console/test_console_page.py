@@ -342,7 +342,9 @@ async def test_phone_shows_all_of_it_without_scrolling_sideways(
         content, window = await width_of(page)
         assert (content <= window, window) == (True, PHONE["width"])
         persisted = line_of(page, "chains", str(CHAIN)).locator(".persisted")
-        await expect(persisted).to_be_visible()
+        figure = await persisted.bounding_box()
+        assert figure is not None
+        assert figure["width"] > figure["height"]  # it stands on one line
         await page.get_by_role("button", name=f"Act on receiver matching of chain {CHAIN}").tap()
         await expect(page.get_by_role("dialog")).to_be_visible()
         box = await page.get_by_role("dialog").bounding_box()
