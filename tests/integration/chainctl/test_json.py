@@ -96,7 +96,7 @@ def test_every_command_with_json_is_called_here_or_read_elsewhere(tmp_path: Path
     for path, name in ELSEWHERE.items():
         text = (Path(__file__).parent / name).read_text()
         assert "json.loads" in text, path
-        assert f'"{path.split(maxsplit=1)[-1]}"' in text, path
+        assert f'"{path.split()[-1]}"' in text, path
 
 
 @pytest.mark.parametrize("path", ["fill", "verify"])

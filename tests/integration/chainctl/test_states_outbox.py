@@ -131,6 +131,7 @@ def test_disk_full(
         runbook.run("outbox keep --history-bytes-max", code=1)
         runbook.run("outbox keep --outbox-bytes-max")
         assert "chain_page" in runbook.run("sizes").out
+        runbook.run("sizes --over 1d")
         runbook.run("verify")
         runbook.run("archive")
         window = ("--key-window", 0)  # the chain of the test is shorter than the window
