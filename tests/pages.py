@@ -85,7 +85,7 @@ def run_commands(
 def shown_but_not_said(page: Path, said: str) -> list[str]:
     """Return the lines of a page's `text` blocks that its commands did not write.
 
-    Three dots stand for anything.
+    Three dots stand for anything; how far a line is indented does not matter.
     """
     lines = [line for block in blocks_of(page) if block.language == "text" for line in
              block.text.splitlines()]  # fmt: skip
@@ -93,5 +93,5 @@ def shown_but_not_said(page: Path, said: str) -> list[str]:
     return [
         line
         for line, pattern in zip(lines, patterns, strict=True)
-        if not re.search(rf"^{pattern}\s*$", said, re.MULTILINE)
+        if not re.search(rf"^ *{pattern}\s*$", said, re.MULTILINE)
     ]

@@ -104,7 +104,7 @@ def standby_believed() -> Iterator[None]:
 @contextmanager
 def ledger_without_bound() -> Iterator[None]:
     with patch(
-        "matcher_receiver.receiver.GapLedger", lambda kept, record: GapLedger(1_000_000, record)
+        "matcher_receiver.receiver.GapLedger", lambda _, *others: GapLedger(1_000_000, *others)
     ):
         yield
 

@@ -27,7 +27,7 @@ README = Path(__file__).parents[3] / "README.md"
 def settings_by_the_readme(replaced: dict[str, str]) -> dict[str, str]:
     """Return what a shell has set after the README's lines, other names put into them."""
     text = README.read_text(encoding="utf-8")
-    (lines,) = re.findall(r"^```\n(export CHAINCTL_DATABASE=.*?)^```$", text, re.M | re.S)
+    (lines,) = re.findall(r"^```sh\n(export CHAINCTL_DATABASE=.*?)^```$", text, re.M | re.S)
     for there, here in replaced.items():
         assert there in lines, there
         lines = lines.replace(there, here)
