@@ -1,7 +1,7 @@
 # Everything begins with the set-up, which is quick and offline once it was done. `demo` needs a part of it.
 
 BIN := .venv/bin
-TEST_JOBS := $(or $(JOBS),3)
+TEST_JOBS := $(or $(JOBS),2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup servers demo test simulate faults bench check site release hashes marks walk pictures hooks clean
