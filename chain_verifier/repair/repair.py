@@ -134,10 +134,11 @@ class _RepairWork:
             has_kept = bool(request.kept_seals)
             self._offers: Offers = open_offers(source, chain_id, table.head, has_kept=has_kept)
         opened.callback(self._offers.close)
+        progress("comparing the chain with its seals")
+        # Entries and marks before the head, too: those of a living leader are then never after it.
+        self._start, self._marks = asyncio.run(_read_known(request))
         with closing(LocalDatabaseTable(database, chain_id)) as table:
-            self._start, self._marks = asyncio.run(_read_known(request))
             self._keys: FrameKeys = table.frame_keys()
-            progress("comparing the chain with its seals")
             self._survey = self._look(table)
             self._head = Place(
                 id=table.head.last_id,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_verifier.config import JournalSource
+from chain_verifier.config import JournalSource, TopicSource
 from chain_verifier.repair.repair import RepairPlan, RepairRequest, repair_chain
 from orderchain.errors import RetryError
 from orderchain.frame import encode_frame
@@ -337,6 +337,30 @@ def test_leader_goes_on_while_pages_below_its_head_are_repaired(
     head_after(now)
     assert ended(leader)[0] == 143
     assert is_whole(call, module_settings, whole)
+
+
+def test_batches_that_are_committed_meanwhile_are_neither_damage_nor_a_lost_tail(
+    call: Call, module_settings: Settings, whole: int, tmp_path: Path
+) -> None:
+    plans: list[RepairPlan] = []
+    more = tmp_path / "more.csv"
+    more.write_text("n\n1\n2\n")
+    sequence = ("sequence", "--chain", whole, "--input", more)
+
+    def commit(line: str) -> None:
+        if line.startswith("comparing"):
+            assert call(*sequence, settings=module_settings).code == 0
+
+    request = RepairRequest(
+        chain_id=whole,
+        database=module_settings["CHAINCTL_DATABASE"],
+        source=TopicSource(kafka=module_settings["CHAINCTL_KAFKA"]),
+        actor="eve",
+        reason="a drill",
+    )
+    done = repair_chain(request, plans.append, commit)
+    assert (done.act_id, plans[0].batches, plans[0].left_count) == (None, 0, 0)
+    assert plans[0].head == last_ids(module_settings, whole)[-1], "the new batch is compared, too"
 
 
 # --------------------------------------------------------------------------------- after the head
