@@ -21,12 +21,12 @@ stop() { say "$*"; exit 2; }
 
 case $level in
   demo) extras=cli,stack,spark size="110 MB" ;;
-  all) extras=dev size="200 MB" ;;
+  all) extras=dev size="280 MB" ;;
   *) stop "the level was '$level', expected demo or all" ;;
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
-fingerprint() { { pwd; cat pyproject.toml constraints.txt tools/setup.sh; } | cksum; }
+fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt tools/setup.sh; } | cksum; }
 
 stamp() { echo ".venv/.setup-$1"; }
 
@@ -183,11 +183,22 @@ print(*sorted({one for one in named(sys.argv[1]) if not one.startswith("pyspark"
 ' "$1"
 }
 
+# For developers and CI: the files that `make hashes` has seen, by their hashes, and no others.
+install_by_hashes() {
+  awk '/^[a-z]/ { is_spark = /^(pyspark|py4j)==/ } !is_spark' constraints-hashed.txt >"$temporary/hashed.txt"
+  pip_install --require-hashes --no-deps --requirement "$temporary/hashed.txt"
+  pip_install --no-deps --no-build-isolation --editable .
+}
+
 # Spark comes as sources, which are jars mostly. Its wheel is made without compressing them again: that takes 12 s of CPU
 # time and saves little. pip keeps the wheel for the next checkout.
 begin_python_packages() {
-  requirements "$extras" >"$temporary/requirements.txt"
-  begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
+  if [ "$level" = all ]; then
+    begin "fetching Python packages ($size)" install_by_hashes
+  else
+    requirements "$extras" >"$temporary/requirements.txt"
+    begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
+  fi
   is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
     --use-pep517 --config-settings=--build-option=--compression=stored
 }

@@ -110,3 +110,28 @@ def test_command_without_its_extra_names_a_command_that_pip_takes(programs: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_image_is_made_by_commands_that_work(tmp_path: Path, programs: Path) -> None:
+    """As the Containerfile says, but for the folder."""
+    text = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    (commands,) = re.findall(r"^RUN (python -m venv .*)$", text, flags=re.MULTILINE)
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (ROOT / "deploy" / "requirements.txt", *programs.parents[1].glob("dist/*.whl")):
+        (source / path.name).write_bytes(path.read_bytes())
+    place = tmp_path / "image"
+    done = run_commands(
+        source,
+        commands.replace("/opt/orderchain", str(place)),
+        programs=Path(sys.executable).parent,
+        settings={},
+        seconds=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for words in (["--help"], ["messages", "token"], ["seal", "key", str(tmp_path / "key")]):
+        started = run_commands(
+            tmp_path, f"chainctl {' '.join(words)}", programs=place / "bin", settings={}
+        )
+        assert started.returncode == 0, started.stderr

@@ -20,6 +20,7 @@ case "$*" in
     chmod +x .venv/bin/pip && echo venv >>"$CALLS" ;;
   *tomllib*) echo "requirements of $3" >>"$CALLS" ;;
   *"-m pip"*pyspark*) echo pip pyspark >>"$CALLS" ;;
+  *"-m pip"*--require-hashes*) echo pip by hashes >>"$CALLS" ;;
   *"-m pip"*) echo pip >>"$CALLS" ;;
   *) echo "$2" >>"$CALLS" ;;
 esac
@@ -39,6 +40,7 @@ class Machine:
         shutil.copy(SCRIPT.with_name("test_servers.sh"), self.project / "tools/test_servers.sh")
         (self.project / "pyproject.toml").write_text("[project]\n")
         (self.project / "constraints.txt").write_text("# none\n")
+        (self.project / "constraints-hashed.txt").write_text("# none\n")
         self.has_program("python3.14", "exit 1")
         self.has_program("python3.13", "exit 1")
         self.has_program("python3.12", "exit 1")
@@ -91,7 +93,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 JARS = {"local_stack.jars", "chain_verifier.spark.connectors"}
-EVERYTHING = {"venv", "pip", "pip pyspark", "requirements of dev", *JARS}
+EVERYTHING = {"venv", "pip by hashes", "pip", "pip pyspark", *JARS}
 
 
 def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> None:
@@ -111,18 +113,18 @@ def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> Non
 def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -> None:
     demo = machine.set_up("setup.sh", "demo")
     assert demo.returncode == 0, demo.stderr
-    assert set(machine.calls()) == EVERYTHING - {"requirements of dev"} | {
+    assert set(machine.calls()) == EVERYTHING - {"pip by hashes"} | {
         "requirements of cli,stack,spark"
     }
     assert machine.set_up("setup.sh", "demo").stderr == ""
     assert machine.calls() == []
     assert machine.set_up("setup.sh", "all").returncode == 0
-    assert machine.calls() == ["requirements of dev", "pip"]
+    assert machine.calls() == ["pip by hashes", "pip"]
     assert machine.set_up("setup.sh", "all").stderr == ""
     assert machine.calls() == []
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "constraints-hashed.txt"])
 def test_setup_after_a_change_installs_again_into_the_same_venv(
     machine: Machine, changed: str
 ) -> None:
