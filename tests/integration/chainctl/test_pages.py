@@ -52,8 +52,8 @@ TOKEN: Final = "a-token-of-tests"
 ELSEWHERE: Final = {
     r"^(\.venv/bin/)?chainctl (status|receive|verify) --demo": "test_demo: after a demo",
     r"^(\.venv/bin/)?chainctl stack|^eval ": "test_stack, and the guides",
-    r"^(\.venv/bin/)?chainctl console": "chainctl/console, in a browser",
-    r"^zcat ": "test_sequence: standard input",
+    r"^(\.venv/bin/)?chainctl console|/api/acts": "chainctl/console, in a browser and over HTTP",
+    r"^(zcat|ssh) ": "test_sequence: standard input",
     r"^chainctl bench": "test_bench: it takes minutes",
     r"--master spark://|^PYSPARK_PYTHON=": "chain_verifier/test_cluster: with a cluster",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
@@ -61,7 +61,7 @@ ELSEWHERE: Final = {
     r"^SEEDED_SETS=": "a longer run of a test",
     r"^(python|python -m pytest|cat|cmp|grep|wait|mkdir|kill|sleep)\b": "the guides' own tests",
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
-    r"^(cp|chown|install|systemctl|podman)\b": "no systemd or builder here; unit/deploy checks the files",
+    r"^(cp|chown|install|systemctl|podman)\b": "no systemd, no builder: unit/deploy checks the files",
     r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
     r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
 }
