@@ -31,6 +31,8 @@ PROMISES = {
 }  # fmt: skip
 """What can be imported with each extra."""
 
+CONSOLE_FILES = ("page.html", "console.css", "console.js", "icon.svg")
+
 FOREIGN = {
     "": ["asyncpg", "aiokafka", "pyspark", "numpy", "click"],
     "sequencer": ["pyspark", "click", "rich"],
@@ -141,8 +143,19 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "chain_verifier/marks.sql",
         "chain_verifier/archive/archive.sql",
         "chain_verifier/report.css",
+        *(f"chainctl/console/static/{name}" for name in CONSOLE_FILES),
     ):
         assert sql in names
+
+
+def test_wheel_with_the_two_extras_of_the_console_has_all_of_it(
+    wheel: Path, tmp_path: Path
+) -> None:
+    for extra in ("cli", "web"):
+        make_environment(tmp_path, wheel, extra)
+    for module in ("app", "feed", "reading"):
+        done = run_in(tmp_path, f"import chainctl.console.{module}")
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("extra", ["", "sequencer", "outbox"])
