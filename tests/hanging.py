@@ -31,6 +31,7 @@ def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
 
         def handle(number: int, frame: FrameType | None) -> None:
             print_waits()
+            drop_call_to_java()
             end_test(number, frame)
 
         signal.signal(signal.SIGALRM, handle)
@@ -54,7 +55,26 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
 
 def _end_clean_up(number: int, frame: FrameType | None) -> None:
     print_waits()
+    drop_call_to_java()
     pytest.fail(f"the clean-up took more than {CLEAN_UP_SECONDS} s")
+
+
+def drop_call_to_java() -> None:
+    """Close this thread's connection to Spark's Java process, and end what runs there.
+
+    The answer to a call that is cut stays in the connection: each later call would read the answer
+    to the one before it, so every later test would fail, or wait for an answer that nobody sends.
+    The next call opens a connection of its own.
+    """
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    gateway = getattr(context, "_gateway", None)
+    if gateway is None:
+        return
+    connection = gateway._gateway_client.get_thread_connection()
+    if connection is not None:
+        connection.close()
+    if context._active_spark_context is not None:
+        context._active_spark_context.cancelAllJobs()
 
 
 def print_waits() -> None:

@@ -1,0 +1,50 @@
+"""A call to Spark that is cut, as the timer of a test does it, costs the later ones nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hanging import drop_call_to_java
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
+
+
+class Cut(BaseException):
+    """Not an Exception, like the failure that pytest-timeout raises: py4j closes nothing for it."""
+
+
+def test_later_calls_read_their_own_answers(spark: SparkSession) -> None:
+    def cut(number: int, frame: FrameType | None) -> None:
+        drop_call_to_java()
+        raise Cut
+
+    kept = signal.signal(signal.SIGUSR1, cut)
+    ended = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def cut_when_it_runs() -> None:
+        while not tracker.getActiveJobsIds():
+            if ended.wait(0.02):
+                return
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    cutter = threading.Thread(target=cut_when_it_runs)
+    cutter.start()
+    try:
+        with pytest.raises(Cut):
+            spark.range(1).where(ENDLESS).collect()
+    finally:
+        ended.set()
+        cutter.join()
+        signal.signal(signal.SIGUSR1, kept)
+    assert [spark.range(rows).count() for rows in (7, 3)] == [7, 3]
