@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 CLEAN_UP_SECONDS: Final = 120.0
 """How long the clean-up of a test may take that failed; the last one stops the servers."""
 
+REPEAT_SECONDS: Final = 30.0
+"""The timer of a test fires again after this long: the failure that it raises is lost where a
+callback of the loop runs, a task at the side, or a finalizer, and the test would hang for good."""
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
@@ -35,6 +39,7 @@ def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
             end_test(number, frame)
 
         signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_SECONDS)
     return outcome
 
 

@@ -13,6 +13,8 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[3]
 HANGS = """
 import asyncio
+import contextlib
+import time
 
 async def wait_for_nothing():
     await asyncio.Event().wait()  # the place
@@ -27,6 +29,11 @@ async def test_hangs_again_in_its_clean_up():
     finally:
         await wait_for_nothing()
 
+def test_hangs_where_the_failure_is_lost():
+    with contextlib.suppress(BaseException):
+        time.sleep(3600)
+    time.sleep(3600)
+
 def test_after_them():
     pass
 """
@@ -40,11 +47,12 @@ def test_that_hangs_ends_and_names_the_line_of_each_task(
         "import tests.hanging\n"
         "from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer\n"
         "tests.hanging.CLEAN_UP_SECONDS = 0.5\n"
+        "tests.hanging.REPEAT_SECONDS = 0.5\n"
     )
     pytester.makepyfile(HANGS)
     options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--timeout=0.5"]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
     done = pytester.runpytest_subprocess(*options, timeout=60)
-    done.assert_outcomes(failed=2, errors=1, passed=1)
+    done.assert_outcomes(failed=3, errors=1, passed=1)
     done.stdout.fnmatch_lines(["waiting: at the side", "*.py:*: await asyncio.Event().wait()*"])
     assert done.stdout.str().count("# the place") >= 4
