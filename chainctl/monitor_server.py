@@ -50,7 +50,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-class _AddressType(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+class AddressType(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
     """`[HOST:]PORT`; the host is loopback unless it is given."""
 
     name = "address"
@@ -70,7 +70,7 @@ class _AddressType(click.ParamType):  # type: ignore[type-arg] # generic only in
 
 http_option: Final = click.option(
     "--http",
-    type=_AddressType(),
+    type=AddressType(),
     metavar="[HOST:]PORT",
     help="Serve /metrics, /livez and /readyz there, without TLS or a login; on 127.0.0.1 unless a "
     "host is given. Port 0 takes a free one.",

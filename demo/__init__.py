@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from chainctl.monitor_server import Address
 from demo.lossy_link import LinkFaults
 
 ORDERS: Final = 200_000
@@ -33,6 +34,8 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     reorder: float
     seed: int
     """Seed of the generated orders and of the link's faults."""
+    http: Address | None = None
+    """Where the sequencing service serves its metrics, the matching service at the next port."""
 
     def faults(self) -> LinkFaults:
         """Return what the link does."""

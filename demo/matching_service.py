@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from chainctl.commands.chain.journal import Journal
+from chainctl.monitor_server import watched
 from demo.handlers import HANDLERS
 from demo.lossy_link import BadLink
 from demo.processes import (
@@ -204,7 +205,11 @@ class MatchingService:
             self._head, self._events = stored.head, stored.events
         command = asyncio.create_task(self._pipe.command(), name="command of the demo")
         try:
-            async with _receiver(self._job, self._link) as receiver:
+            async with (
+                watched(self._job.http) as watch,
+                _receiver(self._job, self._link) as receiver,
+            ):
+                watch.add(receiver)
                 if receiver.head_delivered != self._head:
                     raise CheckpointLost(
                         self._job.chain_id,

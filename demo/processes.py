@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from chainctl.monitor_server import Address
 from demo.lossy_link import Addable, LinkCounters, LinkFaults
 from local_stack.process import send_to_child
 from orderchain.errors import OrderchainError
@@ -47,6 +48,8 @@ class SequencingJob(Struct, frozen=True, kw_only=True):
     """Rows of one commit, and of one frame."""
     pause_at_row: int
     """It stops after this row until the command to go on."""
+    http: Address | None = None
+    """Where it serves its metrics."""
 
 
 class MatchingJob(Struct, frozen=True, kw_only=True):
@@ -70,6 +73,8 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     """How often the service was started before, for this chain."""
     save_rows: int
     """State and checkpoint are stored after this many rows, and when nothing else is to do."""
+    http: Address | None = None
+    """Where it serves its metrics."""
 
 
 class CheckingJob(Struct, frozen=True, kw_only=True):

@@ -69,7 +69,11 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     with _demo_folder(stack) as folder:
         stage, prepared = _prepare(stack, options, folder)
     plan = Plan(
-        stage=stage, prepared=prepared, faults=options.faults(), journal=folder / "journal.jsonl"
+        stage=stage,
+        prepared=prepared,
+        faults=options.faults(),
+        journal=folder / "journal.jsonl",
+        http=options.http,
     )
     phases = {"stack and input": watch.seconds}
     outcome, report = run_async(_perform(plan, phases))

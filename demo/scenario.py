@@ -17,6 +17,7 @@ from msgspec import Struct
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
 from chainctl.database import connected
+from chainctl.monitor_server import Address
 from chainctl.output import talk
 from chainctl.settings import Settings
 from demo.lossy_link import LinkFaults
@@ -199,6 +200,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     prepared: Prepared
     faults: LinkFaults
     journal: Path
+    http: Address | None = None
 
     @property
     def rows(self) -> int:
@@ -306,6 +308,7 @@ class _Play:
             last_key=plan.prepared.straight.last_key,
             life=len(self._lives),
             save_rows=plan.save_rows,
+            http=None if plan.http is None else Address(plan.http.host, plan.http.port + 1),
         )
         player = await self._start("matching service", "demo.matching_service", job)
         self._lives.append(player)
@@ -320,6 +323,7 @@ class _Play:
             input=str(plan.prepared.path),
             batch_rows=min(max(plan.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX),
             pause_at_row=plan.pause_at_row,
+            http=plan.http,
         )
         return await self._start("sequencing service", "demo.sequencing_service", job)
 

@@ -13,6 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chainctl.monitor_server import watched
 from demo.processes import GoOn, Pipe, Sequenced, SequencingJob, run_process
 from orderchain.errors import OrderchainError
 from sequencer.intake.file import FileIntake, FileOptions
@@ -46,7 +47,8 @@ async def sequence(pipe: Pipe) -> None:
         batch_rows_max=job.batch_rows,
     )
     with FileIntake(Path(job.input), FileOptions()) as intake:
-        async with open_sequencer(config) as sequencer:
+        async with watched(job.http) as watch, open_sequencer(config) as sequencer:
+            watch.add(sequencer)
             work = _Work(job, pipe, intake, sequencer)
             await work.part(until_row=job.pause_at_row)
             work.report("first part")

@@ -65,21 +65,14 @@ def _end_clean_up(number: int, frame: FrameType | None) -> None:
 
 
 def drop_call_to_java() -> None:
-    """Close this thread's connection to Spark's Java process, and end what runs there.
-
-    The answer to a call that is cut stays in the connection: each later call would read the answer
-    to the one before it, so every later test would fail, or wait for an answer that nobody sends.
-    The next call opens a connection of its own.
-    """
-    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
-    gateway = getattr(context, "_gateway", None)
-    if gateway is None:
+    """Let the tests after this one ask Spark too, and end what runs there."""
+    sessions = sys.modules.get("chain_verifier.spark.session")
+    if sessions is None:
         return
-    connection = gateway._gateway_client.get_thread_connection()
-    if connection is not None:
-        connection.close()
-    if context._active_spark_context is not None:
-        context._active_spark_context.cancelAllJobs()
+    sessions.drop_call()
+    context = sessions.SparkContext._active_spark_context
+    if context is not None:
+        context.cancelAllJobs()
 
 
 def print_waits() -> None:

@@ -3,7 +3,7 @@
 #
 #   redis-server   the consumer's filter in Redis
 #   pgbouncer      fills through a pooler
-#   prometheus     promtool, which checks the rules of the alerts
+#   prometheus     the rules of the alerts, which it reads, and which fire in it
 #   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
 #   chromium       the console's page, as a browser shows it
 #

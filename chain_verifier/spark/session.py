@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -22,6 +24,7 @@ from orderchain.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
 
     from pyspark import StatusTracker
 
@@ -104,9 +107,11 @@ def watched_stages(spark: SparkSession, report: Progress | None) -> Iterator[Non
     if report is None:
         yield
         return
-    ended = Event()
+    ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()
-    watcher = Thread(target=_watch, args=(tracker, report, ended), name="spark-stages", daemon=True)
+    watcher = threading.Thread(
+        target=_watch, args=(tracker, report, ended), name="spark-stages", daemon=True
+    )
     watcher.start()
     try:
         yield
@@ -115,7 +120,7 @@ def watched_stages(spark: SparkSession, report: Progress | None) -> Iterator[Non
         watcher.join()
 
 
-def _watch(tracker: StatusTracker, report: Progress, ended: Event) -> None:
+def _watch(tracker: StatusTracker, report: Progress, ended: threading.Event) -> None:
     # A Java process that died is reported by the caller that waits for its answer.
     with suppress(Py4JError, OSError):
         while not ended.wait(LOOK_SECONDS):
@@ -171,6 +176,7 @@ def open_session(
     Without a `master`, it runs inside a Java process of our own, tuned for a short run unless
     `is_long_run` is set. A session that is already active is yielded as it is, and not stopped.
 
+    Ctrl-C raises KeyboardInterrupt at once in a session that this starts, whatever Java does then.
     The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
     Raises SettingError when there is no Java or Spark does not start, ConnectError when its
     connectors were never fetched and cannot be fetched now.
@@ -183,23 +189,62 @@ def open_session(
         yield active
         return
     if is_submitted(os.environ):
-        session = _submitted(master)
-        try:
+        with _interruptible(), _stopped(_submitted(master)) as session:
             yield session
-        finally:
-            with suppress(Py4JError, OSError):
-                session.stop()
         return
     require_java(os.environ)
     packages = ",".join(packages_for(kafka=kafka))
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
-        session = _start(master, Path(folder), {} if is_long_run else _SHORT_RUN, packages)
-        try:
+        tuning = {} if is_long_run else _SHORT_RUN
+        with (
+            _interruptible(),
+            _stopped(_start(master, Path(folder), tuning, packages)) as session,
+        ):
             yield session
-        finally:
-            # A Java process that died must not hide the error that reported it.
-            with suppress(Py4JError, OSError):
-                session.stop()
+
+
+@contextmanager
+def _stopped(session: SparkSession) -> Iterator[SparkSession]:
+    """Yield `session`, and stop it. An error of the stop hides none that came before."""
+    # Its own handler asks Java on the connection whose answer the interrupted call waits for.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield session
+    finally:
+        with suppress(Py4JError, OSError):
+            session.stop()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Restore the handler of SIGINT at the end: PySpark leaves one that asks a stopped session."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.getsignal(signal.SIGINT) or signal.SIG_DFL  # None: not set by Python
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    drop_call()
+    raise KeyboardInterrupt
+
+
+def drop_call() -> None:
+    """Close this thread's connection to Java, so that the call under way can be left.
+
+    The answer to a call that is left stays in its connection: each later call, such as the one that
+    stops Spark, would read the answer to the one before it, or wait for an answer that nobody
+    sends. The next call opens a connection of its own. Does nothing without Java.
+    """
+    gateway: Any = SparkContext._gateway
+    connection = gateway._gateway_client.get_thread_connection() if gateway is not None else None
+    if connection is not None:
+        connection.close()
 
 
 def is_submitted(environ: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from chainctl.exits import ExitCode
+from chainctl.monitor_server import AddressType
 from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
 from chainctl.units import Span
@@ -18,6 +19,7 @@ from demo import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
     from benchmarks.load import Scope
+    from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from demo.summary import Summary
     from local_stack import LocalStack, StackStatus
@@ -116,6 +118,13 @@ def _share(_: click.Context, __: click.Parameter, value: float) -> float:
     return value
 
 
+def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> Address | None:
+    """Return an address that has a port after its own."""
+    if value is not None and not 0 < value.port < 2**16 - 1:
+        raise click.BadParameter(f"{value} has no port of 1 to 65534.")
+    return value
+
+
 @click.command(cls=Command)
 @click.option(
     "--input",
@@ -163,6 +172,14 @@ def _share(_: click.Context, __: click.Parameter, value: float) -> float:
     metavar="NUMBER",
     help="Of the generated orders and the faults.  [default: drawn, and printed]",
 )
+@click.option(
+    "--http",
+    type=AddressType(),
+    callback=_two_ports,
+    metavar="[HOST:]PORT",
+    help="Serve the metrics of the sequencing service there, and those of the matching service at "
+    "the next port.",
+)
 @json_option
 @uses_settings("stack_dir")
 def demo(
@@ -173,6 +190,7 @@ def demo(
     duplicate: float,
     reorder: float,
     seed: int | None,
+    http: Address | None,
     as_json: bool,
 ) -> ExitCode:
     """Sequence, lose, kill, fill and verify, on a local PostgreSQL and Kafka.
@@ -193,6 +211,7 @@ def demo(
         duplicate=duplicate,
         reorder=reorder,
         seed=random.SystemRandom().getrandbits(32) if seed is None else seed,
+        http=http,
     )
     summary = run_demo(stack_of(settings), options)
     if as_json:
@@ -275,6 +294,7 @@ def bench(
     _require_checkout()
     from benchmarks.host import RESULTS
     from benchmarks.load import Scope
+    from chainctl.monitor_server import Address
     from benchmarks.questions import QUICK, known_names
 
     for name in only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -10,6 +11,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from local_stack.ports import free_port
+from tests.prometheus import running
 
 if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call
@@ -216,9 +221,9 @@ def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table_below_i
 class Started:
     """A demo under way."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [CHAINCTL, "demo", "--orders", "100000"],
+            [CHAINCTL, "demo", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -252,13 +257,19 @@ def children_of(process_id: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text(encoding="ascii").split()]
 
 
-@pytest.fixture
-def demo(environment: dict[str, str]) -> Iterator[Started]:
-    """A demo of many orders, which a test breaks off."""
-    started = Started(environment)
+@contextlib.contextmanager
+def started_demo(environment: dict[str, str], *arguments: str) -> Iterator[Started]:
+    started = Started(environment, *arguments)
     yield started
     started.process.kill()
     started.process.communicate()
+
+
+@pytest.fixture
+def demo(environment: dict[str, str]) -> Iterator[Started]:
+    """A demo of many orders, which a test breaks off."""
+    with started_demo(environment, "--orders", "100000") as started:
+        yield started
 
 
 def is_there(process_id: int) -> bool:
@@ -282,6 +293,32 @@ def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
     assert "Traceback" not in stderr
     assert not any(map(is_there, services.values()))
     assert run("stack", "status").returncode == 0
+
+
+def two_free_ports() -> int:
+    """Return a port that is free, as is the one after it."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
+def test_dashboard_moves_while_a_demo_runs(
+    environment: dict[str, str], stack_up: Path, tmp_path: Path
+) -> None:
+    port = two_free_ports()
+
+    async def watch() -> None:
+        async with running(tmp_path, f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}") as prometheus:
+            await prometheus.until_panels_show("orderchain_sequencer")
+            await prometheus.until_panels_show("orderchain_receiver")
+
+    with started_demo(environment, "--orders", "1000000", "--http", str(port)) as demo:
+        demo.wait_for("Killed the matching service")
+        asyncio.run(watch())
+        demo.process.send_signal(signal.SIGINT)
+        demo.process.communicate(timeout=60)
+        assert demo.process.returncode == 130
 
 
 def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
@@ -316,6 +353,7 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
         (["--loss", "some"], "'--loss': 'some' is not a valid float"),
         (["--orders", "0"], "'--orders': 0 is not in the range"),
         (["--orders", "99999999999"], "'--orders': 99999999999 is not in the range"),
+        (["--http", "65535"], "'--http': 127.0.0.1:65535 has no port of 1 to 65534"),
         (["--seed", "-1"], "'--seed': -1 is not in the range"),
         (["--orders", "5", "--input", "x.csv"], "--orders is for generated orders"),
         (["--input", "no-such-file.csv"], "no-such-file.csv"),

@@ -56,6 +56,7 @@ ELSEWHERE: Final = {
     r"^(zcat|ssh) ": "test_sequence: standard input",
     r"^chainctl bench": "test_bench: it takes minutes",
     r"--master spark://|^PYSPARK_PYTHON=": "chain_verifier/test_cluster: with a cluster",
+    r"^prometheus ": "tests/prometheus.py runs it with the same file",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
     r"verify .*--follow": "integration/chain_verifier, with a stream",
     r"^SEEDED_SETS=": "a longer run of a test",

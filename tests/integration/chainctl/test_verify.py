@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,9 +18,13 @@ from tests.stored_pages import LET_TAMPER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.chainctl.conftest import Call, Refused
+    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 DELETED = FILLED_ROWS // 2
+WAITS = """
+SELECT count(*) > 0 FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -392,3 +397,32 @@ def test_verify_with_keys_names_two_rows_under_one_key(
     assert found.code == 1, found
     (finding,) = json.loads(found.out)["findings"]
     assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
+
+
+def test_verify_with_ctrl_c_while_spark_waits_for_the_database_ends_at_once(
+    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+
+    async def interrupt() -> tuple[int | None, str, str]:
+        locking = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"], timeout=10)
+        async with locking.transaction():
+            await locking.execute("LOCK TABLE chain_page IN ACCESS EXCLUSIVE MODE")
+            process = start(
+                "verify", "--chain", filled_once, "--source", "database",
+                settings={**module_settings, "TMPDIR": str(files)},
+            )  # fmt: skip
+            async with asyncio.timeout(120):
+                while not await locking.fetchval(WAITS):  # noqa: ASYNC110 - Spark's doing
+                    assert process.poll() is None, process.communicate()
+                    await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, err = await asyncio.to_thread(process.communicate, timeout=60)
+        await locking.close(timeout=5)
+        return process.returncode, out, err
+
+    code, out, err = asyncio.run(interrupt())
+    assert (code, out) == (130, ""), err
+    assert "Traceback" not in err
+    assert list(files.glob("chain-verifier-*")) == []

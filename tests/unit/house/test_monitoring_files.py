@@ -73,6 +73,16 @@ def test_alert_asks_for_metrics_that_are_exported_and_has_a_line_in_the_runbook(
     assert f"\n| `{rule['alert']}` | " in OPERATIONS.read_text()
 
 
+def test_each_alert_is_made_to_fire_by_a_test_over_a_real_prometheus() -> None:
+    tests = (ROOT / "tests/integration").rglob("test_alerts.py")
+    made = {
+        alert
+        for test in tests
+        for alert in re.findall(r'until_fires\(\s*"(\w+)"', test.read_text())
+    }
+    assert made == {rule["alert"] for rule in rules()}
+
+
 def test_runbook_has_no_alert_that_is_gone() -> None:
     named = set(re.findall(r"^\| `(Orderchain[A-Za-z]+)` \|", OPERATIONS.read_text(), re.MULTILINE))
     assert named == {rule["alert"] for rule in rules()}
@@ -95,7 +105,7 @@ def test_rules_are_those_that_prometheus_reads() -> None:
     if promtool is None:
         pytest.skip("no promtool (Debian: apt-get install prometheus): only names are checked")
     done = subprocess.run(
-        [promtool, "check", "rules", ALERTS],
+        [promtool, "check", "config", ALERTS.with_name("prometheus.yml")],  # and the rules it names
         capture_output=True,
         text=True,
         timeout=60,

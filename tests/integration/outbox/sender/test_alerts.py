@@ -1,0 +1,64 @@
+"""Alerts of a relay: each fires in a real Prometheus once its fault is made."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import outbox
+from outbox import Message, Status
+from outbox.message import smallest_id
+from tests.prometheus import scraped
+
+from .test_mode_03_broker_confirm_and_resend import store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..conftest import Sender
+
+OLD_SECONDS = 1_200.0
+UUID7 = 7 << 76 | 2 << 62
+
+
+async def test_messages_that_are_given_up_and_every_panel_of_a_relay(
+    sender: Sender, tmp_path: Path
+) -> None:
+    await sender.set_up(tries_max=1)
+    async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
+        (message_id,) = await store(sender, 1)
+        await sender.until_status(message_id, Status.CONFIRMED)
+        await sender.let_time_pass()
+        await relay.sweep()
+        await relay.settle()
+        assert relay.stats().abnormal == 1
+        await prometheus.until_fires("OrderchainMessagesAbnormal", destination="clearing")
+        await prometheus.until_panels_show("orderchain_outbox_relay")
+        await prometheus.until_panels_show("orderchain_outbox_deliveries")
+        await prometheus.until_panels_show("orderchain_outbox_oldest")
+
+
+async def test_message_that_its_consumer_does_not_confirm(sender: Sender, tmp_path: Path) -> None:
+    await sender.set_up()
+    random_bits = random.SystemRandom().getrandbits(62)
+    old = UUID(int=smallest_id(time.time() - OLD_SECONDS).int | UUID7 | random_bits)
+    business = await sender.connect()
+    async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
+        async with business.transaction():
+            await outbox.add_many(business, [Message(old, "clearing", b"x")])
+        await sender.until_status(old, Status.CONFIRMED)
+        await prometheus.until_fires("OrderchainMessagesOld", destination="clearing")
+
+
+async def test_outbox_that_refuses_messages(sender: Sender, tmp_path: Path) -> None:
+    await sender.set_up()
+    bounds = {"history_bytes_max": 1, "outbox_bytes_max": 2}  # its empty tables take more
+    async with (
+        sender.relay(upkeep_seconds=3600.0, **bounds) as relay,
+        scraped(tmp_path, relay) as prometheus,
+    ):
+        await prometheus.until_scraped("orderchain_outbox_relay_found_full_total")
+        await relay.keep()
+        await prometheus.until_fires("OrderchainOutboxFull")

@@ -1,0 +1,126 @@
+"""Alerts of a sequencer and of its intake: each fires in a real Prometheus once its fault is made.
+
+`take_overs`, `rejects` and the like count from the first scrape on, so each test waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
+from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
+from tests.integration.sequencer.test_topic_intake import Topic
+from tests.prometheus import scraped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from local_stack import KafkaServer
+
+    from .conftest import MakeChain
+
+CHAIN = "1"
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND usename = 'sequencer_writer'
+"""
+SLOW_SECONDS = 0.5
+"""How long a commit waits for a lock: more than the 0.25 s of the alert."""
+
+
+async def test_leader_that_loses_its_connection_often(
+    make_chain: MakeChain, tmp_path: Path
+) -> None:
+    chain = await make_chain()
+    async with (
+        open_sequencer(chain.config) as sequencer,
+        scraped(tmp_path, sequencer) as prometheus,
+    ):
+        await prometheus.until_scraped("orderchain_sequencer_take_overs_total == 1")
+        while (take_overs := sequencer.stats().take_overs) < 5:
+            await chain.admin.execute(CUT)
+            await sequencer.submit(f"after {take_overs}", b"")
+        await prometheus.until_fires("OrderchainTakeOvers", chain=CHAIN)
+
+
+async def test_commits_that_wait_for_a_lock(make_chain: MakeChain, tmp_path: Path) -> None:
+    chain = await make_chain()
+    async with (
+        open_sequencer(chain.config) as sequencer,
+        scraped(tmp_path, sequencer) as prometheus,
+    ):
+        await prometheus.until_scraped("orderchain_sequencer_commit_seconds_count == 0")
+        for number in range(3):
+            async with chain.admin.transaction():
+                await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
+                submitted = asyncio.create_task(sequencer.submit(f"k{number}", b""))
+                await asyncio.sleep(SLOW_SECONDS)  # the fault is a time
+            await submitted
+        await prometheus.until_fires("OrderchainCommitSlow", chain=CHAIN)
+
+
+async def test_leader_that_cannot_renew_its_lease(make_chain: MakeChain, tmp_path: Path) -> None:
+    chain = await make_chain()
+    async with (
+        open_sequencer(chain.config) as sequencer,
+        scraped(tmp_path, sequencer) as prometheus,
+    ):
+        await prometheus.until_scraped("orderchain_sequencer_lease_age_seconds")
+        async with chain.admin.transaction():
+            await chain.admin.execute("SELECT FROM chain_lease FOR UPDATE")
+            await prometheus.until_fires("OrderchainLeaseOld", chain=CHAIN)
+
+
+async def test_orders_that_wait_for_a_broker_that_hangs(
+    make_chain: MakeChain, kafka_to_break: KafkaServer, tmp_path: Path
+) -> None:
+    chain = await make_chain(with_topic=False)
+    await make_topics(kafka_to_break.bootstrap, chain.topic)
+    config = replace(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
+    async with open_sequencer(config) as sequencer, scraped(tmp_path, sequencer) as prometheus:
+        await sequencer.submit("before", b"")
+        await prometheus.until_scraped("orderchain_sequencer_unpublished_seconds == 0")
+        await asyncio.to_thread(kafka_to_break.freeze)
+        await sequencer.submit("after", b"")
+        await prometheus.until_fires("OrderchainUnpublished", chain=CHAIN)
+
+
+async def test_chain_whose_leader_was_killed_while_its_standby_waits(
+    make_chain: MakeChain, tmp_path: Path
+) -> None:
+    chain = await make_chain(lease_seconds=600.0, standby=True)
+    # What a leader leaves that was killed; the lease ends long after this test.
+    await chain.admin.execute("UPDATE chain_lease SET released = false")
+    standby = open_sequencer(chain.config)
+    waiting = asyncio.create_task(standby.__aenter__())
+    async with scraped(tmp_path, standby) as prometheus:
+        await prometheus.until_fires("OrderchainNoLeader", chain=CHAIN)
+        # A standby is not ready, and nobody is called for that alone.
+        await prometheus.until_scraped("orderchain_ready == 0")
+        assert not await prometheus.has('ALERTS{alertname="OrderchainNotReady"}')
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+async def test_record_that_is_no_order_and_every_panel_of_a_sequencer(
+    make_chain: MakeChain, tmp_path: Path
+) -> None:
+    chain = await make_chain()
+    assert isinstance(chain.config.kafka, str)
+    topic = Topic(chain.config.kafka, f"in.{chain.topic}")
+    await topic.create(1)
+    async with open_sequencer(chain.config) as sequencer:
+        intake = TopicIntake(TopicIntakeConfig(kafka=topic.kafka, topic=topic.name), sequencer)
+        running = asyncio.create_task(intake.run())
+        async with scraped(tmp_path, sequencer, intake) as prometheus:
+            await prometheus.until_scraped("orderchain_intake_rejects_total == 0")
+            await sequencer.submit_many(make_orders(50))
+            await topic.add([(0, b"a key", None)])
+            await prometheus.until_fires("OrderchainIntakeRejects", topic=topic.name)
+            await prometheus.until_panels_show("orderchain_sequencer", "orderchain_intake")
+        intake.stop()
+        await running
