@@ -442,12 +442,16 @@ _SECTIONS: Final = {
 }
 
 
-# -- the rates in README.md ------------------------------------------------------------------------
+# -- rates and latencies in README.md --------------------------------------------------------------
 
 README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
+_RATE_HEADERS: Final = ("orders/s, median (lowest to highest)", "batch 100", "1,000", "5,000")
+_LATENCY_HEADERS: Final = (
+    "load, % of the maximum", "submit to handed on, ms: p50", "p99", "p99.9", "to the ack: p50", "p99",
+)  # fmt: skip
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
     "kafka_transactions_frames", "event_sourcing", "nats_jetstream", "common_way",
@@ -467,20 +471,31 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             yield (f"**{title}**" if name == "engine" else title, *cells)
 
 
-def with_table(text: str, lines: Lines) -> str:
-    """Return `text` with the table between its marks. Raises ValueError without them."""
+def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
+    """Yield the rows of the table: loads down, percentiles across, as the engine batches itself."""
+    for share in SHARES_PERCENT:
+        arm = arm_name(share, 0)
+        found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
+        if found is not None and ack is not None:
+            delivered = [number(found[percentile]) for percentile in ("p50", "p99", "p99.9")]
+            yield (f"{share} %", *delivered, number(ack["p50"]), number(ack["p99"]))
+
+
+def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
+    """Return `text` with the tables between its marks. Raises ValueError without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
-    headers = ("orders/s, median (lowest to highest)", "batch 100", "1,000", "5,000")
-    return "\n".join([before + BEGIN, *table(headers, _rates(lines)), END]) + after
+    rates = table(_RATE_HEADERS, _rates(comparison))
+    waits = table(_LATENCY_HEADERS, _latencies(open_load))
+    return "\n".join([before + BEGIN, *rates, "", *waits, END]) + after
 
 
 def main() -> None:
     """Write README.md."""
-    lines = Lines(read_lines(RESULTS / "comparison.jsonl"))
-    README.write_text(with_table(README.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    lines = (Lines(read_lines(RESULTS / f"{name}.jsonl")) for name in ("comparison", "open_load"))
+    README.write_text(with_tables(README.read_text(encoding="utf-8"), *lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
