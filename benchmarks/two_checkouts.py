@@ -7,7 +7,8 @@ send something else.
     python -m benchmarks.two_checkouts ../before [--arm "engine 1000"] [--repeats 5]
 
 The other checkout needs `make setup` first. The arms are those of one question (`--question`, by
-default comparison).
+default comparison). A figure may be a percentile, `p50` or `p99`, of an arm of `open_load`, whose
+loads are shares of `--maximum`: the same rate in both.
 """
 
 from __future__ import annotations
@@ -21,25 +22,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.processes import ROOT, End
 from benchmarks.programs import save_result
-from benchmarks.spreads import interleave, ratio, spread
+from benchmarks.spreads import interleave, merged, ratio, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ARMS: Final = ("engine 100", "engine 1000", "engine 5000")
+_ASKED: Final = ("question", "figure", "maximum", "repeats")
 _CLOSE_SECONDS: Final = 120.0
 """The servers of a checkout stop."""
 
 # Runs in the interpreter and the folder of either checkout, so it may use only what both have: in
 # every version, these names stand in these two modules.
 _CHILD: Final = """
-import asyncio, json, os, sys
+import asyncio, json, os, sys, types
 from benchmarks.chains import MAX_WAL_SIZE_MB, open_site, tune, write_log_files
 from benchmarks.questions import Load, Scope, question_of, run_load
 from local_stack import LocalStack
 from local_stack.folders import default_directory
 
-name, question = sys.argv[1:]
+name, question, maximum = sys.argv[1:]
+figures = {"delivered_per_second": float(maximum)}
+earlier = [types.SimpleNamespace(arm="maximum", repeat=0, figures=figures)]
 folder = default_directory(os.environ)
 stack = LocalStack(folder.with_name(f"{folder.name}-benchmarks-{name}"))
 site = open_site(stack)
@@ -52,29 +56,29 @@ try:
     print(json.dumps(sorted(arms)), flush=True)
     for line in sys.stdin:
         arm = arms[line.strip()]
-        print(json.dumps(asyncio.run(question_of(question).run(site, arm, []))), flush=True)
+        print(json.dumps(asyncio.run(question_of(question).run(site, arm, earlier))), flush=True)
 finally:
     stack.down()
 """
 
 
-def _checkout(root: Path, name: str, question: str) -> End:
+def _checkout(root: Path, name: str, question: str, maximum: float) -> End:
     """Return a process in the folder of a checkout, which runs arms one at a time."""
-    command = root / ".venv/bin/python", "-c", _CHILD, name, question
+    command = root / ".venv/bin/python", "-c", _CHILD, name, question, str(maximum)
     end = End(*command, name=name, keeps_errors=False, root=root)
     end.close_seconds = _CLOSE_SECONDS
     return end
 
 
 async def measure(
-    other: Path, question: str, arms: Sequence[str], repeats: int, figure: str
+    other: Path, question: str, arms: Sequence[str], repeats: int, figure: str, maximum: float
 ) -> dict[str, Any]:
     """Run every arm in both checkouts by turns; return the figures by arm."""
     result: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
-        here = await stack.enter_async_context(_checkout(ROOT, "here", question))
+        here = await stack.enter_async_context(_checkout(ROOT, "here", question, maximum))
         names = await here.answer()
-        there = await stack.enter_async_context(_checkout(other, "there", question))
+        there = await stack.enter_async_context(_checkout(other, "there", question, maximum))
         both = {*names} & {*await there.answer()}
         for arm in arms:
             if arm not in both:
@@ -82,7 +86,7 @@ async def measure(
 
             async def one(checkout: End, arm: str = arm) -> float:
                 await checkout.tell(arm.encode())
-                return float((await checkout.answer())[figure])
+                return _value(await checkout.answer(), figure)
 
             print(arm, flush=True)
             figures = await interleave(
@@ -93,6 +97,12 @@ async def measure(
     return result
 
 
+def _value(figures: dict[str, Any], figure: str) -> float:
+    if figure in figures:
+        return float(figures[figure])
+    return merged([figures["histogram"]])[figure]
+
+
 def main() -> None:
     """Measure, print, and add a line to the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -100,13 +110,14 @@ def main() -> None:
     parser.add_argument("--question", default="comparison")
     parser.add_argument("--arm", action="append")
     parser.add_argument("--figure", default="delivered_per_second")
+    parser.add_argument("--maximum", type=float, default=400_000.0, metavar="ORDERS_PER_SECOND")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="print only")
     arguments = parser.parse_args()
     other = arguments.other.resolve()
     if not (other / ".venv/bin/python").exists():
         sys.exit(f"other was {str(other)!r}, expected a checkout after `make setup`")
-    asked = {name: getattr(arguments, name) for name in ("question", "figure", "repeats")}
+    asked = {name: getattr(arguments, name) for name in _ASKED}
     found = asyncio.run(measure(other, arms=arguments.arm or _ARMS, **asked))
     save_result("two_checkouts", {**asked, "by_arm": found}, is_dry=arguments.dry)
 
