@@ -43,6 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # that they interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SPARK_SECONDS = 300
+"""For one that hangs: on a loaded machine Spark alone may take a minute to start."""
+
 _KAFKAS = frozenset({"kafka_server", "breakable_kafka", "secured_kafka"})
 
 # No timing is asserted in tests, so a loaded machine fails none; a failure prints how to repeat it.
@@ -61,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kafka)
         if "spark" in used:
             item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
             # PySpark leaves the socket of every `collect` to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 

@@ -20,7 +20,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 2; }
 
 case $level in
-  demo) extras=cli,stack,spark size="110 MB" ;;
+  demo) extras=cli,web,stack,spark size="110 MB" ;;
   all) extras=dev size="280 MB" ;;
   *) stop "the level was '$level', expected demo or all" ;;
 esac
