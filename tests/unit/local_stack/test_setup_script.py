@@ -114,7 +114,7 @@ def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -
     demo = machine.set_up("setup.sh", "demo")
     assert demo.returncode == 0, demo.stderr
     assert set(machine.calls()) == EVERYTHING - {"pip by hashes"} | {
-        "requirements of cli,stack,spark"
+        "requirements of cli,web,stack,spark"
     }
     assert machine.set_up("setup.sh", "demo").stderr == ""
     assert machine.calls() == []
