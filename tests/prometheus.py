@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes the parts of a test, with the rules and the panels that we ship."""
+"""A real Prometheus that scrapes the parts of a test, with our own rules and panels."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ class Prometheus:
     async def until_fires(self, alert: str, **labels: str) -> None:
         """Wait until an alert fires with `labels`."""
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while not any(labels.items() <= one.items() for one in await self.firing(alert)):
+            while not any(  # noqa: ASYNC110 - another process does it
+                labels.items() <= one.items() for one in await self.firing(alert)
+            ):
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def until_panels_show(self, *prefixes: str) -> None:
@@ -144,7 +146,7 @@ async def running(folder: Path, *targets: str) -> AsyncIterator[Prometheus]:
         async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
             prometheus = Prometheus(client)
             async with asyncio.timeout(DEADLINE_SECONDS):
-                while not await prometheus.is_ready():  # noqa: ASYNC110 - another process does it
+                while not await prometheus.is_ready():
                     assert process.returncode is None, (folder / "log").read_text()
                     await asyncio.sleep(LOOK_SECONDS)
             yield prometheus

@@ -11,7 +11,6 @@ import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, structs
@@ -20,6 +19,7 @@ import outbox
 from benchmarks.chains import Site, connected
 from benchmarks.processes import End, call, say, serve
 from benchmarks.spreads import compared, interleave
+from chainctl.schema.parts import PARTS
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka import create_topic, make_admin, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
@@ -70,7 +70,7 @@ async def database_of(site: Site, name: str, *parts: str) -> AsyncIterator[Datab
         async with connected(database) as connection:
             for part in parts:
                 async with connection.transaction():
-                    await connection.execute((files("outbox") / "sql" / part).read_text())
+                    await connection.execute(PARTS[part].text())
     yield database
     async with connected(site.admin) as admin:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
@@ -87,7 +87,7 @@ async def make_topics(kafka: KafkaConfig, *topics: str) -> None:
 async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
     """Make a database with the tables of both sides, empty, and topics."""
     name = f"outbox_{secrets.token_hex(6)}"
-    async with database_of(site, name, "schema.sql", "inbox.sql") as database:
+    async with database_of(site, name, "outbox", "inbox") as database:
         # A consumer's name of its own: else its group would wait until the one before is given up.
         destination = Destination(name="bench", topic=name, consumers=(name,))
         async with connected(database) as connection:

@@ -219,7 +219,7 @@ async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> fl
         checks = f"{topic}.checks"
         await make_topics(place.kafka, checks)
         callback_store = await stack.enter_async_context(
-            database_of(site, f"{topic}_callback", "callback.sql")
+            database_of(site, f"{topic}_callback", "callback")
         )
         check = CheckedConfig(sender="bench", check_topic=checks)
         sender = CheckedSender(place.relay_config(), check)

@@ -294,7 +294,6 @@ def bench(
     _require_checkout()
     from benchmarks.host import RESULTS
     from benchmarks.load import Scope
-    from chainctl.monitor_server import Address
     from benchmarks.questions import QUICK, known_names
 
     for name in only:

@@ -21,6 +21,8 @@ from benchmarks.chains import (
 )
 from benchmarks.load import Arm, Load, Scope, Venue
 from benchmarks.open_load import OpenJob, measure_floor, run_open
+from benchmarks.parts.outbox import outbox_cycle, outbox_sweep
+from benchmarks.parts.outbox_load import outbox_delayed_check
 from benchmarks.processes import End
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import Engine
@@ -37,7 +39,7 @@ from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITE
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from local_stack import KafkaServer, PostgresServer
     from tests.secured_kafka import SecuredKafka
@@ -396,3 +398,19 @@ async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None
         assert await make_chain(site)
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (outbox_cycle, {"messages": 500, "rows": 5}),
+        (outbox_sweep, {"finished": 500}),
+        (outbox_delayed_check, {"messages": 500}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+async def test_program_of_the_outbox_runs_over_the_tables_that_are_shipped(
+    site: Site, program: Callable[..., Awaitable[dict[str, object]]], options: dict[str, int]
+) -> None:
+    async with asyncio.timeout(RUN_SECONDS):
+        assert await program(site, repeats=1, **options)

@@ -414,7 +414,7 @@ def test_verify_with_ctrl_c_while_spark_waits_for_the_database_ends_at_once(
                 settings={**module_settings, "TMPDIR": str(files)},
             )  # fmt: skip
             async with asyncio.timeout(120):
-                while not await locking.fetchval(WAITS):  # noqa: ASYNC110 - Spark's doing
+                while not await locking.fetchval(WAITS):
                     assert process.poll() is None, process.communicate()
                     await asyncio.sleep(0.05)
             process.send_signal(signal.SIGINT)

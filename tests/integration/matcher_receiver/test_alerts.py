@@ -93,7 +93,9 @@ async def test_frame_that_no_leader_signed(
         scraped(tmp_path, receiver) as prometheus,
     ):
         await next_events(receiver, stored.chain.mark().id)
-        await prometheus.until_scraped('orderchain_receiver_frames_dropped_total{reason="mac"} == 0')
+        await prometheus.until_scraped(
+            'orderchain_receiver_frames_dropped_total{reason="mac"} == 0'
+        )
         forged = forgeries(stored)["a key of his own"]
         batch = await stored.commit(5)
         await publish([forged, *stored.chain.frames(batch)])
