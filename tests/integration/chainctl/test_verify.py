@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 DELETED = FILLED_ROWS // 2
 WAITS = """
-SELECT count(*) > 0 FROM pg_stat_activity
- WHERE datname = current_database() AND wait_event_type = 'Lock'
+SELECT count(*) > 0 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+ WHERE datname = current_database() AND NOT granted
 """
 
 pytestmark = pytest.mark.timeout(300)

@@ -23,6 +23,7 @@ import pyspark
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from py4j.java_gateway import JavaGateway
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
@@ -98,7 +99,12 @@ PRIVATE: Final = {
         lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
-        {"benchmarks/parts/spark.py"}, lambda: hasattr(pyspark.SparkContext, "_gateway")
+        {"benchmarks/parts/spark.py", "chain_verifier/spark/session.py"},
+        lambda: hasattr(pyspark.SparkContext, "_gateway"),
+    ),
+    "_gateway_client": Private(
+        {"chain_verifier/spark/session.py"},
+        lambda: "_gateway_client" in names_in(JavaGateway.__init__),
     ),
     "_origin": Private(
         {"chain_verifier/spark/errors.py"},
