@@ -104,7 +104,7 @@ PRIVATE: Final = {
     ),
     "_gateway_client": Private(
         {"chain_verifier/spark/session.py"},
-        lambda: "_gateway_client" in names_in(JavaGateway.__init__),
+        lambda: "_gateway_client" in names_in(JavaGateway.set_gateway_client),
     ),
     "_origin": Private(
         {"chain_verifier/spark/errors.py"},
