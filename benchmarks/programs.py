@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from benchmarks.spreads import as_spread, cell
 from orderchain.monitoring import calm_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
@@ -158,6 +159,17 @@ def save_result(name: str, measured: Mapping[str, Any], *, is_dry: bool) -> None
         file.write(msgspec.json.encode(result) + b"\n")
 
 
+def _measured(measure: Callable[..., Any], *, has_site: bool) -> Any:  # noqa: ANN401 - figures
+    """Run a program; servers are started, and stopped, only for one that needs them."""
+    if not has_site:
+        return uvloop.run(measure())
+    stack = benchmark_stack()
+    try:
+        return uvloop.run(measure(open_site(stack)))
+    finally:
+        stack.down()
+
+
 def main() -> None:
     """Measure, print, and add a line to the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -173,9 +185,7 @@ def main() -> None:
     settings = {option: getattr(arguments, option) for option in program.options}
     if not program.is_flat:
         calm_collector()
-    # Without a need for servers, those of a benchmark that runs meanwhile are left alone.
-    sites = [open_site(benchmark_stack())] if program.has_site else []
-    found = uvloop.run(measure(*sites, **settings))
+    found = _measured(partial(measure, **settings), has_site=program.has_site)
     whole = found if program.is_flat else {"settings": settings, "figures": found}
     save_result(arguments.program, whole, is_dry=arguments.dry)
 

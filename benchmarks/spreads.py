@@ -237,4 +237,6 @@ def number(value: float) -> str:
         return f"{value:,.0f}"
     if abs(value) >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:.3g}"
