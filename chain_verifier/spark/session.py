@@ -174,7 +174,7 @@ def open_session(
     """Start Spark, yield its session, stop it. `kafka` loads the connector that reads a topic.
 
     Without a `master`, it runs inside a Java process of our own, tuned for a short run unless
-    `is_long_run` is set. A session that is already active is yielded as it is, and not stopped.
+    `is_long_run` is set. A session that this process has already is yielded, and not stopped.
 
     Ctrl-C raises KeyboardInterrupt at once in a session that this starts, whatever Java does then.
     The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
@@ -184,7 +184,7 @@ def open_session(
     If `spark-submit` started this process, all settings given there apply, above all the master;
     only a `master` given here takes precedence over it.
     """
-    active = SparkSession.getActiveSession()
+    active = _open_elsewhere()
     if active is not None:
         yield active
         return
@@ -201,6 +201,18 @@ def open_session(
             _stopped(_start(master, Path(folder), tuning, packages)) as session,
         ):
             yield session
+
+
+def _open_elsewhere() -> SparkSession | None:
+    """Return the session that this process has, whichever thread started it; None without one.
+
+    "Active" is a property of a thread in Java: the session of another thread, or of a connection
+    that was replaced, is not active here, and would be stopped as if it were our own.
+    """
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A call to Spark that is cut, as the timer of a test does it, costs the later ones nothing."""
+"""A session that others use too: calls that are cut cost it nothing, and nobody else stops it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_verifier.spark.session import open_session
 from tests.hanging import drop_call_to_java
 
 if TYPE_CHECKING:
@@ -48,3 +49,17 @@ def test_later_calls_read_their_own_answers(spark: SparkSession) -> None:
         cutter.join()
         signal.signal(signal.SIGUSR1, kept)
     assert [spark.range(rows).count() for rows in (7, 3)] == [7, 3]
+
+
+def test_session_of_another_thread_is_used_and_left_open(spark: SparkSession) -> None:
+    used: list[SparkSession] = []
+
+    def use() -> None:
+        with open_session(None) as session:
+            used.append(session)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert used == [spark]
+    assert spark.range(3).count() == 3
