@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ARMS: Final = ("engine 100", "engine 1000", "engine 5000")
-_ASKED: Final = ("question", "figure", "maximum", "repeats")
 _CLOSE_SECONDS: Final = 120.0
 """The servers of a checkout stop."""
 
@@ -71,7 +71,12 @@ def _checkout(root: Path, name: str, question: str, maximum: float) -> End:
 
 
 async def measure(
-    other: Path, question: str, arms: Sequence[str], repeats: int, figure: str, maximum: float
+    other: Path,
+    question: str,
+    arms: Sequence[str],
+    repeats: int,
+    figures: Sequence[str],
+    maximum: float,
 ) -> dict[str, Any]:
     """Run every arm in both checkouts by turns; return the figures by arm."""
     result: dict[str, Any] = {}
@@ -84,17 +89,25 @@ async def measure(
             if arm not in both:
                 raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(names)}")
 
-            async def one(checkout: End, arm: str = arm) -> float:
+            answers: dict[str, list[dict[str, Any]]] = {"here": [], "there": []}
+
+            async def one(name: str, checkout: End, arm: str = arm, to: Any = answers) -> float:  # noqa: ANN401
                 await checkout.tell(arm.encode())
-                return _value(await checkout.answer(), figure)
+                to[name].append(await checkout.answer())
+                return _value(to[name][-1], figures[0])
 
             print(arm, flush=True)
-            figures = await interleave(
-                {"here": lambda: one(here), "there": lambda: one(there)}, repeats
-            )
-            result[arm] = {name: spread(values) for name, values in figures.items()}
-            result[arm]["here_to_there"] = ratio(figures, "here", "there")
+            arms_of = {"here": partial(one, "here", here), "there": partial(one, "there", there)}
+            await interleave(arms_of, repeats)
+            # Without the round that warmed up.
+            result[arm] = {figure: _compared(answers, figure) for figure in figures}
     return result
+
+
+def _compared(answers: dict[str, list[dict[str, Any]]], figure: str) -> dict[str, Any]:
+    values = {name: [_value(one, figure) for one in found[1:]] for name, found in answers.items()}
+    compared = {name: spread(found) for name, found in values.items()}
+    return compared | {"here_to_there": ratio(values, "here", "there")}
 
 
 def _value(figures: dict[str, Any], figure: str) -> float:
@@ -109,7 +122,7 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--question", default="comparison")
     parser.add_argument("--arm", action="append")
-    parser.add_argument("--figure", default="delivered_per_second")
+    parser.add_argument("--figure", action="append", help="may be given several times")
     parser.add_argument("--maximum", type=float, default=400_000.0, metavar="ORDERS_PER_SECOND")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="print only")
@@ -117,7 +130,8 @@ def main() -> None:
     other = arguments.other.resolve()
     if not (other / ".venv/bin/python").exists():
         sys.exit(f"other was {str(other)!r}, expected a checkout after `make setup`")
-    asked = {name: getattr(arguments, name) for name in _ASKED}
+    asked = {name: getattr(arguments, name) for name in ("question", "maximum", "repeats")}
+    asked["figures"] = arguments.figure or ["delivered_per_second"]
     found = asyncio.run(measure(other, arms=arguments.arm or _ARMS, **asked))
     save_result("two_checkouts", {**asked, "by_arm": found}, is_dry=arguments.dry)
 
