@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -133,7 +134,7 @@ class Parts:
         self.cancel(set(self._tasks) - self._spared)
 
 
-class ServiceOfParts:
+class ServiceOfParts(ABC):
     """What is started, runs as parts, and is stopped in order; use it by `async with`.
 
     Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end
@@ -142,13 +143,13 @@ class ServiceOfParts:
 
     _parts: Parts
 
+    @abstractmethod
     async def start(self) -> None:
         """Begin."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _stop(self) -> None:
         """End all parts in order, within a deadline; never raise."""
-        raise NotImplementedError
 
     async def run(self) -> None:
         """Raise what a part has raised, when one has ended; return at a stop."""

@@ -8,6 +8,8 @@ import re
 import shutil
 import socket
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from local_stack.ports import free_port
 from orderchain.monitoring import Monitor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from orderchain.monitoring import MonitoredPart
 
@@ -61,6 +63,13 @@ def panels_of(*prefixes: str) -> list[str]:
     ]
 
 
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds that another process fulfils."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - no event of another process is here
+            await asyncio.sleep(LOOK_SECONDS)
+
+
 class Prometheus:
     """What the server of a test has found."""
 
@@ -91,17 +100,40 @@ class Prometheus:
 
     async def until_scraped(self, query: str) -> None:
         """Wait until a query has a value: an increase shows only after a first scrape."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not await self.has(query):  # noqa: ASYNC110 - another process does it
-                await asyncio.sleep(LOOK_SECONDS)
+        await until(partial(self.has, query))
 
     async def until_fires(self, alert: str, **labels: str) -> None:
         """Wait until an alert fires with `labels`."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not any(  # noqa: ASYNC110 - another process does it
-                labels.items() <= one.items() for one in await self.firing(alert)
-            ):
-                await asyncio.sleep(LOOK_SECONDS)
+
+        async def fires() -> bool:
+            return any(labels.items() <= one.items() for one in await self.firing(alert))
+
+        await until(fires)
+
+    async def until_rules_applied(self) -> None:
+        """Wait until all rules have been applied to what is scraped by now."""
+        begin = datetime.now(UTC)
+
+        async def is_applied() -> bool:
+            answer = await self._client.get("/api/v1/rules")
+            groups = answer.raise_for_status().json()["data"]["groups"]
+            return all(datetime.fromisoformat(one["lastEvaluation"]) > begin for one in groups)
+
+        await until(is_applied)
+
+    @asynccontextmanager
+    async def alarm(self, alert: str, since: str = "up == 1", **labels: str) -> AsyncIterator[None]:
+        """Expect that what is done inside makes a silent alert fire with `labels`.
+
+        It begins when `since` was scraped and the rules were applied to it: an increase is seen
+        only from one scrape to the next. To leave waits for the alert, so a fault that must last
+        goes around it.
+        """
+        await self.until_scraped(since)
+        await self.until_rules_applied()
+        assert not await self.firing(alert)
+        yield
+        await self.until_fires(alert, **labels)
 
     async def until_panels_show(self, *prefixes: str) -> None:
         """Wait until each panel that asks for metrics of `prefixes` alone has a value."""
@@ -145,10 +177,12 @@ async def running(folder: Path, *targets: str) -> AsyncIterator[Prometheus]:
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
             prometheus = Prometheus(client)
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while not await prometheus.is_ready():
-                    assert process.returncode is None, (folder / "log").read_text()
-                    await asyncio.sleep(LOOK_SECONDS)
+
+            async def is_ready() -> bool:
+                assert process.returncode is None, (folder / "log").read_text()
+                return await prometheus.is_ready()
+
+            await until(is_ready)
             yield prometheus
     finally:
         if process.returncode is None:

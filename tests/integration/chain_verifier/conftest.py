@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,15 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Horizon
-from chain_verifier.config import ParquetSource
+from chain_verifier.config import DatabaseSource, ParquetSource, TopicSource
+from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import How
+from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row
+from tests.integration.chain_verifier.publishing import Topic, frames_of
+from tests.integration.chain_verifier.storing import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,9 +26,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chain_verifier.findings import Finding
     from chain_verifier.spark.table import Table
     from chain_verifier.verification import Examined
+    from local_stack import KafkaServer
 
+    MakeFollower = Callable[[Callable[[Finding], None]], Follower]
+    MakeFrames = Callable[[Sequence[Row]], list[bytes]]
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
     Examine = Callable[..., Examined]
 
@@ -49,6 +58,41 @@ def parquet_of(spark: SparkSession, tmp_path: Path) -> MakeParquet:
         return ParquetSource(path=path)
 
     return write
+
+
+@pytest.fixture
+def topic(kafka_server: KafkaServer) -> Topic:
+    return Topic(kafka_server.bootstrap)
+
+
+@pytest.fixture
+def make_frames(database: str) -> MakeFrames:
+    """Stores rows, and returns their frames."""
+
+    def make(rows: Sequence[Row]) -> list[bytes]:
+        asyncio.run(store(database, rows))
+        return asyncio.run(frames_of(database, rows))
+
+    return make
+
+
+@pytest.fixture
+def make_follower(
+    spark: SparkSession, topic: Topic, role_dsn: Callable[[str], str], tmp_path: Path
+) -> MakeFollower:
+    """Makes a follower of the topic beside the database, with one folder for all of them."""
+
+    def make(tell: Callable[[Finding], None]) -> Follower:
+        return Follower(
+            spark,
+            TopicSource(kafka=topic.servers, topic=topic.name),
+            DatabaseSource(database=role_dsn(AUDITOR)),
+            CHAIN_ID,
+            tmp_path / "follower",
+            tell,
+        )
+
+    return make
 
 
 @pytest.fixture

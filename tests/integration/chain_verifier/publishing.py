@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.structs import TopicPartition
 
 from orderchain.frame import encode_frame
 from orderchain.testing.memory_chain import header_of, heartbeat_header
+from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
 
 if TYPE_CHECKING:
@@ -78,3 +83,28 @@ async def publish(servers: str, topic: str, records: Sequence[bytes]) -> None:
             await producer.send_and_wait(topic, record, partition=0)
     finally:
         await producer.stop()
+
+
+class Topic:
+    """A fresh topic of one partition."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.name = f"t{secrets.token_hex(6)}"
+        asyncio.run(make_topics(servers, self.name))
+
+    def send(self, *records: bytes) -> None:
+        asyncio.run(publish(self.servers, self.name, records))
+
+    def remove_before(self, offset: int) -> None:
+        """Do what retention does."""
+        asyncio.run(self._remove(offset))
+
+    async def _remove(self, offset: int) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
+        await admin.start()
+        try:
+            place = TopicPartition(self.name, 0)
+            await admin.delete_records({place: RecordsToDelete(before_offset=offset)})
+        finally:
+            await admin.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from datetime import UTC, datetime
 from functools import partialmethod
@@ -18,9 +17,7 @@ from chainctl.commands.verifier.verifying import follow as follow_topic
 from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.publishing import frame_of, frames_of
-from tests.integration.chain_verifier.storing import store
-from tests.integration.chain_verifier.test_topic import Topic
+from tests.integration.chain_verifier.publishing import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +25,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from local_stack import KafkaServer
+    from tests.integration.chain_verifier.publishing import Topic
+
+    from .conftest import MakeFollower, MakeFrames
 
     Follow = Callable[[], list[Finding]]
 
@@ -37,37 +36,17 @@ HEAD = head_of(ROWS)
 
 
 @pytest.fixture
-def topic(kafka_server: KafkaServer) -> Topic:
-    return Topic(kafka_server.bootstrap)
+def frames(make_frames: MakeFrames) -> list[bytes]:
+    return make_frames(ROWS)
 
 
 @pytest.fixture
-def frames(database: str) -> list[bytes]:
-    asyncio.run(store(database, ROWS))
-    return asyncio.run(frames_of(database, ROWS))
-
-
-@pytest.fixture
-def follow(
-    spark: SparkSession,
-    topic: Topic,
-    frames: list[bytes],
-    role_dsn: Callable[[str], str],
-    tmp_path: Path,
-) -> Follow:
+def follow(make_follower: MakeFollower) -> Follow:
     """Follows the topic to its present end with a fresh follower on the same folder."""
 
     def run() -> list[Finding]:
         told: list[Finding] = []
-        follower = Follower(
-            spark,
-            TopicSource(kafka=topic.servers, topic=topic.name),
-            DatabaseSource(database=role_dsn(AUDITOR)),
-            CHAIN_ID,
-            tmp_path / "follower",
-            told.append,
-        )
-        follower.run(until_end=True)
+        make_follower(told.append).run(until_end=True)
         return told
 
     return run

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.structs import TopicPartition
 from msgspec.structs import replace
 
 from chain_verifier.checks.topic_frames import FrameKeys
@@ -23,7 +20,6 @@ from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.sql import AUDITOR
-from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.agreeing import verified_by_both
 from tests.integration.chain_verifier.planting import (
     CHAIN_ID,
@@ -38,7 +34,6 @@ from tests.integration.chain_verifier.publishing import (
     frame_of,
     frames_of,
     heartbeat_of,
-    publish,
 )
 from tests.integration.chain_verifier.storing import execute, store
 
@@ -48,44 +43,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from local_stack import KafkaServer
     from tests.integration.chain_verifier.planting import Row
+    from tests.integration.chain_verifier.publishing import Topic
 
     Verified = Callable[..., Report]
 
 ROWS = chain_of(random.Random(13), 60)
 HEAD = head_of(ROWS)
 OUTSIDE = chain_of(random.Random(14), 40)
-
-
-class Topic:
-    """A fresh topic of one partition."""
-
-    def __init__(self, servers: str) -> None:
-        self.servers = servers
-        self.name = f"t{secrets.token_hex(6)}"
-        asyncio.run(make_topics(servers, self.name))
-
-    def send(self, *records: bytes) -> None:
-        asyncio.run(publish(self.servers, self.name, records))
-
-    def remove_before(self, offset: int) -> None:
-        """Do what retention does."""
-        asyncio.run(self._remove(offset))
-
-    async def _remove(self, offset: int) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
-        await admin.start()
-        try:
-            place = TopicPartition(self.name, 0)
-            await admin.delete_records({place: RecordsToDelete(before_offset=offset)})
-        finally:
-            await admin.close()
-
-
-@pytest.fixture
-def topic(kafka_server: KafkaServer) -> Topic:
-    return Topic(kafka_server.bootstrap)
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-"""Alerts of a sequencer and of its intake: each fires in a real Prometheus once its fault is made.
-
-`take_overs`, `rejects` and the like count from the first scrape on, so each test waits for it.
-"""
+"""Alerts of a sequencer and its intake: each fires in a real Prometheus once its fault is made."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,9 +15,12 @@ from tests.integration.sequencer.test_topic_intake import Topic
 from tests.prometheus import scraped
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from local_stack import KafkaServer
+    from sequencer import Sequencer, SequencerConfig
+    from tests.prometheus import Prometheus
 
     from .conftest import MakeChain
 
@@ -32,47 +33,52 @@ SLOW_SECONDS = 0.5
 """How long a commit waits for a lock: more than the 0.25 s of the alert."""
 
 
+@asynccontextmanager
+async def watched(
+    config: SequencerConfig, folder: Path
+) -> AsyncIterator[tuple[Sequencer, Prometheus]]:
+    """Lead a chain, and have a Prometheus scrape its leader."""
+    async with open_sequencer(config) as sequencer, scraped(folder, sequencer) as prometheus:
+        yield sequencer, prometheus
+
+
 async def test_leader_that_loses_its_connection_often(
     make_chain: MakeChain, tmp_path: Path
 ) -> None:
     chain = await make_chain()
+    first = "orderchain_sequencer_take_overs_total == 1"
     async with (
-        open_sequencer(chain.config) as sequencer,
-        scraped(tmp_path, sequencer) as prometheus,
+        watched(chain.config, tmp_path) as (sequencer, prometheus),
+        prometheus.alarm("OrderchainTakeOvers", since=first, chain=CHAIN),
     ):
-        await prometheus.until_scraped("orderchain_sequencer_take_overs_total == 1")
         while (take_overs := sequencer.stats().take_overs) < 5:
             await chain.admin.execute(CUT)
             await sequencer.submit(f"after {take_overs}", b"")
-        await prometheus.until_fires("OrderchainTakeOvers", chain=CHAIN)
 
 
 async def test_commits_that_wait_for_a_lock(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain()
+    none_yet = "orderchain_sequencer_commit_seconds_count == 0"
     async with (
-        open_sequencer(chain.config) as sequencer,
-        scraped(tmp_path, sequencer) as prometheus,
+        watched(chain.config, tmp_path) as (sequencer, prometheus),
+        prometheus.alarm("OrderchainCommitSlow", since=none_yet, chain=CHAIN),
     ):
-        await prometheus.until_scraped("orderchain_sequencer_commit_seconds_count == 0")
         for number in range(3):
             async with chain.admin.transaction():
                 await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
                 submitted = asyncio.create_task(sequencer.submit(f"k{number}", b""))
                 await asyncio.sleep(SLOW_SECONDS)  # the fault is a time
             await submitted
-        await prometheus.until_fires("OrderchainCommitSlow", chain=CHAIN)
 
 
 async def test_leader_that_cannot_renew_its_lease(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain()
     async with (
-        open_sequencer(chain.config) as sequencer,
-        scraped(tmp_path, sequencer) as prometheus,
+        watched(chain.config, tmp_path) as (_, prometheus),
+        chain.admin.transaction(),
+        prometheus.alarm("OrderchainLeaseOld", chain=CHAIN),
     ):
-        await prometheus.until_scraped("orderchain_sequencer_lease_age_seconds")
-        async with chain.admin.transaction():
-            await chain.admin.execute("SELECT FROM chain_lease FOR UPDATE")
-            await prometheus.until_fires("OrderchainLeaseOld", chain=CHAIN)
+        await chain.admin.execute("SELECT FROM chain_lease FOR UPDATE")
 
 
 async def test_orders_that_wait_for_a_broker_that_hangs(
@@ -81,19 +87,20 @@ async def test_orders_that_wait_for_a_broker_that_hangs(
     chain = await make_chain(with_topic=False)
     await make_topics(kafka_to_break.bootstrap, chain.topic)
     config = replace(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
-    async with open_sequencer(config) as sequencer, scraped(tmp_path, sequencer) as prometheus:
+    all_published = "orderchain_sequencer_unpublished_seconds == 0"
+    async with watched(config, tmp_path) as (sequencer, prometheus):
         await sequencer.submit("before", b"")
-        await prometheus.until_scraped("orderchain_sequencer_unpublished_seconds == 0")
-        await asyncio.to_thread(kafka_to_break.freeze)
-        await sequencer.submit("after", b"")
-        await prometheus.until_fires("OrderchainUnpublished", chain=CHAIN)
+        async with prometheus.alarm("OrderchainUnpublished", since=all_published, chain=CHAIN):
+            await asyncio.to_thread(kafka_to_break.freeze)
+            await sequencer.submit("after", b"")
 
 
 async def test_chain_whose_leader_was_killed_while_its_standby_waits(
     make_chain: MakeChain, tmp_path: Path
 ) -> None:
     chain = await make_chain(lease_seconds=600.0, standby=True)
-    # What a leader leaves that was killed; the lease ends long after this test.
+    # What a leader leaves that was killed; the lease ends long after this test. So the fault is
+    # there from the first scrape on, and no silence before it can be seen.
     await chain.admin.execute("UPDATE chain_lease SET released = false")
     standby = open_sequencer(chain.config)
     waiting = asyncio.create_task(standby.__aenter__())
@@ -117,10 +124,12 @@ async def test_record_that_is_no_order_and_every_panel_of_a_sequencer(
         intake = TopicIntake(TopicIntakeConfig(kafka=topic.kafka, topic=topic.name), sequencer)
         running = asyncio.create_task(intake.run())
         async with scraped(tmp_path, sequencer, intake) as prometheus:
-            await prometheus.until_scraped("orderchain_intake_rejects_total == 0")
             await sequencer.submit_many(make_orders(50))
-            await topic.add([(0, b"a key", None)])
-            await prometheus.until_fires("OrderchainIntakeRejects", topic=topic.name)
+            none_yet = "orderchain_intake_rejects_total == 0"
+            async with prometheus.alarm(
+                "OrderchainIntakeRejects", since=none_yet, topic=topic.name
+            ):
+                await topic.add([(0, b"a key", None)])
             await prometheus.until_panels_show("orderchain_sequencer", "orderchain_intake")
         intake.stop()
         await running

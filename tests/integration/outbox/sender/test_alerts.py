@@ -28,13 +28,13 @@ async def test_messages_that_are_given_up_and_every_panel_of_a_relay(
 ) -> None:
     await sender.set_up(tries_max=1)
     async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
-        (message_id,) = await store(sender, 1)
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await sender.let_time_pass()
-        await relay.sweep()
-        await relay.settle()
-        assert relay.stats().abnormal == 1
-        await prometheus.until_fires("OrderchainMessagesAbnormal", destination="clearing")
+        async with prometheus.alarm("OrderchainMessagesAbnormal", destination="clearing"):
+            (message_id,) = await store(sender, 1)
+            await sender.until_status(message_id, Status.CONFIRMED)
+            await sender.let_time_pass()
+            await relay.sweep()
+            await relay.settle()
+            assert relay.stats().abnormal == 1
         await prometheus.until_panels_show("orderchain_outbox_relay")
         await prometheus.until_panels_show("orderchain_outbox_deliveries")
         await prometheus.until_panels_show("orderchain_outbox_oldest")
@@ -45,11 +45,14 @@ async def test_message_that_its_consumer_does_not_confirm(sender: Sender, tmp_pa
     random_bits = random.SystemRandom().getrandbits(62)
     old = UUID(int=smallest_id(time.time() - OLD_SECONDS).int | UUID7 | random_bits)
     business = await sender.connect()
-    async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
+    async with (
+        sender.relay() as relay,
+        scraped(tmp_path, relay) as prometheus,
+        prometheus.alarm("OrderchainMessagesOld", destination="clearing"),
+    ):
         async with business.transaction():
             await outbox.add_many(business, [Message(old, "clearing", b"x")])
         await sender.until_status(old, Status.CONFIRMED)
-        await prometheus.until_fires("OrderchainMessagesOld", destination="clearing")
 
 
 async def test_outbox_that_refuses_messages(sender: Sender, tmp_path: Path) -> None:
@@ -58,7 +61,6 @@ async def test_outbox_that_refuses_messages(sender: Sender, tmp_path: Path) -> N
     async with (
         sender.relay(upkeep_seconds=3600.0, **bounds) as relay,
         scraped(tmp_path, relay) as prometheus,
+        prometheus.alarm("OrderchainOutboxFull", since="orderchain_outbox_relay_found_full_total"),
     ):
-        await prometheus.until_scraped("orderchain_outbox_relay_found_full_total")
         await relay.keep()
-        await prometheus.until_fires("OrderchainOutboxFull")
