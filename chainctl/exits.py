@@ -75,8 +75,11 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143
 
 
-class Terminated(Exception):
-    """SIGTERM asked the command to end, and it has ended in good order."""
+class Terminated(BaseException):
+    """SIGTERM asked the command to end, and it has ended in good order.
+
+    Like KeyboardInterrupt no Exception: what catches those would take it for an error of its own.
+    """
 
 
 class BrokeOff(OrderchainError):

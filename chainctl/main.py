@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,8 @@ from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
 from chainctl.output import installed_version, keep_command_line, talk, talk_through
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from click.shell_completion import CompletionItem
 
@@ -144,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _occupy_standard_files()
     talk_through(None)
     try:
-        code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
+        with _terminable():
+            code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -166,6 +170,26 @@ def _occupy_standard_files() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While the block runs, SIGTERM raises Terminated, so that temporary files are removed.
+
+    Does nothing outside the main thread, which alone may handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual or signal.SIG_DFL)  # None: not set by Python
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated("ended by SIGTERM")
 
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:

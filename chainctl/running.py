@@ -10,14 +10,14 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from chainctl.exits import Terminated
 from orderchain.monitoring import calm_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 _T = TypeVar("_T")
 
@@ -40,8 +40,18 @@ def run_async(work: Coroutine[object, object, _T]) -> _T:
     SIGTERM cancels it and raises Terminated.
     """
     calm_collector()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with _sigterm_as_before(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_guarded(work))
+
+
+@contextmanager
+def _sigterm_as_before() -> Iterator[None]:
+    """Restore the handler of SIGTERM at the end, which an event loop does not."""
+    usual = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL  # None: not set by Python
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 async def _guarded(work: Coroutine[object, object, _T]) -> _T:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark import StatusTracker
 
+    Handler = Callable[[int, FrameType | None], object]
     Progress = Callable[[int, int], None]
 
 MAJOR_MIN: Final = 17
@@ -135,6 +136,8 @@ LOCAL_MASTER: Final = "local[*]"
 
 LOG_FILE: Final = "spark.log"
 
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+
 _SHUFFLE_PARTITIONS: Final = 4
 """A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
 
@@ -176,7 +179,8 @@ def open_session(
     Without a `master`, it runs inside a Java process of our own, tuned for a short run unless
     `is_long_run` is set. A session that this process has already is yielded, and not stopped.
 
-    Ctrl-C raises KeyboardInterrupt at once in a session that this starts, whatever Java does then.
+    In a session that this starts, Ctrl-C raises KeyboardInterrupt at once, whatever Java does then;
+    so does SIGTERM with the error of a handler that was set before.
     The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
     Raises SettingError when there is no Java or Spark does not start, ConnectError when its
     connectors were never fetched and cannot be fetched now.
@@ -189,7 +193,7 @@ def open_session(
         yield active
         return
     if is_submitted(os.environ):
-        with _interruptible(), _stopped(_submitted(master)) as session:
+        with _signals_as_before(), _stopped(_submitted(master)) as session:
             yield session
         return
     require_java(os.environ)
@@ -197,7 +201,7 @@ def open_session(
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         tuning = {} if is_long_run else _SHORT_RUN
         with (
-            _interruptible(),
+            _signals_as_before(),
             _stopped(_start(master, Path(folder), tuning, packages)) as session,
         ):
             yield session
@@ -218,9 +222,12 @@ def _open_elsewhere() -> SparkSession | None:
 @contextmanager
 def _stopped(session: SparkSession) -> Iterator[SparkSession]:
     """Yield `session`, and stop it. An error of the stop hides none that came before."""
-    # Its own handler asks Java on the connection whose answer the interrupted call waits for.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, _interrupt)
+        # Its own handler asks Java on the connection whose answer the interrupted call waits for.
+        signal.signal(signal.SIGINT, _leaving_call(signal.default_int_handler))
+        usual = signal.getsignal(signal.SIGTERM)
+        if callable(usual):
+            signal.signal(signal.SIGTERM, _leaving_call(usual))
     try:
         yield session
     finally:
@@ -229,21 +236,26 @@ def _stopped(session: SparkSession) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Restore the handler of SIGINT at the end: PySpark leaves one that asks a stopped session."""
+def _signals_as_before() -> Iterator[None]:
+    """Restore the handlers of signals: PySpark leaves one that asks a stopped session."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = signal.getsignal(signal.SIGINT) or signal.SIG_DFL  # None: not set by Python
+    # None: not set by Python.
+    usual = {number: signal.getsignal(number) or signal.SIG_DFL for number in _ENDING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    drop_call()
-    raise KeyboardInterrupt
+def _leaving_call(handler: Handler) -> Handler:
+    def handle(number: int, frame: FrameType | None) -> None:
+        drop_call()
+        handler(number, frame)
+
+    return handle
 
 
 def drop_call() -> None:

@@ -399,9 +399,14 @@ def test_verify_with_keys_names_two_rows_under_one_key(
     assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
 
 
-def test_verify_with_ctrl_c_while_spark_waits_for_the_database_ends_at_once(
-    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+@pytest.mark.parametrize("mode", [(), ("--local",)], ids=["spark", "local"])
+def test_verify_that_is_ended_while_it_waits_for_the_database_ends_at_once(
+    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path,
+    mode: tuple[str, ...], number: signal.Signals, code: int,
+) -> None:  # fmt: skip
     files = tmp_path / "files"
     files.mkdir()
 
@@ -410,19 +415,19 @@ def test_verify_with_ctrl_c_while_spark_waits_for_the_database_ends_at_once(
         async with locking.transaction():
             await locking.execute("LOCK TABLE chain_page IN ACCESS EXCLUSIVE MODE")
             process = start(
-                "verify", "--chain", filled_once, "--source", "database",
+                "verify", "--chain", filled_once, "--source", "database", *mode,
                 settings={**module_settings, "TMPDIR": str(files)},
             )  # fmt: skip
             async with asyncio.timeout(120):
                 while not await locking.fetchval(WAITS):
                     assert process.poll() is None, process.communicate()
                     await asyncio.sleep(0.05)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = await asyncio.to_thread(process.communicate, timeout=60)
         await locking.close(timeout=5)
         return process.returncode, out, err
 
-    code, out, err = asyncio.run(interrupt())
-    assert (code, out) == (130, ""), err
+    ended, out, err = asyncio.run(interrupt())
+    assert (ended, out) == (code, ""), err
     assert "Traceback" not in err
     assert list(files.glob("chain-verifier-*")) == []
