@@ -76,6 +76,9 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return received
 
 
+_QUICK_START: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a Java that compiles quickly, and not thoroughly."""
+
 _FORMAT_DEADLINE_S: Final = 120.0
 _NODE_ID: Final = "1"
 
@@ -114,6 +117,9 @@ class KafkaServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     controller_port: int
     heap_mb: int = 512
+    is_long_run: bool = True
+    """Java compiles thoroughly, which pays after some minutes of load. Without, the broker starts
+    and serves its first thousand requests for half the CPU time (measured: 4.3 s, not 7.6)."""
     proxied: ProxiedListener | None = None
     secured: tuple[SecuredListener, ...] = ()
     settings: Mapping[str, str] = {}
@@ -183,7 +189,9 @@ class KafkaServer(Server):
 
     def command(self) -> list[str | Path]:
         """The broker, with a heap that leaves room for the rest."""
-        return [*self._program(), f"-Xmx{self.config.heap_mb}m", "kafka.Kafka", self._settings_path]
+        tuning = () if self.config.is_long_run else _QUICK_START
+        heap = f"-Xmx{self.config.heap_mb}m"
+        return [*self._program(), *tuning, heap, "kafka.Kafka", self._settings_path]
 
     def environment(self) -> dict[str, str]:
         """No CLASSPATH and no Java options of the caller."""
@@ -268,7 +276,8 @@ class KafkaServer(Server):
         }
 
     def _format(self) -> None:
-        command = [*self._program(), "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        command = [*self._program(), *_QUICK_START]
+        command += ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
         command += ["-t", _new_cluster_id(), "-c", self._settings_path]
         log = self._open_log()
         try:

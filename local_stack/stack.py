@@ -126,11 +126,15 @@ class LocalStack:
     """The PostgreSQL and the Kafka of one folder.
 
     Ports and passwords are chosen at the first `up` and kept until `reset`. The servers outlive the
-    process that brought them up. Concurrent commands wait for each other.
+    process that brought them up. Concurrent commands wait for each other. Without `is_long_run`,
+    Kafka starts faster, and is slower under a load that lasts.
     """
 
-    def __init__(self, directory: Path, *, cache_directory: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, cache_directory: Path | None = None, is_long_run: bool = True
+    ) -> None:
         self.directory = directory
+        self._is_long_run = is_long_run
         self._cache_directory = cache_directory or default_cache_directory(os.environ)
 
     def up(self, progress: Progress = silent) -> StackStatus:
@@ -308,6 +312,7 @@ class LocalStack:
             directory=self._kafka_directory,
             port=state.kafka_port,
             controller_port=state.kafka_controller_port,
+            is_long_run=self._is_long_run,
         )
         return KafkaServer(
             config,

@@ -117,6 +117,7 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         directory=session_folder / "breakable-kafka",
         port=ports[0],
         controller_port=ports[1],
+        is_long_run=False,
         proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
     )
     with KafkaServer(config) as server:

@@ -139,6 +139,7 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         directory=folder / "secured-kafka",
         port=port["PLAINTEXT"],
         controller_port=port["CONTROLLER"],
+        is_long_run=False,
         secured=(
             _listener("LOGIN", "SASL_SSL", port, {**store, **scram}),
             _listener("MUTUAL", "SSL", port, mutual),

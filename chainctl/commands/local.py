@@ -84,9 +84,9 @@ def stack_of(settings: Settings) -> LocalStack:
     """Return the local stack that the settings name."""
     from local_stack import LocalStack, default_directory
 
-    if settings.stack_dir:
-        return LocalStack(Path(settings.stack_dir).expanduser().absolute())
-    return LocalStack(default_directory(os.environ))
+    named = settings.stack_dir
+    folder = Path(named).expanduser().absolute() if named else default_directory(os.environ)
+    return LocalStack(folder, is_long_run=False)
 
 
 def _show(status: StackStatus, *, as_json: bool) -> None:

@@ -69,7 +69,10 @@ def orderchain_kafka(orderchain_folder: Path) -> Iterator[KafkaServer]:
 
     port = free_port()
     config = KafkaServerConfig(
-        directory=orderchain_folder / "kafka", port=port, controller_port=free_port([port])
+        directory=orderchain_folder / "kafka",
+        port=port,
+        controller_port=free_port([port]),
+        is_long_run=False,
     )
     with KafkaServer(config) as server:
         yield server

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.kafka
 def make_server(folder: Path, proxied: ProxiedListener | None = None) -> KafkaServer:
     port = free_port()
     config = KafkaServerConfig(
-        directory=folder, port=port, controller_port=free_port([port]), heap_mb=256, proxied=proxied
-    )
+        directory=folder, port=port, controller_port=free_port([port]), heap_mb=256,
+        is_long_run=False, proxied=proxied,
+    )  # fmt: skip
     return KafkaServer(config)
 
 

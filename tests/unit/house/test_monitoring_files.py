@@ -78,7 +78,7 @@ def test_each_alert_is_made_to_fire_by_a_test_over_a_real_prometheus() -> None:
     made = {
         alert
         for test in tests
-        for alert in re.findall(r'until_fires\(\s*"(\w+)"', test.read_text())
+        for alert in re.findall(r'(?:alarm|until_fires)\(\s*"(\w+)"', test.read_text())
     }
     assert made == {rule["alert"] for rule in rules()}
 
