@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from orderchain.clients.session import ClosedAtExit
 from orderchain.errors import RetryError, RowsArchived, SettingError
 from orderchain.ports import PlaceFinder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from types import TracebackType
 
     from orderchain.model import Mark, Run, Standing
     from orderchain.ports import ArchivedSource, GapSource
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class WithArchive:
+class WithArchive(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over a database and its archive.
 
     The database is always asked first, and it alone reports where the chain is. Only what it
@@ -36,17 +36,6 @@ class WithArchive:
             raise SettingError("chain of the archive", archive.chain_id, expected)
         self._database = database
         self._archive = archive
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the database; see `orderchain.ports.GapSource`."""

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
+from orderchain.clients.session import ClosedAtExit
 from orderchain.clock import Backoff
 from orderchain.config import Config
 from orderchain.errors import (
@@ -28,7 +29,6 @@ from orderchain.ports import PlaceFinder
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from random import Random
-    from types import TracebackType
 
     from gapfill.config import GapReaderConfig
     from orderchain.clients.database_config import DatabaseConfig
@@ -58,7 +58,7 @@ class PreferenceConfig(Config, frozen=True, kw_only=True):
     gone, or for a standby that hangs."""
 
 
-class PreferredSources:
+class PreferredSources(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over several servers of one chain.
 
     Rows are read from the first server that has them: the standbys, in the order given, each for as
@@ -99,17 +99,6 @@ class PreferredSources:
         """Return sources over the `standbys`, and `reader`'s own database last."""
         configs = [msgspec.structs.replace(reader, database=database) for database in standbys]
         return cls([GapReader(each) for each in (*configs, reader)], config)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close all of them, at once; never raises, never waits beyond their deadlines."""

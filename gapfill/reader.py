@@ -6,11 +6,11 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gapfill.batch_proof import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import Session, SessionConfig
+from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
 from orderchain.errors import (
     ChainMissing,
     ForkFound,
@@ -37,7 +37,6 @@ from orderchain.sql import GAP_READER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
-    from types import TracebackType
 
     from gapfill.batch_proof import Page
     from gapfill.config import GapReaderConfig
@@ -71,7 +70,7 @@ SESSION_SETTINGS: Final = {
 """How each session of a fill is set up."""
 
 
-class GapReader:
+class GapReader(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
@@ -81,17 +80,6 @@ class GapReader:
     def __init__(self, config: GapReaderConfig) -> None:
         self._config = config
         self._connection = Session(_session_config(config))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""

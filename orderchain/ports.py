@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from orderchain.seal import Batch
 
 
+class Closable(Protocol):
+    """What may hold connections."""
+
+    async def close(self) -> None:
+        """Close what it holds; never raises, never waits beyond its deadline."""
+        ...
+
+
 class PendingCommit(Protocol):
     """A commit in the air: sent, and not known to be done."""
 
@@ -55,7 +63,7 @@ class PendingCommit(Protocol):
         ...
 
 
-class ChainStore(Protocol):
+class ChainStore(Closable, Protocol):
     """The sequencer's side of the database, for one chain."""
 
     async def look(self) -> LeaseSight:
@@ -127,12 +135,8 @@ class ChainStore(Protocol):
         """Return how far `source` was read, None if never."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections; never raises, never waits beyond its deadline."""
-        ...
 
-
-class KeyStore(Protocol):
+class KeyStore(Closable, Protocol):
     """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys."""
 
     async def rows(self, ids: Sequence[int]) -> list[Event]:
@@ -163,12 +167,8 @@ class KeyStore(Protocol):
         """Drop the pages up to `until_id`."""
         ...
 
-    async def close(self) -> None:
-        """Close the connection; never raises, never waits beyond its deadline."""
-        ...
 
-
-class Lease(Protocol):
+class Lease(Closable, Protocol):
     """How the leader shows that it is alive, over a connection that no commit delays."""
 
     async def renew(self, term: Term) -> bool:
@@ -181,10 +181,6 @@ class Lease(Protocol):
 
     async def release(self, term: Term) -> None:
         """Hand over: a standby need not wait. Raises as `renew`."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection; never raises, never waits beyond its deadline."""
         ...
 
 
@@ -212,7 +208,7 @@ class SourceRecord(Protocol):
         ...
 
 
-class RecordSource(Protocol):
+class RecordSource(Closable, Protocol):
     """A topic of orders, with all its partitions, read from given places on; nothing is skipped."""
 
     async def open(self) -> dict[int, tuple[int, int]]:
@@ -237,12 +233,8 @@ class RecordSource(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close; never raises, never waits beyond its deadline."""
-        ...
 
-
-class FrameSink(Protocol):
+class FrameSink(Closable, Protocol):
     """Where frames are published: one partition, in order."""
 
     @property
@@ -281,7 +273,7 @@ class FrameSink(Protocol):
         ...
 
 
-class FrameSource(Protocol):
+class FrameSource(Closable, Protocol):
     """Where frames are received: one partition. It may lose, repeat and reorder at will."""
 
     @property
@@ -300,12 +292,8 @@ class FrameSource(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close; never raises, never waits beyond its deadline."""
-        ...
 
-
-class GapSource(Protocol):
+class GapSource(Closable, Protocol):
     """Where missing rows are read, for one chain: the database, with a read-only role."""
 
     @property
@@ -339,10 +327,6 @@ class GapSource(Protocol):
         What was yielded before an error is linked and committed. A caller that stops early closes
         the generator: a page may be being read ahead.
         """
-        ...
-
-    async def close(self) -> None:
-        """Close the connections; never raises, never waits beyond its deadline."""
         ...
 
 
@@ -382,7 +366,7 @@ class ArchivedSource(Protocol):
         ...
 
 
-class CheckpointStore(Protocol):
+class CheckpointStore(Closable, Protocol):
     """Where a receiver keeps its place, for one chain and one receiver name."""
 
     @property
@@ -409,10 +393,6 @@ class CheckpointStore(Protocol):
         `end` before `first_pid`; RetryError when it is not known whether it was stored: the caller
         may repeat the call, or make one for a later end. The same holds after a cancellation.
         """
-        ...
-
-    async def close(self) -> None:
-        """Close the connections; never raises, never waits beyond its deadline."""
         ...
 
 

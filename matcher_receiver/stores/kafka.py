@@ -23,14 +23,13 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.session import ClosedAtExit
 from orderchain.errors import RetryError, SettingError, TopicError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
 from orderchain.tracing import find_tracing, traced_record
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from matcher_receiver.config import ReceiverConfig
     from orderchain.ports import GapSource
 
@@ -99,7 +98,7 @@ PROBE_SECONDS: Final = 1.0
 """Deadline of such a request: the receiver does not look at the database for so long."""
 
 
-class KafkaFrameSource:
+class KafkaFrameSource(ClosedAtExit):
     """Implements `orderchain.ports.FrameSource` over aiokafka.
 
     It starts at the live end and goes back there whenever its offset is no longer in the log. The
@@ -121,14 +120,6 @@ class KafkaFrameSource:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     @property
     def place(self) -> tuple[str, int]:

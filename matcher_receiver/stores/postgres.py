@@ -8,12 +8,12 @@ from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.waits import AWAY
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import sqlstate_of
-from orderchain.clients.session import Session, SessionConfig
+from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
 from orderchain.clock import Backoff
 from orderchain.errors import (
     ChainMissing,
@@ -29,7 +29,6 @@ from orderchain.sql import RECEIVER_WRITER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
     from uuid import UUID
 
     from matcher_receiver.config import CheckpointConfig
@@ -269,7 +268,7 @@ REPORT_SECONDS: Final = 1.0
 small statement per interval while it moves."""
 
 
-class PostgresHeadReports:
+class PostgresHeadReports(ClosedAtExit):
     """Implements HeadReports of `orderchain.ports`: head, gaps and halts, as rows in PostgreSQL.
 
     The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
@@ -287,17 +286,6 @@ class PostgresHeadReports:
             write=self._write,
             pause_seconds=REPORT_SECONDS,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def begin(self) -> None:
         """Check whether this receiver may start; see `orderchain.ports.HeadReports`."""
@@ -361,7 +349,7 @@ IN_DOUBT_MAX: Final = 16
 caller that loses more of them in a row has stopped looking."""
 
 
-class PostgresCheckpointStore:
+class PostgresCheckpointStore(ClosedAtExit):
     """Implements CheckpointStore and ReceiverRecords of `orderchain.ports`.
 
     The role `receiver_writer` is enough. It keeps one connection, and a second one while there are
@@ -372,17 +360,6 @@ class PostgresCheckpointStore:
         self._config = config
         self._kept = StoredReceiver(config)
         self._in_doubt: deque[Mark] = deque(maxlen=IN_DOUBT_MAX)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     @property
     def chain_id(self) -> int:

@@ -9,8 +9,9 @@ success.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from msgspec import Struct
 
@@ -45,6 +46,20 @@ _SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
 """Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
 for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
 vacuumed, mean nothing for a commit."""
+
+
+class ClosedAtExit(ABC):
+    """Is closed at the end of `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what it holds; never raises, never waits beyond its deadline."""
 
 
 class SyncWaitCancelled(ConnectionError):

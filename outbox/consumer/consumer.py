@@ -21,6 +21,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clients.postgres import DRIVER_ERRORS
+from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topic_durability import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
@@ -39,7 +40,6 @@ from outbox.parts import Parts, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from types import TracebackType
     from uuid import UUID
 
     from orderchain.monitoring import Sample
@@ -111,7 +111,7 @@ TURN_SECONDS: Final = 0.2
 """How often a loop checks whether one of its deliveries has ended, in case it is not notified."""
 
 
-class Consumer:
+class Consumer(ClosedAtExit):
     """One process of a consumer. Use it in one of three forms, and no two of them at once:
 
     `async for delivery in consumer`, `await consumer.run(handler)`, `await consumer.run_many(...)`.
@@ -150,14 +150,6 @@ class Consumer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def start(self) -> None:
         """Connect, and join the group.

@@ -27,7 +27,7 @@ PUBLIC = {
     "is_signed topic_refusal",
     "model": "ChainHead ClientNumber Event FrameTerm Gap IntakeMark IntakeReject KeyPage "
     "LeaseSight Mark Run Snapshot Standing Term client_key first_break is_linked split_client_key",
-    "ports": "ArchivedSource ChainStore CheckpointStore FrameSink FrameSource GapSource "
+    "ports": "ArchivedSource ChainStore CheckpointStore Closable FrameSink FrameSource GapSource "
     "HeadReports KeyStore Lease PendingCommit PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
