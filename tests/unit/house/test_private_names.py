@@ -10,6 +10,7 @@ import ast
 import asyncio
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,7 @@ from pyspark.sql import SparkSession
 from orderchain.testing.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parents[3]
 PRODUCT: Final = (
@@ -157,10 +158,10 @@ class Use:
         return f"{self.module}:{self.line}: {self.name}"
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in PRODUCT:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    paths = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths]
 
 
 def is_private(name: object) -> bool:
@@ -193,14 +194,18 @@ def used_name(node: ast.AST) -> str | None:
     return None
 
 
-def uses() -> Iterator[Use]:
-    """Yield where the product uses a private name of an object that is not `self`."""
+@cache
+def uses() -> list[Use]:
+    """Return where the product uses a private name of an object that is not `self`."""
+    found = []
     for module, tree in sources():
         own = own_names(tree)
         for node in ast.walk(tree):
             name = used_name(node)
             if name is not None and name not in DOCUMENTED:
-                yield Use(module, node.lineno, name, name in own)  # type: ignore[attr-defined]
+                line = node.lineno  # type: ignore[attr-defined]
+                found.append(Use(module, line, name, name in own))
+    return found
 
 
 def is_listed(use: Use) -> bool:
