@@ -198,7 +198,8 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
     for line in chains:
         name = f"Chain {line.chain}"
         if line.leader_state == "silent":
-            text = f"{name}: its leader {line.leader} is silent. A standby takes over, if one runs."
+            leader = f"its leader {line.leader}" if line.leader else "its leader"
+            text = f"{name}: {leader} is silent. A standby takes over, if one runs."
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
         if LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
             text = f"{name}: committed orders wait for the broker."

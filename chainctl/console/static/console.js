@@ -533,7 +533,9 @@ function drawOutboxTile() {
   if (state.absent.outbox) return figure('outbox', '–', 'not shown');
   const abnormal = sum('abnormal');
   const way = `${number(sum('init', 'confirmed', 'prepared'))} under way`;
-  return figure('outbox', abnormal ? number(abnormal) : 'well', abnormal ? `abnormal, ${way}` : way, abnormal ? 'bad' : 'good');
+  if (abnormal) return figure('outbox', number(abnormal), `abnormal, ${way}`, 'bad');
+  const hasTrouble = rows('outbox').some((row) => row.trouble || row.overdue > 0);
+  return figure('outbox', hasTrouble ? 'trouble' : 'well', way, hasTrouble ? 'bad' : 'good');
 }
 
 function drawVerifiedTile() {

@@ -225,6 +225,8 @@ async def test_deliveries_are_retried_as_they_were_shown(
     console: RunningConsole, open_page: Open, database: str
 ) -> None:
     async with open_page(console) as page:
+        tile = page.locator("#tile-outbox")
+        await expect(tile).to_have_text("3")
         name = "Act on all abnormal deliveries to clearing"
         await page.get_by_role("button", name=name).click()
         dialog = page.get_by_role("dialog")
@@ -236,6 +238,19 @@ async def test_deliveries_are_retried_as_they_were_shown(
         await expect(dialog).to_contain_text("3 deliveries are changed by retry")
         await page.keyboard.press("Escape")
         await expect(page.locator("#stuck tbody tr")).to_have_count(0)
+        await expect(tile).to_have_text("well")
+
+
+async def test_outbox_that_has_a_trouble_is_not_well(
+    console: RunningConsole, open_page: Open, database: str
+) -> None:
+    admin = await asyncpg.connect(database, timeout=10)
+    await admin.execute("UPDATE outbox_pending SET status = 0, next_send_at = now() + '1 hour'")
+    await admin.execute("INSERT INTO outbox_trouble VALUES ('t', 'it is missing')")
+    await admin.close(timeout=5)
+    async with open_page(console) as page:
+        await expect(page.locator("#notice-list")).to_contain_text("it is missing")
+        await expect(page.locator("#tile-outbox")).to_have_text("trouble")
 
 
 async def test_everything_goes_by_keyboard(
