@@ -33,7 +33,7 @@ faults: servers ## the long form of the fault tests: many rounds, ten minutes or
 bench: setup ## how fast it is on this machine: an hour and a half, or three minutes (QUICK=1, BENCH_ARGS="...")
 	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
-check: setup ## format, lint, imports, types and unit tests, in under a minute
+check: setup ## format, lint, imports, types and unit tests, in a minute or so
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/lint-imports --no-logo
