@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs servers and a browser that some tests need, where they are missing and can be had (apt-get, as root or by sudo):
+# Installs servers, a browser and curl, which some tests need, where they are missing and can be had (apt-get, as root or
+# by sudo):
 #
 #   redis-server   the consumer's filter in Redis
 #   pgbouncer      fills through a pooler
 #   prometheus     the rules of the alerts, which it reads, and which fire in it
 #   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
 #   chromium       the console's page, as a browser shows it
+#   curl           the commands of the message service's page
 #
 # Wanted, not needed: what can not be installed is told in one line, and its tests are skipped with a reason.
 # None of them is started here; tests start their own.
@@ -28,6 +30,7 @@ missing() {
   has promtool || echo prometheus
   has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
   has "${CHROMIUM:-chromium}" || echo chromium
+  has curl || echo curl
 }
 
 packages=$(missing | xargs)
