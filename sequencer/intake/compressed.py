@@ -97,7 +97,9 @@ class FileStream(io.RawIOBase):
 
     def close(self) -> None:
         """Close the file."""
-        if not self.closed:
+        # The interpreter also closes a stream whose constructor raised, before it had a file: from
+        # Python 3.13 on, an error of that is shown.
+        if not self.closed and hasattr(self, "_file"):
             self._file.close()
         super().close()
 

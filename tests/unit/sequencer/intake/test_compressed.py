@@ -166,6 +166,12 @@ def test_content_name_that_is_no_text_is_refused(name: str) -> None:
         content_name(Path(name))
 
 
+def test_stream_whose_constructor_raised_is_closed_without_an_error() -> None:
+    stream = FileStream.__new__(FileStream)
+    stream.close()
+    assert stream.closed
+
+
 def test_stream_of_what_is_no_file_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.csv"
     empty.touch()
