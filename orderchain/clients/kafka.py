@@ -155,8 +155,7 @@ def _cut(client: Any) -> None:  # noqa: ANN401 - as above
 def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
     """Close one connection of aiokafka at once. Repeats do no harm.
 
-    With TLS, its own `close` announces the end, and waits half a minute for an answer, which a
-    frozen broker never gives.
+    Its own `close` first sends what was written, which a frozen broker may never take.
     """
     connection.close()
     transport = getattr(connection._protocol, "_transport", None)  # None once it is closed

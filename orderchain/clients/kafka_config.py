@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import Struct
@@ -33,6 +34,21 @@ _SASL_FIELDS: Final = (
 _SSL_FIELDS: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_key_password")
 _SECRETS: Final = frozenset({"sasl_password", "ssl_key_password", "sasl_token"})
 _HIDDEN: Final = "***"
+
+
+class _OneSidedGoodbye(ssl.SSLObject):
+    """TLS whose closing side says goodbye and does not wait for the answer (RFC 8446, 6.1).
+
+    An event loop would wait 30 s for it. aiokafka closes the connection on which it asked for the
+    brokers, and those whose login was refused, and forgets them: nobody could cut them off from a
+    broker that is slow or frozen, and they would be left behind in a loop that ends.
+    """
+
+    def unwrap(self) -> None:
+        """Send the goodbye."""
+        # It is written before the answer is looked for.
+        with suppress(ssl.SSLWantReadError):
+            super().unwrap()
 
 
 class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,12 +154,14 @@ class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context of TLS connections; None without TLS.
 
-        Brokers must always show a certificate of a known authority. Raises SettingError where
-        a file cannot be used any more, or a key does not fit its certificate or its password.
+        Brokers must always show a certificate of a known authority. A connection that is closed
+        waits for nothing. Raises SettingError where a file cannot be used any more, or a key does
+        not fit its certificate or its password.
         """
         if not self.is_tls:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a certificate and its host
+        context.sslobject_class = _OneSidedGoodbye
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # not every system asks for it
         context.check_hostname = self.ssl_check_hostname
         if self.ssl_cafile:

@@ -361,16 +361,35 @@ def test_contexts_of_tls_insist_on_a_certificate(secured_kafka: SecuredKafka) ->
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-async def test_client_of_a_frozen_broker_leaves_no_socket_open_with_tls(
-    secured_kafka: SecuredKafka,
-) -> None:
-    """TLS ends with a goodbye on both sides, for which a frozen broker lets us wait."""
+async def connected_admin(secured_kafka: SecuredKafka) -> tuple[Any, Any]:
+    """Return an admin client that is started over TLS, and its connection."""
     config = secured_kafka.login(SEQUENCER)
     admin = make_admin(config, "test")
     async with connecting(config, SECONDS):
         await start_client(admin)
         await admin.list_topics()
     (connection,) = admin._client._conns.values()
+    return admin, connection
+
+
+async def test_connection_that_aiokafka_forgets_does_not_wait_for_a_frozen_broker(
+    secured_kafka: SecuredKafka,
+) -> None:
+    """TLS ends with a goodbye on both sides; an event loop waits 30 s for the other side's."""
+    admin, connection = await connected_admin(secured_kafka)
+    await asyncio.to_thread(secured_kafka.server.freeze)
+    try:
+        async with asyncio.timeout(20.0):
+            await connection.close()
+    finally:
+        await asyncio.to_thread(secured_kafka.server.thaw)
+        await close_client(admin, 5.0)
+
+
+async def test_client_of_a_frozen_broker_leaves_no_socket_open_with_tls(
+    secured_kafka: SecuredKafka,
+) -> None:
+    admin, connection = await connected_admin(secured_kafka)
     socket = connection._protocol._transport.get_extra_info("socket")
     assert socket.fileno() >= 0
     await asyncio.to_thread(secured_kafka.server.freeze)
