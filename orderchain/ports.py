@@ -113,10 +113,6 @@ class ChainStore(Closable, Protocol):
         """
         ...
 
-    async def mark_published(self, published_id: int) -> None:
-        """Store head_published outside a commit (at a stop). Raises Fenced."""
-        ...
-
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record that the range is not published, and move head_published past it, in one
         transaction: receivers read it from the database. Raises Fenced.
@@ -171,16 +167,17 @@ class KeyStore(Closable, Protocol):
 class Lease(Closable, Protocol):
     """How the leader shows that it is alive, over a connection that no commit delays."""
 
-    async def renew(self, term: Term) -> bool:
+    async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter, and return whether an operator asks this leader to step down.
 
+        It also moves head_published up to `published_id`, unless a commit is about to.
         Raises Fenced when `term` no longer leads, DurabilityError when the
         database may from now on lose what it acknowledges, else RetryError.
         """
         ...
 
-    async def release(self, term: Term) -> None:
-        """Hand over: a standby need not wait. Raises as `renew`."""
+    async def release(self, term: Term, published_id: int) -> None:
+        """Hand over: a standby need not wait. The rest as `renew`."""
         ...
 
 

@@ -25,6 +25,8 @@ from sequencer.publisher import highest_id
 from sequencer.stores.session import side_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orderchain.clients.postgres import Record
     from orderchain.clock import Clock
     from orderchain.model import LeaseSight, Term
@@ -78,25 +80,27 @@ class PostgresLease:
         # Losing the last beat in a crash costs nothing: do not wait for the disk.
         self._session = side_session(config, "lease", synchronous_commit="off")
 
-    async def renew(self, term: Term) -> bool:
+    async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        found = await self._move("renew_lease", term)
+        found = await self._move("renew_lease", term, published_id)
         if self._must_be_safe:
             check_durability(dict(found))
         # Only a warning: the clock that has jumped may be the database's.
         self._clock_watch.warn_beside(self._clock.wall_ns(), found["now_us"])
         return bool(found["step_down"])
 
-    async def release(self, term: Term) -> None:
+    async def release(self, term: Term, published_id: int) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
-        await self._move("release_lease", term)
+        await self._move("release_lease", term, published_id)
 
     async def close(self) -> None:
         """Close the connection; see `orderchain.ports.Lease.close`."""
         await self._session.close()
 
-    async def _move(self, statement: str, term: Term) -> Record:
-        moved = await self._session.fetch(_SQL[statement], term.chain_id, term.epoch)
+    async def _move(self, statement: str, term: Term, published_id: int) -> Record:
+        moved = await self._session.fetch(
+            _SQL[statement], term.chain_id, term.epoch, term.nonce, published_id
+        )
         if not moved:
             raise Fenced(term.chain_id, term.epoch)
         row: Record = moved[0]
@@ -134,8 +138,11 @@ class Leadership:
         lease: Lease,
         sink: FrameSink,
         clock: Clock,
+        head_published: Callable[[], int],
     ) -> None:
+        """Lead with `store` and `lease`; `head_published` returns how far was published, or 0."""
         self._config = config
+        self._head_published = head_published
         self._store = store
         self._lease = lease
         self._sink = sink
@@ -221,14 +228,14 @@ class Leadership:
         if self.term is not None:
             self._has_handed_over = True  # no beat of ours after it
             with suppress(OrderchainError):
-                await self._lease.release(self.term)
+                await self._lease.release(self.term, self._head_published())
 
     async def _beat(self) -> None:
         term = self.term
         if term is None or self._is_changing or self._has_handed_over:
             return
         try:
-            if await self._lease.renew(term):
+            if await self._lease.renew(term, self._head_published()):
                 self.asked_to_step_down.set()
             self._renewed_ns = self._clock.monotonic_ns()
         except Fenced:

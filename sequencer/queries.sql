@@ -67,8 +67,16 @@ INSERT INTO chain_term
     (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
--- renew_lease: show that the leader of epoch $2 is alive; returns whether it is asked to step down,
--- and the settings that it cannot pin
+-- renew_lease: show that the leader of epoch $2 is alive, and how far it has published ($4); returns
+-- whether it is asked to step down, and the settings that it cannot pin. A commit stores the same,
+-- so a head that one holds is passed over: neither waits for the other.
+WITH behind AS (
+    SELECT chain_id FROM chain_head
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
+       FOR NO KEY UPDATE SKIP LOCKED
+), published AS (
+    UPDATE chain_head AS head SET published_id = $4 FROM behind WHERE head.chain_id = behind.chain_id
+)
 UPDATE chain_lease SET counter = counter + 1, beat_at = clock_timestamp()
  WHERE chain_id = $1 AND epoch = $2
 RETURNING step_down,
@@ -76,7 +84,14 @@ RETURNING step_down,
           current_setting('full_page_writes') AS full_page_writes,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
--- release_lease: show that the leader of epoch $2 is about to leave
+-- release_lease: show that the leader of epoch $2 is about to leave; the rest as renew_lease
+WITH behind AS (
+    SELECT chain_id FROM chain_head
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
+       FOR NO KEY UPDATE SKIP LOCKED
+), published AS (
+    UPDATE chain_head AS head SET published_id = $4 FROM behind WHERE head.chain_id = behind.chain_id
+)
 UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2
 RETURNING counter
@@ -167,11 +182,6 @@ SELECT pg_logical_emit_message(true, 'orderchain', '')
 
 -- batch_after: the one batch whose parent is $2
 SELECT epoch, seal FROM chain_batch WHERE chain_id = $1 AND prev_last_id = $2
-
--- mark_published: move head_published outside a commit
-UPDATE chain_head SET published_id = greatest(published_id, $4)
- WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
-RETURNING published_id
 
 -- skip_published: move head_published past a range that was never published, and record it
 WITH fence AS (

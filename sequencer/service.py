@@ -12,7 +12,6 @@ from orderchain.clock import SystemClock
 from orderchain.errors import (
     BrokerAway,
     ConnectError,
-    OrderchainError,
     OrderError,
     RetryError,
     SteppedDown,
@@ -101,7 +100,9 @@ class Sequencer:
             linger_seconds=config.linger_seconds,
         )
         self._clock = clock
-        self._leadership = Leadership(config, store, lease, sink, clock)
+        self._leadership = Leadership(
+            config, store, lease, sink, clock, lambda: self._head_published
+        )
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
         self._tracing = find_tracing()
@@ -275,7 +276,7 @@ class Sequencer:
             name=self._config.name,
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
-            head_published=publisher.published_id if publisher else 0,
+            head_published=self._head_published,
             unpublished_seconds=publisher.unpublished_seconds if publisher else 0.0,
             lease_age_seconds=self._leadership.lease_age_seconds,
             rows=committer.rows,
@@ -337,6 +338,10 @@ class Sequencer:
             raise self._failure or self._stepped_down or StoppedError("the sequencer is not open")
         if self._needs_broker:
             self._check_broker()
+
+    @property
+    def _head_published(self) -> int:
+        return self._publisher.published_id if self._publisher is not None else 0
 
     def _check_broker(self) -> None:
         """Raise BrokerAway if the broker is away and no order may be accepted without it."""
@@ -564,8 +569,6 @@ class Sequencer:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             published.cancel()
-        with suppress(OrderchainError):
-            await self._store.mark_published(self._publisher.published_id)
         await self._leadership.hand_over()
 
     async def _close(self) -> None:

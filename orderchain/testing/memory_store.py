@@ -373,11 +373,6 @@ class MemoryChainStore:
             self._require_standby()
         return is_there
 
-    async def mark_published(self, published_id: int) -> None:
-        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
-        chain = self._fenced()
-        chain.published_id = max(chain.published_id, published_id)
-
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
         chain = self._fenced()
@@ -433,15 +428,15 @@ class MemoryLease:
         self._database = database
         self._chain_id = chain_id
 
-    async def renew(self, term: Term) -> bool:
+    async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        chain = self._held(term)
+        chain = self._held(term, published_id)
         chain.lease_counter += 1
         return chain.step_down
 
-    async def release(self, term: Term) -> None:
+    async def release(self, term: Term, published_id: int) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
-        chain = self._held(term)
+        chain = self._held(term, published_id)
         chain.lease_counter += 1
         chain.lease_released = True
         chain.step_down = False
@@ -449,12 +444,14 @@ class MemoryLease:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _held(self, term: Term) -> CommittedChain:
+    def _held(self, term: Term, published_id: int) -> CommittedChain:
         if self._database.is_away:
             raise RetryError("the database is away")
         chain = self._database.chains[self._chain_id]
         if chain.epoch != term.epoch:
             raise Fenced(self._chain_id, term.epoch)
+        if chain.nonce == term.nonce:
+            chain.published_id = max(chain.published_id, published_id)
         return chain
 
 

@@ -138,10 +138,6 @@ class WiredChainStore:
         """Return whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
         return await self._ask(lambda store: store.has_committed(batch))
 
-    async def mark_published(self, published_id: int) -> None:
-        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
-        await self._ask(lambda store: store.mark_published(published_id))
-
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
         await self._ask(lambda store: store.skip_published(after_id, until_id))
@@ -318,13 +314,13 @@ class WiredLease(_Wired):
         super().__init__(wire)
         self._lease = MemoryLease(database, chain_id)
 
-    async def renew(self, term: Term) -> bool:
+    async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `orderchain.ports.Lease.renew`."""
-        return await self._ask(lambda: self._lease.renew(term))
+        return await self._ask(lambda: self._lease.renew(term, published_id))
 
-    async def release(self, term: Term) -> None:
+    async def release(self, term: Term, published_id: int) -> None:
         """Hand over; see `orderchain.ports.Lease.release`."""
-        await self._ask(lambda: self._lease.release(term))
+        await self._ask(lambda: self._lease.release(term, published_id))
 
 
 class WiredKeyStore(_Wired):

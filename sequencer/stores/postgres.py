@@ -488,15 +488,6 @@ class PostgresChainStore:
         await self._session.fetch_row("await_standbys")
         return True
 
-    async def mark_published(self, published_id: int) -> None:
-        """Store head_published; see `orderchain.ports.ChainStore.mark_published`."""
-        term = self._leading()
-        row = await self._session.fetch_row(
-            "mark_published", term.chain_id, term.epoch, term.nonce, published_id
-        )
-        if row is None:
-            raise Fenced(term.chain_id, term.epoch)
-
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `orderchain.ports.ChainStore`."""
         term = self._leading()

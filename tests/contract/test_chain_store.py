@@ -253,15 +253,29 @@ async def test_has_committed_with_the_same_parent_and_other_content_says_no(
     assert not await store.has_committed(next_batch(term, count=2))
 
 
-async def test_published_mark_rides_along_and_never_falls(open_store: OpenStore) -> None:
+async def test_published_mark_rides_along_and_never_falls(
+    open_store: OpenStore, open_lease: OpenLease
+) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     first, second = next_batch(term, core), next_batch(term, core)
     await commit(store, first, published_id=0)
     await commit(store, second, published_id=first.last_id)
-    await store.mark_published(0)
+    await open_lease().renew(term, 0)
     assert (await take_over(open_store(), "you")).published_id == first.last_id
+
+
+@pytest.mark.parametrize("way", ["renew", "release"])
+async def test_published_mark_of_an_idle_chain_is_stored_with_the_lease(
+    open_store: OpenStore, open_lease: OpenLease, way: str
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    batch = next_batch(term)
+    await commit(store, batch, published_id=0)
+    await getattr(open_lease(), way)(term, batch.last_id)
+    assert (await take_over(open_store(), "you")).published_id == batch.last_id
 
 
 async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
@@ -304,7 +318,7 @@ async def test_take_over_of_a_leader_that_spoke_up_meanwhile_is_fenced(
     leader, standby = open_store(), open_store()
     term = await take_over(leader, "leader")
     sight = await standby.look()
-    await open_lease().renew(term)
+    await open_lease().renew(term, 0)
     with pytest.raises(Fenced):
         await standby.take_over("standby", sight)
     assert (await standby.look()).epoch == term.epoch
@@ -317,9 +331,9 @@ async def test_take_over_again_raises_our_own_epoch_and_keeps_the_lease(
     held = await take_over(store, "me")
     term = await store.take_over_again("me", held)
     assert term.epoch == held.epoch + 1
-    await lease.renew(term)
+    await lease.renew(term, 0)
     with pytest.raises(Fenced):
-        await lease.renew(held)
+        await lease.renew(held, 0)
 
 
 async def test_take_over_again_never_takes_back_what_another_leads(open_store: OpenStore) -> None:
@@ -335,7 +349,7 @@ async def test_release_shows_in_the_next_look(open_store: OpenStore, open_lease:
     store = open_store()
     term = await take_over(store, "me")
     assert not (await store.look()).released
-    await open_lease().release(term)
+    await open_lease().release(term, 0)
     assert (await store.look()).released
 
 
@@ -344,16 +358,16 @@ async def test_request_to_step_down_reaches_the_leader_and_ends_with_its_process
 ) -> None:
     store, lease = open_store(), open_lease()
     term = await take_over(store, "me")
-    assert not await lease.renew(term)
+    assert not await lease.renew(term, 0)
     await ask_to_step_down()
-    assert await lease.renew(term)
+    assert await lease.renew(term, 0)
     again = await store.take_over_again("me", term)
-    assert await lease.renew(again), "the same process, on a new connection"
+    assert await lease.renew(again, 0), "the same process, on a new connection"
     other = await take_over(open_store(), "other")
-    assert not await lease.renew(other), "another process was not asked"
+    assert not await lease.renew(other, 0), "another process was not asked"
     await ask_to_step_down()
-    await lease.release(other)
-    assert not await lease.renew(await take_over(open_store(), "third"))
+    await lease.release(other, 0)
+    assert not await lease.renew(await take_over(open_store(), "third"), 0)
 
 
 async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> None:

@@ -59,6 +59,15 @@ async def test_submit_with_one_order_returns_its_place(make_chain: MakeChain) ->
     assert_frames_are_the_rows(await chain.frames(), rows)
 
 
+async def test_idle_chain_says_that_everything_is_published(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer, asyncio.timeout(60.0):
+        ack = await sequencer.submit("a", b"one")
+        # No commit follows, which would store it. Another process has to see it: no event tells.
+        while (await chain.head())["published_id"] != ack.id:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_submits_at_once_keep_the_order_of_the_calls(make_chain: MakeChain) -> None:
     chain = await make_chain(batch_rows_max=100, queue_bytes_max=256 * 1024)
     async with open_sequencer(chain.config) as sequencer:

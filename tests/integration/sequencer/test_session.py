@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -229,17 +229,34 @@ async def test_clock_that_is_days_ahead_is_logged_once(
     store, lease = PostgresChainStore(chain.config, clock), PostgresLease(chain.config, clock)
     term = await store.take_over("me", await store.look())
     with caplog.at_level(logging.WARNING):
-        await lease.renew(term)
+        await lease.renew(term, 0)
         assert not caplog.messages
         clock.ahead_ns = 3 * DAY_NS
         for _ in range(3):
-            await lease.renew(term)
+            await lease.renew(term, 0)
         assert len(caplog.messages) == 1
         assert "clock of this machine is 3 days ahead of the database's" in caplog.messages[0]
         clock.ahead_ns = 0
-        await lease.renew(term)
+        await lease.renew(term, 0)
         clock.ahead_ns = 400 * DAY_NS
-        await lease.renew(term)
+        await lease.renew(term, 0)
         assert len(caplog.messages) == 2
     await lease.close()
     await store.close()
+
+
+async def test_lease_does_not_wait_for_a_commit_that_holds_the_head(make_chain: MakeChain) -> None:
+    chain = await make_chain(with_topic=False)
+    store, lease = PostgresChainStore(chain.config), PostgresLease(chain.config)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(store.close)
+        closing.push_async_callback(lease.close)
+        term = await store.take_over("me", await store.look())
+        await chain.admin.execute("UPDATE chain_head SET last_id = 7")
+        async with chain.admin.transaction():
+            await chain.admin.execute("UPDATE chain_head SET topic = topic")
+            async with asyncio.timeout(20.0):
+                await lease.renew(term, 7)
+        assert (await chain.head())["published_id"] == 0
+        await lease.renew(term, 7)
+        assert (await chain.head())["published_id"] == 7
