@@ -70,7 +70,7 @@ class _Work:
         self._pipe = pipe
         self._intake = intake
         self._sequencer = sequencer
-        self._commits: deque[asyncio.Task[list[Ack]]] = deque()
+        self._commits: deque[asyncio.Task[Sequence[Ack]]] = deque()
         self._rows = 0
         self._first_id = 0
         self._last_id = 0
@@ -112,7 +112,7 @@ class _Work:
             limit = min(limit, until_row - self._intake.position)
         return self._intake.read(limit) if limit else None
 
-    async def _commit(self, portion: Portion) -> list[Ack]:
+    async def _commit(self, portion: Portion) -> Sequence[Ack]:
         from sequencer import Order
 
         orders = [Order(row.key, row.payload, row.event_time_ns) for row in portion.orders]

@@ -229,11 +229,12 @@ class SequencerCore:
         last_id = first + len(orders) - 1
         if last_id >= ID_MAX:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
-        ids = tuple(range(first, last_id + 1))
-        times = [wall_ns if time_ns is None else time_ns for time_ns in columns.times_ns]
+        run = range(first, last_id + 1)
+        ids = tuple(run)
+        times, to_be_packed = columns.times_at(wall_ns)
         pids = (self._last_id, *ids[:-1])
         pages = column_pages(
-            ids, pids, columns.encoded_keys, times, columns.payloads, is_linked=True
+            run, pids, columns.keys, to_be_packed, columns.payloads, is_linked=True
         )
         # A clock that steps back must not make committed_at fall along the chain.
         committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orderchain.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError
 from orderchain.model import split_client_key
 from sequencer.keys.memory import BEFORE_ALL
-from sequencer.order import Ack, columns_of, joined
+from sequencer.order import Ack, Acks, columns_of, joined
 from sequencer.submission import reject_of
 
 if TYPE_CHECKING:
@@ -175,21 +175,29 @@ class Assembly:
 
     def answer(self) -> None:
         """Answer every caller with its orders' places; a cancelled one is gone, its orders not."""
-        events = self.batch.events if self.batch is not None else []
-        new = [Ack(event.id, event.pid) for event in events]
+        batch = self.batch
+        # The core gives a batch consecutive ids.
+        ids = range(batch.first_id, batch.last_id + 1) if batch is not None else range(0)
+        pid = batch.pid if batch is not None else 0
         if self._places is None:
-            self._answer_in_order(new)
+            self._answer_in_order(pid, ids)
             return
+        new = list(Acks(pid, ids))
         for entry, places in zip(self.entries, self._places, strict=True):
             entry.answer([new[place] if isinstance(place, int) else place for place in places])
 
-    def _answer_in_order(self, acks: list[Ack]) -> None:
+    def _answer_in_order(self, pid: int, ids: range) -> None:
         """Answer every caller if the batch holds exactly the orders of all entries."""
         start = 0
         for entry in self.entries:
-            stop = start + len(entry.orders)
-            entry.answer(acks[start:stop])
-            start = stop
+            if entry.is_alone:
+                stop = start + 1
+                entry.answer((Ack(ids[start], pid),))
+            else:
+                stop = start + len(entry.orders)
+                entry.answer(Acks(pid, ids[start:stop]))
+            if stop > start:
+                pid, start = ids[stop - 1], stop
 
     def _marks(self) -> list[IntakeMark]:
         """Return the intake marks to store, each with the refused orders of its entry."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from itertools import chain as flatten
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from msgspec import Struct
 
@@ -11,7 +13,7 @@ from orderchain.errors import OrderError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
 
 INT64_MIN: Final = -(2**63)
@@ -34,6 +36,46 @@ class Ack(Struct, frozen=True, gc=False):
 
     id: int
     pid: int
+
+
+class Acks(Sequence[Ack]):
+    """The places of orders that follow each other in the chain.
+
+    An Ack is made when somebody looks at it: a caller that submits thousands seldom does.
+    """
+
+    __slots__ = ("_ids", "_pid")
+
+    def __init__(self, pid: int, ids: Sequence[int]) -> None:
+        """`pid` is that of the first order, which is not empty; of the others, the id before."""
+        self._pid = pid
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[Ack]:
+        return map(Ack, self._ids, flatten((self._pid,), self._ids))
+
+    @overload
+    def __getitem__(self, at: int) -> Ack: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Ack]: ...
+
+    def __getitem__(self, at: int | slice) -> Ack | list[Ack]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        place = range(len(self._ids))[at]
+        return Ack(self._ids[place], self._ids[place - 1] if place else self._pid)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Acks | list) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 def check_order(order: Order) -> int:
@@ -68,40 +110,38 @@ def _check_key(key: str) -> int:
     return size
 
 
-_SEPARATOR: Final = "\0"
-"""No key contains it: keys that are joined with it can be split."""
-
-
 class OrderColumns(Struct, frozen=True, gc=False):
     """Good orders, in their order; all columns have the same length."""
 
     keys: list[str]
-    encoded_keys: list[bytes]
-    """The keys as UTF-8."""
-    key_sizes: list[int]
-    """Bytes of every key."""
     payloads: list[bytes]
-    payload_sizes: list[int]
-    """Bytes of every payload."""
     times_ns: list[int | None]
+    packed_times: array[int] | None
+    """`times_ns` as integers of 64 bits; None if an order has no time of its own."""
+    total_bytes: int
+    """Bytes of all keys, as UTF-8, and payloads."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all keys and payloads."""
-        return sum(self.key_sizes) + sum(self.payload_sizes)
+    def times_at(self, wall_ns: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the times, `wall_ns` for an order without one, and the same to be packed."""
+        if self.packed_times is not None:
+            return cast("list[int]", self.times_ns), self.packed_times
+        times = [wall_ns if time_ns is None else time_ns for time_ns in self.times_ns]
+        return times, times
 
 
 def joined(parts: Sequence[OrderColumns]) -> OrderColumns:
     """Return the orders of all `parts`, one part after the other, without checking any order."""
-    return OrderColumns(
-        *(
-            list(flatten.from_iterable(getattr(part, name) for part in parts))
-            for name in OrderColumns.__struct_fields__
-        )
-    )
+
+    def column(name: str) -> list[Any]:
+        return list(flatten.from_iterable(getattr(part, name) for part in parts))
+
+    times = column("times_ns")
+    packed = None if any(part.packed_times is None for part in parts) else array("q", times)
+    size = sum(part.total_bytes for part in parts)
+    return OrderColumns(column("keys"), column("payloads"), times, packed, size)
 
 
 def columns_of(orders: Sequence[Order]) -> OrderColumns:
@@ -110,47 +150,57 @@ def columns_of(orders: Sequence[Order]) -> OrderColumns:
     Whole columns are tested: bad orders are rare and per-order checks are expensive.
     """
     try:
-        columns = _take_apart(orders)
-        if _are_good(columns):
-            return columns
-    except (AttributeError, TypeError, ValueError):
+        return _checked_columns(orders)
+    except (AttributeError, TypeError, ValueError, OverflowError):
         pass  # the loop below finds the order and its field
+    size = sum(map(check_order, orders))
+    return OrderColumns(*_taken_apart(orders), None, size)
+
+
+def _taken_apart(
+    orders: Sequence[Order],
+) -> tuple[list[str], list[bytes], list[int | None]]:
+    """Return keys, payloads and times. In one pass: to reach an order costs as much as its fields.
+    """
+    keys: list[str] = []
+    payloads: list[bytes] = []
+    times: list[int | None] = []
     for order in orders:
-        check_order(order)
-    return _take_apart(orders)
+        keys.append(order.key)
+        payloads.append(order.payload)
+        times.append(order.event_time_ns)
+    return keys, payloads, times
 
 
-def _take_apart(orders: Sequence[Order]) -> OrderColumns:
-    keys = [order.key for order in orders]
-    payloads = [order.payload for order in orders]
-    # One call for all: encoding them one by one costs twice as much.
-    encoded = _SEPARATOR.join(keys).encode().split(_SEPARATOR.encode()) if keys else []
-    return OrderColumns(
-        keys,
-        encoded,
-        list(map(len, encoded)),
-        payloads,
-        list(map(len, payloads)),
-        [order.event_time_ns for order in orders],
-    )
+def _checked_columns(orders: Sequence[Order]) -> OrderColumns:
+    """Return the columns of `orders`, or raise any of four errors if one of them is bad."""
+    keys, payloads, times = _taken_apart(orders)
+    text = "".join(keys)
+    key_sizes = set(map(len, keys if text.isascii() else map(str.encode, keys)))
+    payload_sizes = set(map(len, payloads))
+    if (
+        "\0" in text
+        or min(key_sizes) == 0
+        or max(key_sizes) > KEY_BYTES_MAX
+        or max(payload_sizes) > PAYLOAD_BYTES_MAX
+        or set(map(type, payloads)) != {bytes}
+    ):
+        raise ValueError("a bad key or payload")
+    size = len(text.encode()) + _total(payload_sizes, payloads)
+    return OrderColumns(keys, payloads, times, _packed(times), size)
 
 
-def _are_good(columns: OrderColumns) -> bool:
-    return (
-        # A key that contains a separator is split into two.
-        len(columns.encoded_keys) == len(columns.keys)
-        and min(columns.key_sizes) > 0
-        and max(columns.key_sizes) <= KEY_BYTES_MAX
-        and max(columns.payload_sizes) <= PAYLOAD_BYTES_MAX
-        and set(map(type, columns.payloads)) == {bytes}
-        and _are_times(columns.times_ns)
-    )
+def _total(sizes: set[int], payloads: Sequence[bytes]) -> int:
+    """Return the bytes of all payloads, which have these sizes."""
+    return max(sizes) * len(payloads) if len(sizes) == 1 else sum(map(len, payloads))
 
 
-def _are_times(times: list[int | None]) -> bool:
-    """Return whether every time is None, or an integer of 64 bits."""
+def _packed(times: list[int | None]) -> array[int] | None:
+    """Return `times` packed, None if one is missing. Raises if one is no integer of 64 bits."""
     kinds = set(map(type, times))
+    if kinds == {int}:
+        return array("q", cast("list[int]", times))
     if not kinds <= {int, type(None)}:
-        return False
-    known = [time_ns for time_ns in times if time_ns is not None] if len(kinds) > 1 else times
-    return kinds == {type(None)} or (min(known) >= INT64_MIN and max(known) <= INT64_MAX)  # type: ignore[type-var,operator]
+        raise TypeError("a time that is no integer")
+    array("q", [time_ns for time_ns in times if time_ns is not None])  # raises beyond 64 bits
+    return None

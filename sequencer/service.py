@@ -185,7 +185,7 @@ class Sequencer:
 
     async def submit_many(
         self, orders: Sequence[Order], *, intake: IntakeMark | None = None
-    ) -> list[Ack]:
+    ) -> Sequence[Ack]:
         """Commit `orders` together, in their order, and return their places; all or nothing.
 
         Orders whose keys were accepted before add nothing and return their first place. `intake` is
@@ -197,7 +197,7 @@ class Sequencer:
             raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
         done = asyncio.get_running_loop().create_future()
         await self._batcher.add(self._entry(orders, intake, done))
-        acks: list[Ack] = await done
+        acks: Sequence[Ack] = await done
         return acks
 
     async def submit_each(
@@ -206,7 +206,7 @@ class Sequencer:
         *,
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
-    ) -> list[Ack | OrderError]:
+    ) -> Sequence[Ack | OrderError]:
         """Commit `orders` together, in their order, each taken or refused individually.
 
         A bad order, or one whose key is refused, gets its OrderError in its place and does not
@@ -224,7 +224,7 @@ class Sequencer:
         *,
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
-    ) -> asyncio.Future[list[Ack | OrderError]]:
+    ) -> asyncio.Future[Sequence[Ack | OrderError]]:
         """Queue `orders` as `submit_each` does, and return a future of their outcomes.
 
         Once this returns, later calls come after it, whatever happens. If it raises, the orders

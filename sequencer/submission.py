@@ -44,7 +44,7 @@ class Entry(Struct, eq=False, gc=False):
     queued_at_seconds: float = 0.0
     """By the loop's clock; set only if a batch waits for others."""
 
-    def answer(self, outcomes: list[Any]) -> None:
+    def answer(self, outcomes: Sequence[Any]) -> None:
         """Answer the caller with the outcomes of `orders`, unless it is gone."""
         done, sifted = self._let_go()
         if done is None or done.done():
@@ -110,7 +110,7 @@ class Sifted(Struct, frozen=True):
         )
         return replace(mark, rejects=mark.rejects + rejects) if rejects else mark
 
-    def together(self, outcomes: list[Any]) -> list[Any]:
+    def together(self, outcomes: Sequence[Any]) -> Sequence[Any]:
         """Return the outcomes of all, in the order of the call, given those of the good ones."""
         if not self.refused:
             return outcomes

@@ -327,7 +327,7 @@ async def _hold(connection: Connection, chain_id: int, last_id: int, seal: bytes
 async def _copy(connection: Connection, chain_id: int, rows: Sequence[ArchivedRow]) -> None:
     """Store the rows in pages, as a sequencer does."""
     ids, pids, keys, times_ns, payloads = zip(*rows, strict=True)
-    pages = column_pages(ids, pids, [key.encode() for key in keys], times_ns, payloads)
+    pages = column_pages(ids, pids, keys, times_ns, payloads)
     pieces = [COPY_HEADER, *(piece for page in pages for piece in page.copied(chain_id))]
     await connection.copy_to_table(
         "chain_page",

@@ -192,7 +192,7 @@ class _HandedOver(NamedTuple):
 
     source: str
     positions: Sequence[int]
-    outcomes: asyncio.Future[list[Ack | OrderError]]
+    outcomes: asyncio.Future[Sequence[Ack | OrderError]]
 
 
 class TopicIntake:

@@ -52,9 +52,9 @@ _GENERATIONS: Final = 4
 remembered until a piece is dropped whole."""
 
 
-def hash_keys(encoded_keys: Iterable[bytes], salt: int) -> list[int]:
-    """Return the 64-bit hash of every key, given as UTF-8."""
-    return list(map(xxh3_64_intdigest, encoded_keys, repeat(salt)))
+def hash_keys(keys: Iterable[str], salt: int) -> list[int]:
+    """Return the 64-bit hash of every key, as UTF-8."""
+    return list(map(xxh3_64_intdigest, map(str.encode, keys), repeat(salt)))
 
 
 class KeyPiece:
@@ -434,13 +434,13 @@ class KeyMemory:
                 client: (forms.numbers[place], forms.rising[place])
                 for client, place in last.items()
             },
-            hashes=hash_keys(columns.encoded_keys, self._salt),
+            hashes=hash_keys(columns.keys, self._salt),
         )
 
     def candidates(self, keys: Iterable[str]) -> set[int]:
         """Return the ids of all rows that may hold one of `keys`; the rows must be compared."""
         wanted = list(keys)
-        hashes = hash_keys(map(str.encode, wanted), self._salt)
+        hashes = hash_keys(wanted, self._salt)
         ids = {row_id for _, row_id in self.index.find(hashes)}
         for key in wanted:
             split = split_client_key(key)
@@ -466,7 +466,7 @@ class KeyMemory:
             split = split_client_key(key)
             if split is not None:
                 rising[split[0]] = (split[1], row_id)
-        return self._take_up(hash_keys(map(str.encode, keys), self._salt), ids, rising)
+        return self._take_up(hash_keys(keys, self._salt), ids, rising)
 
     def _take_up(
         self, hashes: Sequence[int], ids: Sequence[int], rising: dict[str, tuple[int, int]]

@@ -64,7 +64,7 @@ class Fed:
         """Begin at the chain's head: what gets a place at or below it is a repeat."""
         self._head = head
 
-    def add(self, acks: list[Ack]) -> None:
+    def add(self, acks: Sequence[Ack]) -> None:
         """Count a committed batch. A repeat, even within the batch, has another order's place."""
         new = {ack.id for ack in acks if ack.id > self._head}
         self.repeats += len(acks) - len(new)
