@@ -19,6 +19,8 @@ from orderchain.errors import OrderchainError
 from sequencer.intake.file import FileIntake, FileOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from demo.processes import Stage
     from sequencer import Ack, Sequencer
     from sequencer.intake.file import Portion

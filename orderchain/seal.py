@@ -67,8 +67,8 @@ _TEXT_SIZES: Final = tuple(size.decode() for size in _SIZES[:128])
 _LOW_VALUES: Final = 2**16
 _LAST_BYTES: Final = bytes(range(256)) * 256
 _BYTES_BEFORE_LAST: Final = b"".join(bytes((byte,)) * 256 for byte in range(256))
-"""The last two bytes of the integers below `_LOW_VALUES`, in order. Those of a run of integers are a
-slice of them, which takes a tenth of the time that laying out each byte takes."""
+"""The last two bytes of the integers below `_LOW_VALUES`, in order. Those of a run of integers are
+a slice of them, which takes a tenth of the time that laying out each byte takes."""
 
 _columns_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
 
@@ -217,7 +217,7 @@ def _run_images(values: range) -> bytes:
 
 
 def _text_images(values: Sequence[str]) -> bytes:
-    """Return the images of texts. Short ones in ASCII, which nearly all are, are encoded at once."""
+    """Return the images of texts. Short ones in ASCII, which most are, are encoded at once."""
     pieces = [""] * (2 * len(values))
     pieces[1::2] = values
     try:

@@ -160,8 +160,7 @@ def columns_of(orders: Sequence[Order]) -> OrderColumns:
 def _taken_apart(
     orders: Sequence[Order],
 ) -> tuple[list[str], list[bytes], list[int | None]]:
-    """Return keys, payloads and times. In one pass: to reach an order costs as much as its fields.
-    """
+    """Return keys, payloads and times, in one pass: reaching an order costs the most."""
     keys: list[str] = []
     payloads: list[bytes] = []
     times: list[int | None] = []

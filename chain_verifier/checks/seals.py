@@ -227,7 +227,6 @@ class SealRun:
 
     def _seal_of(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> bytes:
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        columns[2] = list(map(str.encode, columns[2]))
         return next_seal(
             self.seal,
             epoch=batch.epoch,

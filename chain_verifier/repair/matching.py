@@ -349,7 +349,6 @@ def _commit_time(before: Place, entry: SealedBatch, offer: Offer) -> datetime:
     first = max(earliest, sent - _SENT_WITHIN // _MICROSECOND)
     last = sent + _CLOCKS_WITHIN // _MICROSECOND
     columns: list[Any] = [list(column) for column in zip(*offer.rows, strict=True)]
-    columns[2] = list(map(str.encode, columns[2]))
     found = committed_at_of(
         entry.seal,
         before.seal,

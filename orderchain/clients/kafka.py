@@ -564,7 +564,7 @@ def make_producer(
     """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`."""
     options = {"acks": "all", **options}
     producer = AIOKafkaProducer(**connection_options(config, role), **options)
-    _copy_records_once(producer.client)
+    copy_records_once(producer.client)
     return producer
 
 
@@ -597,7 +597,7 @@ def _encoded(request: Any, encode: Callable[[Any], bytes]) -> bytes:  # noqa: AN
     return b"".join((before, _LENGTH.pack(len(records)), records))
 
 
-def _copy_records_once(client: Any) -> None:  # noqa: ANN401 - aiokafka has no types
+def copy_records_once(client: Any) -> None:  # noqa: ANN401 - aiokafka has no types
     """Make what `client` sends a `_PlainProduce` where it is a request to store records."""
     send = client.send
 

@@ -26,7 +26,7 @@ from .processes import Acked
 from .proxy import Proxy, is_commit, postgres_requests
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 30.0
 SMALL_DISK_MIB = 16
 
 
-def acked(orders: list[Order], acks: list[Ack]) -> list[Acked]:
+def acked(orders: list[Order], acks: Sequence[Ack]) -> list[Acked]:
     return [Acked(ack, order.key, order.payload) for order, ack in zip(orders, acks, strict=True)]
 
 

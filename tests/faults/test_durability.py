@@ -26,7 +26,7 @@ from .inspector import Chain, inspect
 from .test_database import acked, in_time
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from .conftest import MakeChain
@@ -92,10 +92,10 @@ async def led(chain: Chain) -> AsyncIterator[Sequencer]:
 
 async def submit_until_one_waits(
     sequencer: Sequencer, settings: Settings, rows: int
-) -> tuple[list[list[Order]], list[asyncio.Task[list[Ack]]]]:
+) -> tuple[list[list[Order]], list[asyncio.Task[Sequence[Ack]]]]:
     """Submit until a commit waits for a standby: the setting takes effect a moment later."""
     calls: list[list[Order]] = []
-    tasks: list[asyncio.Task[list[Ack]]] = []
+    tasks: list[asyncio.Task[Sequence[Ack]]] = []
     async with asyncio.timeout(30):
         while not await settings.connection.fetchval(WAITING):
             if not tasks or tasks[-1].done():

@@ -20,7 +20,7 @@ from orderchain.errors import OrderchainError, RefusedError
 from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
 LINE_BYTES_MAX = 2**26
 
@@ -69,11 +69,11 @@ async def submit(sequencer: Sequencer, work: Submit) -> None:
         )
 
 
-async def submit_one(sequencer: Sequencer, order: Order) -> list[Ack]:
+async def submit_one(sequencer: Sequencer, order: Order) -> Sequence[Ack]:
     return [await sequencer.submit(order.key, order.payload)]
 
 
-async def answer(acks: Awaitable[list[Ack]], keys: list[str]) -> None:
+async def answer(acks: Awaitable[Sequence[Ack]], keys: list[str]) -> None:
     try:
         say(Report("acked", keys=keys, acks=[(ack.id, ack.pid) for ack in await acks]))
     except OrderchainError as error:

@@ -17,6 +17,8 @@ from orderchain.model import client_key
 from sequencer import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sequencer import Ack, Sequencer
 
     from .hosts import Leader
@@ -110,7 +112,7 @@ class Client:
     def _payload(self) -> bytes:
         return self.world.random.randbytes(self.world.random.randrange(20))
 
-    async def _until_acked(self, orders: list[Order]) -> list[Ack]:
+    async def _until_acked(self, orders: list[Order]) -> Sequence[Ack]:
         """Try until there is an answer. Raises OrderError."""
         tries = self.world.checker.tries
         while True:
@@ -135,7 +137,7 @@ class Client:
             await asyncio.sleep(0.1)
         return self.world.random.choice(self.world.leaders)
 
-    async def _try(self, leader: Leader, orders: list[Order]) -> list[Ack] | Exception:
+    async def _try(self, leader: Leader, orders: list[Order]) -> Sequence[Ack] | Exception:
         """Return what `leader` answers; TimeoutError when it does not.
 
         Some clients never give up: as long as its process lives, it owes them an answer.
@@ -153,13 +155,13 @@ class Client:
             raise answer
         return answer
 
-    async def _ask(self, sequencer: Sequencer, orders: list[Order]) -> list[Ack]:
+    async def _ask(self, sequencer: Sequencer, orders: list[Order]) -> Sequence[Ack]:
         if len(orders) == 1:
             order = orders[0]
             return [await sequencer.submit(order.key, order.payload)]
         return await sequencer.submit_many(orders)
 
-    def _keep(self, orders: list[Order], acks: list[Ack]) -> None:
+    def _keep(self, orders: list[Order], acks: Sequence[Ack]) -> None:
         for order, ack in zip(orders, acks, strict=True):
             self.world.checker.on_ack(order.key, order.payload, ack)
             self.world.checker.require(

@@ -24,7 +24,7 @@ from orderchain.text import counted
 from sequencer.intake.file import Portion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings

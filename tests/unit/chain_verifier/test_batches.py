@@ -45,7 +45,6 @@ def rows(**changes: list[Any]) -> dict[str, list[Any]]:
 def pages(*of: dict[str, list[Any]]) -> dict[str, bytes]:
     """The columns and headers of pages, as the database sends them of a batch."""
     columns = [[column for page in of for column in page[name]] for name in rows()]
-    columns[2] = list(map(str.encode, columns[2]))
     images = page_image(*columns).columns if of and columns[0] else [b""] * len(IMAGES)
     headers = [
         pack(">iiIii", 1, 0, kind, len(column), 1)

@@ -51,7 +51,6 @@ def entry_of(batch: Batch) -> SealedBatch:
 
 def content(batch: Batch) -> bytes:
     columns: list[Any] = [list(column) for column in zip(*rows_of(batch), strict=True)]
-    columns[2] = [key.encode() for key in columns[2]]
     return content_of(page_image(*columns).columns)
 
 

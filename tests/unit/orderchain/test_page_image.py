@@ -24,6 +24,7 @@ from orderchain.seal import (
     column_pages,
     event_pages,
     page_events,
+    page_image,
 )
 from tests.vectors.frames import rows_of
 
@@ -160,7 +161,7 @@ def test_pages_of_linked_rows_are_those_of_the_rows(
     pids = (pid, *ids[:-1])
     keys = [f"k{n % 13}" for n in range(len(ids))]
     made = map(Event, ids, pids, keys, ids, payloads)
-    linked = column_pages(ids, pids, list(map(str.encode, keys)), ids, payloads, is_linked=True)
+    linked = column_pages(ids, pids, keys, ids, payloads, is_linked=True)
     assert linked == event_pages(list(made))
 
 
@@ -197,6 +198,20 @@ def test_rows_of_a_page_are_what_they_are_where_they_do_not_link(
 ) -> None:
     events = [replace(event, key=event.key.replace("\0", "0")) for event in events] * times
     assert [row for page in event_pages(events) for row in page_events(page)] == events
+
+
+@pytest.mark.parametrize("first", [1, 2**16 - 64, 2**16 - 1, 2**32 - 70, 2**63 - 1_000])
+@pytest.mark.parametrize("count", [1, 63, 64, 1_000])
+def test_images_of_consecutive_ids_are_those_of_each(first: int, count: int) -> None:
+    ids = range(first, first + count)
+    same = (["k"] * count, [0] * count, [b""] * count)
+    assert column_pages(ids, ids, *same) == column_pages(list(ids), list(ids), *same)
+
+
+def test_images_of_a_long_run_of_ids_are_those_of_each() -> None:
+    ids = range(2**16 - 1, 2**16 + 140_000)
+    same = (["k"] * len(ids), [0] * len(ids), [b""] * len(ids))
+    assert page_image(ids, ids, *same) == page_image(list(ids), list(ids), *same)
 
 
 def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from orderchain.errors import OrderError
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from sequencer.order import Order, check_order, columns_of
+from sequencer.order import Ack, Acks, Order, check_order, columns_of, joined
 
 
 def test_check_with_good_orders_counts_their_bytes() -> None:
@@ -55,9 +55,34 @@ def test_columns_hold_each_order_in_its_place(keys: list[str]) -> None:
     orders = [Order(key, bytes(n), n or None) for n, key in enumerate(keys)]
     columns = columns_of(orders)
     assert list(map(Order, columns.keys, columns.payloads, columns.times_ns)) == orders
-    assert columns.encoded_keys == [key.encode() for key in keys]
-    assert columns.key_sizes == list(map(len, columns.encoded_keys))
-    assert columns.payload_sizes == list(range(len(keys)))
+    assert columns.total_bytes == sum(map(check_order, orders))
+    assert columns.times_at(9) == ([order.event_time_ns or 9 for order in orders],) * 2
+
+
+def test_columns_whose_orders_all_have_times_hold_them_packed_too() -> None:
+    times = [-(2**63), 0, 2**63 - 1]
+    columns = columns_of([Order("k", b"", time_ns) for time_ns in times])
+    assert [list(part) for part in columns.times_at(9)] == [times, times]
+    assert columns.packed_times is not None
+
+
+@pytest.mark.parametrize("times", [[1, 2], [1, None], [None, None]])
+def test_joined_columns_are_those_of_all_orders(times: list[int | None]) -> None:
+    orders = [Order(f"k{n}", bytes(n), time_ns) for n, time_ns in enumerate(times)]
+    assert joined([columns_of([order]) for order in orders]) == columns_of(orders)
+
+
+def test_acks_are_read_like_a_list_of_them() -> None:
+    expected = [Ack(5, 2), Ack(6, 5), Ack(7, 6)]
+    acks = Acks(2, range(5, 8))
+    assert acks == expected
+    assert [acks[at] for at in (0, 1, 2, -1, -3)] == [expected[at] for at in (0, 1, 2, -1, -3)]
+    assert acks[1:] == expected[1:]
+    assert [acks, len(acks), repr(acks)] == [expected, 3, repr(expected)]
+    assert Ack(6, 5) in acks
+    assert acks != expected[:2]
+    with pytest.raises(IndexError):
+        acks[3]
 
 
 def test_columns_of_nothing_are_empty() -> None:

@@ -18,6 +18,7 @@ from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from orderchain.model import IntakeMark, is_linked
 from orderchain.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
+from sequencer.order import Acks
 
 from .test_service import World
 
@@ -139,7 +140,7 @@ async def test_same_call_again_is_refused_since_its_orders_were_taken(world: Wor
         orders = [Order("a", b""), Order("b", b"")]
         calls = [sequencer.submit_each(orders, intake=mark(2), positions=[0, 1]) for _ in range(3)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [list, IntakeMoved, IntakeMoved]
+    assert [type(outcome) for outcome in outcomes] == [Acks, IntakeMoved, IntakeMoved]
     assert keys_of(world) == ["a", "b"]
 
 

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiokafka.protocol.produce import ProduceRequest
 
-from orderchain.clients.kafka import close_client, end_client, start_client
+from orderchain.clients.kafka import close_client, copy_records_once, end_client, start_client
 
 
 class Connection:
@@ -119,3 +120,41 @@ async def test_start_comes_to_its_end_before_a_cancellation_is_raised() -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert ended == ["started"]
+
+
+@pytest.mark.parametrize("version", range(8))
+@pytest.mark.parametrize(
+    "topics",
+    [
+        [("orders", [(0, bytearray(b"records"))])],
+        [("orders", [(3, b"")])],
+        [("orders", [(0, b"records"), (1, b"others")])],
+        [("orders", [(0, b"records")]), ("trades", [(0, b"others")])],
+    ],
+)
+def test_request_to_store_records_is_sent_as_the_library_lays_it_out(
+    version: int, topics: list[Any]
+) -> None:
+    client = SendingClient()
+    copy_records_once(client)
+    given = {"transactional_id": None, "required_acks": -1, "timeout": 9_000, "topics": topics}
+    client.send(1, ProduceRequest(**given), group=2)
+
+    versions = {0: (version, version)}
+    expected = ProduceRequest(**given).prepare(versions)
+    ((node_id, given_request, group),) = client.sent
+    assert (node_id, group, isinstance(given_request, ProduceRequest)) == (1, 2, True)
+    request = given_request.prepare(versions)
+    assert request.encode() == request.encode() == expected.encode()
+    assert (type(request), request.topics) == (type(expected), topics)
+    assert ("encode" in vars(request)) == (len(topics) == 1 == len(topics[0][1]))
+
+
+class SendingClient:
+    """What aiokafka calls a client, as far as it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any, int]] = []
+
+    def send(self, node_id: int, request: Any, *, group: int) -> None:
+        self.sent.append((node_id, request, group))
