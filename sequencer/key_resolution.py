@@ -137,7 +137,8 @@ class Assembly:
     """
 
     __slots__ = (
-        "_is_answered", "_places", "batch", "began_ns", "claims", "columns", "core", "entries", "intake", "pending",
+        "_is_answered", "_places", "batch", "began_ns", "claims", "columns", "core", "entries",
+        "intake", "pending",
     )  # fmt: skip
 
     def __init__(
