@@ -54,8 +54,7 @@ remembered until a piece is dropped whole."""
 
 
 _FILTER_BITS: Final = 16
-"""Bits of a filter for each row. One of 16 new hashes is searched in vain when a filter is full; a
-key costs 2 to 4 bytes more."""
+"""Bits of a filter for each row: a full one has one of 16 new hashes searched in vain."""
 
 _FILTER_BITS_MAX: Final = 2**32 - 1
 """A place is found by the product of this and 32 bits of a hash."""
