@@ -303,6 +303,11 @@ class Committer:
             error = UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
         assembly.fail(error)
 
+    def answer(self) -> None:
+        """Answer the callers of the last commit; what is left is for `finish`."""
+        if self._unfinished is not None:
+            self._unfinished.answer()
+
     def finish(self) -> None:
         """Answer the callers of the last commit, and offer its batch to the publisher."""
         assembly, self._unfinished = self._unfinished, None

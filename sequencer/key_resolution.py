@@ -137,7 +137,8 @@ class Assembly:
     """
 
     __slots__ = (
-        "_places", "batch", "began_ns", "claims", "columns", "core", "entries", "intake", "pending",
+        "_is_answered", "_places", "batch", "began_ns", "claims", "columns", "core", "entries",
+        "intake", "pending",
     )  # fmt: skip
 
     def __init__(
@@ -151,6 +152,7 @@ class Assembly:
         self.columns = columns
         self.claims = claims
         self._places = places
+        self._is_answered = False
         self.intake = self._marks()
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
@@ -174,7 +176,13 @@ class Assembly:
         self.batch = core.assemble(self.columns, wall_ns) if self.columns else None
 
     def answer(self) -> None:
-        """Answer every caller with its orders' places; a cancelled one is gone, its orders not."""
+        """Answer every caller with its orders' places; a cancelled one is gone, its orders not.
+
+        Answers once, however often it is called.
+        """
+        if self._is_answered:
+            return
+        self._is_answered = True
         batch = self.batch
         # The core gives a batch consecutive ids.
         ids = range(batch.first_id, batch.last_id + 1) if batch is not None else range(0)

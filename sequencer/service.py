@@ -417,7 +417,7 @@ class Sequencer:
                 failure = self._work_beside(current)
                 await self._committer.end(current)
                 if self._upcoming is None or failure is not None:
-                    self._committer.finish()
+                    await self._finish_behind_the_answers()
                 if failure is not None:
                     raise failure
         except BaseException as error:
@@ -426,6 +426,17 @@ class Sequencer:
             if upcoming is not None and self._failure is not None:
                 self._committer.give_up(upcoming, self._failure)
             raise
+
+    async def _finish_behind_the_answers(self) -> None:
+        """Finish the last commit once its callers have their answers: they wait for nothing else.
+
+        The next batch is assembled later, by the same task, so its keys are known by then.
+        """
+        try:
+            self._committer.answer()
+            await asyncio.sleep(0)
+        finally:
+            self._committer.finish()
 
     def _work_beside(self, current: Assembly) -> Exception | None:
         """Do what can be done while the server is at work on `current`; nothing waits for it then.

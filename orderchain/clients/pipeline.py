@@ -27,6 +27,17 @@ _LENGTH_BYTES: Final = 4
 """A message's length counts itself, and the body, but not the kind before it."""
 
 _COPY_DONE: Final = _HEADER.pack(b"c", _LENGTH_BYTES)
+_ALL_BINARY: Final = struct.Struct("!hhh")
+"""Of values: how many forms follow, the form, which is binary, and how many values."""
+_BOUND: Final = b"".join(
+    [
+        bytes(2),  # the form of each result: as it is
+        _HEADER.pack(b"E", _LENGTH_BYTES + 5),
+        bytes(5),  # the statement that has no name, all rows
+        _HEADER.pack(b"S", _LENGTH_BYTES),
+    ]
+)
+"""The end of the message with the values, and the messages that run the statement and end it."""
 _READY: Final = b"Z"
 _ERROR: Final = b"E"
 _NOTICE: Final = b"N"
@@ -35,10 +46,11 @@ _NOTICE: Final = b"N"
 class Pipeline(asyncio.Protocol):
     """The other end of a connection while transactions are under way, in the driver's place.
 
-    Each one is one message of the simple-query protocol, which is a transaction of its own, with a
-    COPY as its last statement; one that fails leaves the server ready for the next. The driver gets
-    the connection back as soon as every answer has come: do not use it before `idle` returns. The
-    driver, asyncpg 0.32, has no public call for any of this; contract tests check that it works.
+    Each one is a transaction of its own, and one that fails leaves the server ready for the next:
+    either one message of the simple-query protocol, with a COPY as its last statement, or a
+    prepared statement with its values. The driver gets the connection back as soon as every answer
+    has come: do not use it before `idle` returns. The driver, asyncpg 0.32, has no public call for
+    any of this; contract tests check that it works.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -60,13 +72,9 @@ class Pipeline(asyncio.Protocol):
         SyncWaitCancelled when it was committed without its standbys, and ConnectionError when the
         connection is lost.
         """
-        if not self._answers:
-            self._transport.set_protocol(self)
-        answer = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
         body = query.encode()
         size = sum(map(len, data))
-        self._transport.writelines(
+        return self._send(
             [
                 _HEADER.pack(b"Q", _LENGTH_BYTES + len(body) + 1) + body + b"\0",
                 _HEADER.pack(b"d", _LENGTH_BYTES + size),
@@ -74,7 +82,18 @@ class Pipeline(asyncio.Protocol):
                 _COPY_DONE,
             ]
         )
-        return answer
+
+    def execute(self, name: str, count: int, values: Sequence[bytes]) -> asyncio.Future[None]:
+        """Send the prepared statement `name` with its `count` values; never waits.
+
+        `values` are pieces of them: each value in binary form, after its length of 4 bytes. The
+        future ends as that of `send`.
+        """
+        head = b"\0" + name.encode() + b"\0" + _ALL_BINARY.pack(1, 1, count)
+        size = len(head) + sum(map(len, values)) + 2
+        return self._send(
+            [b"".join([_HEADER.pack(b"B", _LENGTH_BYTES + size), head, *values, _BOUND])]
+        )
 
     async def idle(self) -> None:
         """Wait until every answer has come, whatever it is."""
@@ -109,6 +128,14 @@ class Pipeline(asyncio.Protocol):
             answer = self._answers.popleft()
             _fail(answer, error)
         self._driver.connection_lost(exc)
+
+    def _send(self, messages: Sequence[bytes]) -> asyncio.Future[None]:
+        if not self._answers:
+            self._transport.set_protocol(self)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._transport.writelines(messages)
+        return answer
 
     def _end_transaction(self) -> None:
         error, self._error = self._error, None

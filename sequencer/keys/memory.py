@@ -4,12 +4,13 @@ The hashes are those of the keys of the last rows of a chain; a hash leads to th
 
 The rows themselves are the table of keys; a commit writes nothing besides them. Measured: a table
 with a unique index cost the path half of its rate with random keys, because every key dirties a
-page of its own. Here a key costs 12 bytes of memory and no write.
+page of its own. Here a key costs 16 bytes of memory and no write.
 
 New keys are listed in the order of their rows, with a dictionary that is updated only before a
 search. A full list becomes a *piece*: hashes sorted in an array, with their rows' ids beside them.
 Pieces of similar size are merged, so that there are few to search, and the oldest is dropped as a
-whole once the window has moved past it.
+whole once the window has moved past it. Most keys are new, and a *filter* says so without a search:
+one bit of many for each hash.
 
 A hash is only a hint: two keys may share one. A caller that finds an id here reads the row and
 compares. The hash is seeded with a secret of the chain, so that nobody can craft keys that collide.
@@ -50,6 +51,13 @@ merged once or twice in total."""
 _GENERATIONS: Final = 4
 """A piece holds at most a quarter of the window, so that at most a quarter more than the window is
 remembered until a piece is dropped whole."""
+
+
+_FILTER_BITS: Final = 16
+"""Bits of a filter for each row: a full one has one of 16 new hashes searched in vain."""
+
+_FILTER_BITS_MAX: Final = 2**32 - 1
+"""A place is found by the product of this and 32 bits of a hash."""
 
 
 def hash_keys(keys: Iterable[str], salt: int) -> list[int]:
@@ -128,6 +136,44 @@ def merge_pieces(pieces: Sequence[KeyPiece]) -> KeyPiece:
     )
 
 
+class KeyFilter:
+    """Says of most hashes that no row has them. It holds the hashes of consecutive rows."""
+
+    __slots__ = ("_bits", "_bytes", "_rows_left", "until_id")
+
+    def __init__(self, rows: int) -> None:
+        self._bits = np.uint64(min(rows * _FILTER_BITS, _FILTER_BITS_MAX))
+        self._bytes = np.zeros(int(self._bits) // 8 + 1, np.uint8)
+        self._rows_left = rows
+        self.until_id = 0
+        """The last row."""
+
+    def has_room(self, piece: KeyPiece) -> bool:
+        """Return whether it may take the rows of `piece` as well."""
+        return self._rows_left >= len(piece)
+
+    def add(self, piece: KeyPiece) -> None:
+        """Add the rows of `piece`, which follow those added before."""
+        at, masks = self._places(piece.hashes)
+        # The hashes are sorted, and so are the places: those in one byte are neighbours.
+        firsts = np.flatnonzero(np.diff(at, prepend=-1))
+        self._bytes[at[firsts]] |= np.bitwise_or.reduceat(masks, firsts)
+        self._rows_left -= len(piece)
+        self.until_id = piece.until_id
+
+    def may_have(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Return for each hash whether a row may have it; False is certain."""
+        at, masks = self._places(hashes)
+        found: NDArray[np.bool_] = self._bytes.take(at) & masks != 0
+        return found
+
+    def _places(self, hashes: Hashes) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+        """Return the byte of every hash, and its bit in it."""
+        places = (hashes >> np.uint64(32)) * self._bits >> np.uint64(32)
+        masks = np.uint8(1) << (places & np.uint64(7)).astype(np.uint8)
+        return (places >> np.uint64(3)).astype(np.intp), masks
+
+
 class KeyIndex:
     """The keys of at least the last `window_rows` rows."""
 
@@ -136,6 +182,8 @@ class KeyIndex:
         # Invariant: the pieces cover consecutive rows, oldest first, and the open list the rows
         # after them; every row after forgotten_until is in one of them.
         self._pieces: list[KeyPiece] = []
+        # Invariant: every row of a piece is in one of them; oldest first.
+        self._filters: list[KeyFilter] = []
         self._open_hashes: list[int] = []
         self._open_ids: list[int] = []
         # The first rows of the open list: as many as were there at the last search.
@@ -162,15 +210,23 @@ class KeyIndex:
         """Return (hash, id) of every remembered row whose hash is among `hashes`."""
         found = self._find_open(hashes)
         if self._pieces:
-            wanted_array = np.unique(np.array(hashes, dtype=np.uint64))
-            for piece in self._pieces:
-                found += piece.find(wanted_array)
+            wanted = np.array(hashes, dtype=np.uint64)
+            may_be_known = [one.may_have(wanted) for one in self._filters]
+            wanted = np.unique(wanted[np.logical_or.reduce(may_be_known)])
+            if len(wanted):
+                for piece in self._pieces:
+                    found += piece.find(wanted)
         return found
 
     def install(self, piece: KeyPiece) -> None:
         """Add a piece that was read back: it comes after all others."""
         self._pieces.append(piece)
         self._open_after_id = self._last_id = piece.until_id
+        if not self._filters or not self._filters[-1].has_room(piece):
+            # As many as are remembered at most: so the one before is dropped once this is full.
+            rows = self._window_rows + self._window_rows // _GENERATIONS
+            self._filters.append(KeyFilter(max(rows, len(piece))))
+        self._filters[-1].add(piece)
 
     def due_merge(self) -> list[KeyPiece]:
         """Return consecutive pieces that should become one; none if there is nothing to merge."""
@@ -200,6 +256,7 @@ class KeyIndex:
         if not self._pieces or self.rows - len(self._pieces[0]) < self._window_rows:
             return None
         self.forgotten_until = self._pieces.pop(0).until_id
+        self._filters = [one for one in self._filters if one.until_id > self.forgotten_until]
         return self.forgotten_until
 
     def _find_open(self, hashes: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain as flatten
-from operator import attrgetter
 from secrets import randbelow
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from struct import Struct as Packing
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.clock import SystemClock
@@ -28,7 +27,7 @@ from orderchain.errors import (
 )
 from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
 from orderchain.model import TERM_SPREAD_IDS, Event, IntakeMark, LeaseSight, Term
-from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, Batch, event_pages
+from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, SEAL_BYTES, Batch, event_pages
 from orderchain.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
 
@@ -191,7 +190,11 @@ _TAKEN: Final = "23505"
 _MARK_MOVED: Final = "2201E"
 """invalid_argument_for_logarithm: how `save_mark` ends a transaction whose intake is elsewhere."""
 
-_row_of = attrgetter("id", "pid", "key", "event_time_ns", "payload")
+_FENCE: Final = Packing(f"!iiiqi{NONCE_BYTES}siqiqiqiii{SEAL_BYTES}siqiq")
+_FENCE_VALUES: Final = 10
+_PAGE_COLUMNS: Final = 5
+_SERVER_EPOCH_US: Final = 946_684_800_000_000
+"""What the server counts its times from, 2000 UTC, in microseconds since 1970."""
 
 
 class Commit:
@@ -211,126 +214,129 @@ class Commit:
         intake: Sequence[IntakeMark] = (),
     ) -> None:
         self._store = store
+        self._term = term
         self._batch = batch
         self._intake = intake
-        self._fence_values = (
-            batch.chain_id,
-            term.epoch,
-            term.nonce,
-            batch.pid,
-            batch.first_id,
-            batch.last_id,
-            batch.row_count,
-            batch.seal,
-            _EPOCH_START + batch.committed_at_us * _MICROSECOND,
-            published_id,
-        )
-        self._is_sent = False
+        self._published_id = published_id
         self._holds_lock = False
-        self._answer: asyncio.Future[Any] | None = None
+        self._is_sent = False
+        self._answer: asyncio.Future[None] | None = None
         self._has_follower = False
         # By the loop's clock, from when it is this one's turn: for all that is left of the commit.
         self._deadline: float | None = None
 
-    @property
-    def is_few_rows(self) -> bool:
-        """Whether it is cheaper as one statement than by COPY."""
-        return self._batch.row_count <= _STATEMENT_ROWS_MAX and not self._intake
-
     async def send(self) -> None:
         """Send it as soon as nothing else is under way. Raises as `outcome`."""
-        await self._store.session.lock.acquire()
+        store, batch = self._store, self._batch
+        session = store.session
+        await session.lock.acquire()
         self._holds_lock = True
-        async with self._checked():
-            connection = await self._store.session.idle()
-            await self._store.extend(connection, self._batch)
-            if not self.is_few_rows:
-                self.send_now(self._store.session.pipeline)
-            elif self._batch.row_count > 1:
-                self._answer = asyncio.ensure_future(self._in_a_statement(connection))
-            # A row alone is sent when its outcome is asked for: a task would cost it more.
-            if self._answer is not None:
+        try:
+            if not (session.is_idle and store.has_room(batch)):
+                async with asyncio.timeout_at(self._turn_ends_at()):
+                    await store.extend(await session.idle(), batch)
+            self.send_now(session.pipeline)
+            if batch.row_count > 1:  # a row alone has nothing beside it worth another turn
                 await asyncio.sleep(0)  # the loop sends what was written at the end of its turn
+        except BaseException as error:  # noqa: BLE001 - raised as what it is
+            self._raise(error)
 
     def send_now(self, pipeline: Pipeline) -> None:
-        """Send it after whatever is under way; not for `is_few_rows`."""
+        """Send it after whatever is under way."""
+        batch = self._batch
+        self._is_sent = True
+        if self._intake or len(batch.pages) > 1 or batch.row_count > _STATEMENT_ROWS_MAX:
+            self._answer = pipeline.send(*self._copying())
+            return
+        page = batch.pages[0]
+        # The image of a column of one row is the row's value after its length.
+        is_row = page.row_count == 1
+        name = "orderchain_commit_row" if is_row else "orderchain_commit_page"
+        columns = page.columns if is_row else page.copied(batch.chain_id)[1:]
+        values = [self._fence_image(), *columns]
+        self._answer = pipeline.execute(name, _FENCE_VALUES + _PAGE_COLUMNS, values)
+
+    def _copying(self) -> tuple[str, list[bytes]]:
+        """Return the statements, the last of which is a COPY, and its data."""
         chain_id = self._batch.chain_id
         statements = [
-            call("commit_batch", self._fence_values),
+            call("commit_batch", self._fence_values()),
             *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
             *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
             _COPY,
         ]
-        self._is_sent = True
-        self._answer = pipeline.send(
-            ";".join(statements),
-            [
-                COPY_HEADER,
-                *flatten.from_iterable(page.copied(chain_id) for page in self._batch.pages),
-                COPY_TRAILER,
-            ],
-        )
+        pages = (page.copied(chain_id) for page in self._batch.pages)
+        return ";".join(statements), [COPY_HEADER, *flatten.from_iterable(pages), COPY_TRAILER]
+
+    def _fence_values(self) -> tuple[object, ...]:
+        """Return the values of `commit_batch`."""
+        term, batch = self._term, self._batch
+        return (
+            batch.chain_id, term.epoch, term.nonce, batch.pid, batch.first_id, batch.last_id,
+            batch.row_count, batch.seal, _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            self._published_id,
+        )  # fmt: skip
+
+    def _fence_image(self) -> bytes:
+        """Return the same in binary form, each value after its length."""
+        term, batch = self._term, self._batch
+        return _FENCE.pack(
+            4, batch.chain_id, 8, term.epoch, NONCE_BYTES, term.nonce, 8, batch.pid,
+            8, batch.first_id, 8, batch.last_id, 4, batch.row_count, SEAL_BYTES, batch.seal,
+            8, batch.committed_at_us - _SERVER_EPOCH_US, 8, self._published_id,
+        )  # fmt: skip
 
     def follow(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit | None:
         """Send another one after this; see `orderchain.ports.PendingCommit.follow`."""
         session = self._store.session
-        if self._has_follower or self.is_few_rows or not self._is_sent or not session.is_open:
+        if self._has_follower or not self._is_sent or not session.is_open:
+            return None
+        if not self._store.has_room(batch):
             return None
         work = self._store.commit_of(batch, published_id=published_id, intake=intake)
-        if work.is_few_rows or not self._store.has_room(batch):
-            return None
         work.send_now(session.pipeline)
         self._has_follower = True
         return work
 
     async def outcome(self) -> None:
         """Wait for the end; see `orderchain.ports.PendingCommit.outcome`."""
+        session = self._store.session
         if not self._holds_lock:
-            await self._store.session.lock.acquire()
+            await session.lock.acquire()
             self._holds_lock = True
         try:
-            async with self._checked():
-                if self._answer is None:
-                    await self._in_a_statement(await self._store.session.idle())
-                else:
-                    await self._answer
-                self._store.session.check_replicated()
+            async with asyncio.timeout_at(self._turn_ends_at()):
+                await self._sent()
+            session.check_replicated()
+        except BaseException as error:  # noqa: BLE001 - raised as what it is
+            self._raise(error)
         finally:
             self._let_go()
 
-    async def _in_a_statement(self, connection: Connection) -> None:
-        self._is_sent = True
-        columns = map(list, zip(*map(_row_of, self._batch.events), strict=True))
-        passed = await connection.fetchval(_SQL["commit_page"], *self._fence_values, *columns)
-        if passed is None:
-            raise Fenced(self._batch.chain_id, self._batch.epoch)
+    def _sent(self) -> asyncio.Future[None]:
+        if self._answer is None:
+            raise RuntimeError("the outcome of a commit that was not sent")
+        return self._answer
 
-    @asynccontextmanager
-    async def _checked(self) -> AsyncIterator[None]:
-        """Give the block the time of a commit; raise what went wrong as one of the outcomes."""
-        session = self._store.session
+    def _turn_ends_at(self) -> float:
+        """Return the deadline; it is now this one's turn."""
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self._store.commit_seconds
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                yield
-        except Exception as error:
-            self._give_up()
-            outcome = self._failure(error) or session.refusal("the commit", error)
-            if outcome is error:
-                raise
-            raise outcome from error
-        except BaseException:
-            self._give_up()
-            raise
+        return self._deadline
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Give up; raise what went wrong as one of the outcomes."""
+        self._give_up()
+        if not isinstance(error, Exception):
+            raise error
+        outcome = self._failure(error) or self._store.session.refusal("the commit", error)
+        raise outcome from (error if outcome is not error else error.__cause__)
 
     def _give_up(self) -> None:
         """Drop the connection: whatever is under way on it has no answer any more."""
         self._store.session.abandon()
-        if isinstance(self._answer, asyncio.Task):
-            self._answer.cancel()
         self._let_go()
 
     def _let_go(self) -> None:

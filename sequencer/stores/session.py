@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
-_NAMES: Final = ("commit_batch", "save_mark", "save_reject")
+_NAMES: Final = ("commit_batch", "commit_page", "commit_row", "save_mark", "save_reject")
 
 
 async def prepare(connection: Connection) -> None:
@@ -148,6 +148,11 @@ class LeaderSession:
     def is_open(self) -> bool:
         """Whether there is a connection that was not given up."""
         return self._connection is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `idle` would not wait."""
+        return self._pipeline is not None and self._pipeline.is_idle and not self._is_interrupted
 
     @property
     def pipeline(self) -> Pipeline:

@@ -166,14 +166,15 @@ async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore
     assert await store.intake("file:a") == as_read(marks[-1])
 
 
+@a_row_few_or_many
 async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
-    open_store: OpenStore,
+    open_store: OpenStore, count: int
 ) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
     next_batch(term, core)  # never committed
-    first, second = next_batch(term, core, 100), next_batch(term, core, 100)
+    first, second = next_batch(term, core, count), next_batch(term, core, count)
     pending = await store.begin(first, published_id=0)
     following = pending.follow(second, published_id=0)
     assert following is not None
@@ -187,13 +188,14 @@ async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
     await commit(store, next_batch(again, count=100), published_id=0)
 
 
+@a_row_few_or_many
 async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
-    open_store: OpenStore, hold_commits: HoldCommits
+    open_store: OpenStore, hold_commits: HoldCommits, count: int
 ) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
-    first, second = next_batch(term, core, 100), next_batch(term, core, 100)
+    first, second = next_batch(term, core, count), next_batch(term, core, count)
 
     async with hold_commits():
         pending = await store.begin(first, published_id=0)
@@ -214,11 +216,12 @@ async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
     await commit(store, next_batch(held, count=100), published_id=0)
 
 
-async def test_one_commit_at_most_follows_another(open_store: OpenStore) -> None:
+@a_row_few_or_many
+async def test_one_commit_at_most_follows_another(open_store: OpenStore, count: int) -> None:
     store = open_store()
     term = await take_over(store, "me")
     core = SequencerCore(term, takeover_skip_ids=0)
-    batches = [next_batch(term, core, 100) for _ in range(3)]
+    batches = [next_batch(term, core, count) for _ in range(3)]
     pending = await store.begin(batches[0], published_id=0)
     following = pending.follow(batches[1], published_id=0)
     assert following is not None

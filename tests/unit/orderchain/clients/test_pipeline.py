@@ -69,6 +69,21 @@ async def test_transaction_is_a_query_and_the_data_of_its_copy() -> None:
     )  # fmt: skip
 
 
+async def test_prepared_statement_goes_with_its_values_and_its_end() -> None:
+    wire, pipeline = make_pipeline()
+    answer = pipeline.execute("add", 2, [b"\x00\x00\x00\x01", b"a\x00\x00\x00\x02bc"])
+    bound = b"\0add\0" + struct.pack("!hhh", 1, 1, 2) + b"\x00\x00\x00\x01a\x00\x00\x00\x02bc\0\0"
+    assert wire.written == (
+        b"B" + struct.pack("!i", len(bound) + 4) + bound
+        + b"E\x00\x00\x00\x09\x00\x00\x00\x00\x00" + b"S\x00\x00\x00\x04"
+    )  # fmt: skip
+    pipeline.data_received(b"2\x00\x00\x00\x04" + DONE)
+    assert not answer.done()
+    pipeline.data_received(READY)
+    assert answer.result() is None
+    assert wire.is_the_drivers
+
+
 @given(cuts=st.lists(st.integers(1, 40), max_size=20))
 def test_answers_come_in_order_however_the_stream_is_cut(cuts: list[int]) -> None:
     async def story() -> None:

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sequencer.keys import memory as key_index
-from sequencer.keys.memory import KeyIndex, hash_keys, merge_pieces, piece_of
+from sequencer.keys.memory import KeyFilter, KeyIndex, hash_keys, merge_pieces, page_of, piece_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +71,38 @@ def test_forgetting_keeps_at_least_the_window() -> None:
     assert found(index, list(range(901, 1_001))) == {(n, n) for n in range(901, 1_001)}
     assert index.find([1]) == []
     assert 0 < index.forgotten_until <= 900
+
+
+def spread(numbers: Iterable[int]) -> list[int]:
+    """Hashes as keys have them, one of each number."""
+    return hash_keys([str(number).encode() for number in numbers], 1)
+
+
+def test_filter_knows_every_row_and_doubts_few_others() -> None:
+    filter_ = KeyFilter(2_000)
+    for first in (1, 1_001):
+        ids = np.arange(first, first + 1_000)
+        hashes = np.array(spread(range(first, first + 1_000)), np.uint64)
+        page = page_of(hashes, ids, after_id=first - 1, until_id=first + 999)
+        assert filter_.has_room(piece_of(page))
+        filter_.add(piece_of(page))
+    assert not filter_.has_room(piece_of(page))
+    assert filter_.until_id == 2_000
+    assert filter_.may_have(np.array(spread(range(1, 2_001)), np.uint64)).all()
+    others = filter_.may_have(np.array(spread(range(10_000, 20_000)), np.uint64))
+    assert 0 < others.sum() < 1_000
+
+
+def test_filters_are_dropped_with_the_last_of_their_rows_and_not_before() -> None:
+    index = KeyIndex(100, after_id=0)
+    for start in range(1, 2_001, 10):
+        ids = list(range(start, start + 10))
+        index.add(spread(ids), ids)
+        tidy(index)
+        kept = range(index.forgotten_until + 1, ids[-1] + 1)
+        assert found(index, spread(kept)) == set(zip(spread(kept), kept, strict=True))
+        assert len(index._filters) <= 3
+    assert index.find(spread(range(1, index.forgotten_until + 1))) == []
 
 
 def test_ids_spread_beyond_32_bits_are_found() -> None:
