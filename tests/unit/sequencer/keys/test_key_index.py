@@ -75,7 +75,7 @@ def test_forgetting_keeps_at_least_the_window() -> None:
 
 def spread(numbers: Iterable[int]) -> list[int]:
     """Hashes as keys have them, one of each number."""
-    return hash_keys([str(number).encode() for number in numbers], 1)
+    return hash_keys(map(str, numbers), 1)
 
 
 def test_filter_knows_every_row_and_doubts_few_others() -> None:
