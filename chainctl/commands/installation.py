@@ -353,7 +353,7 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
 
 
 async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
-    from orderchain.clients.topic_durability import certain_copies
+    from orderchain.clients.topics import certain_copies
 
     what = f"topic {name}"
     found = await topics.described(name)

@@ -15,7 +15,6 @@ from orderchain.clients.kafka import (
     TopicPartition,
     close_client,
     connecting,
-    describe_topic,
     make_admin,
     make_consumer,
     not_allowed,
@@ -24,6 +23,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.session import ClosedAtExit
+from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, SettingError, TopicError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of

@@ -1,14 +1,14 @@
-"""Clients of Kafka: how they are made, started and closed, why one does not connect, and topics.
+"""Clients of Kafka: how they are made, started and closed, and why one does not connect.
 
 aiokafka logs the cause of a failed start and raises an error without it, and it treats a broker
 that hangs up as one that may be back. So after a failure we connect to each broker once more, with
 the same settings and aiokafka's own connection, whose errors are complete.
 
-No other module constructs a client of aiokafka or imports it. However a client ends, it leaves no
-connection open. aiokafka closes its connections as the last step of a `stop`. A `stop` that a
-deadline, a cancellation or an error cuts off never gets that far, and neither does a `start` that
-is cut off during its first request. A process that goes on would then keep sockets, and a place in
-its group.
+No other module constructs a client of aiokafka, and only `topics` imports it too. However a client
+ends, it leaves no connection open. aiokafka closes its connections as the last step of a `stop`. A
+`stop` that a deadline, a cancellation or an error cuts off never gets that far, and neither does a
+`start` that is cut off during its first request. A process that goes on would then keep sockets,
+and a place in its group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from struct import Struct as Layout
@@ -32,8 +31,7 @@ from aiokafka import (
 )
 from aiokafka import errors as kafka
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
     CommitFailedError,
@@ -45,18 +43,16 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
-    for_code,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
-from msgspec import Struct
 
 from orderchain.clients import abort
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from orderchain.clients.kafka_config import KafkaConfig
 
@@ -509,15 +505,11 @@ __all__ = [
     "NoOffsetForPartitionError",
     "OffsetOutOfRangeError",
     "TopicAuthorizationFailedError",
-    "TopicDescription",
     "TopicPartition",
     "UnknownTopicOrPartitionError",
     "close_client",
     "connect_refusal",
     "connecting",
-    "create_topic",
-    "describe_topic",
-    "describe_topics",
     "end_client",
     "is_broker_there",
     "leave_client",
@@ -528,12 +520,6 @@ __all__ = [
     "start_client",
     "started",
 ]
-
-_UNAUTHORISED: Final = 29
-"""Kafka's code for a topic that this login may not ask about, whether or not it exists."""
-
-_UNKNOWN_TOPIC: Final = 3
-_TOPIC_EXISTS: Final = 36
 
 _LENGTH: Final = Layout(">i")
 """Of a field of bytes in a request."""
@@ -616,110 +602,3 @@ def make_admin(
 ) -> AIOKafkaAdminClient:
     """Return an admin client, not started; as `make_consumer`."""
     return AIOKafkaAdminClient(**connection_options(config, role), **options)
-
-
-# -- topics --------------------------------------------------------------------------------------
-
-
-class TopicDescription(Struct, frozen=True, kw_only=True):
-    """A topic as the brokers describe it."""
-
-    name: str
-    partitions: int = 0
-    """How many it has; 0: there is no such topic."""
-    replicas: int = 0
-    """Replicas of the partition that has the fewest."""
-    settings: Mapping[str, str] = {}
-    """All settings by name, including the broker's defaults."""
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the topic exists."""
-        return self.partitions > 0
-
-
-async def describe_topic(
-    admin: AIOKafkaAdminClient, config: KafkaConfig, name: str
-) -> TopicDescription:
-    """Describe one topic; as `describe_topics`."""
-    return (await describe_topics(admin, config, [name]))[name]
-
-
-async def describe_topics(
-    admin: AIOKafkaAdminClient, config: KafkaConfig, names: Collection[str]
-) -> dict[str, TopicDescription]:
-    """Describe topics by name, with a started client; one that does not exist has no partition.
-
-    It takes two requests, whatever the number of topics. Raises ConnectError where access control
-    hides a topic or its settings from this login, RetryError, and DRIVER_ERRORS.
-    """
-    # All topics are requested: a broker may create one that is requested by its name. Those that
-    # this login may not see are missing in the answer, as are those that do not exist.
-    seen = {topic["topic"]: topic for topic in await admin.describe_topics()}
-    settings = await _settings(admin, config, names, seen)
-    described = {}
-    for name in names:
-        partitions = seen[name]["partitions"] if name in seen else []
-        described[name] = TopicDescription(
-            name=name,
-            partitions=len(partitions),
-            replicas=min((len(each["replicas"]) for each in partitions), default=0),
-            settings=settings.get(name, {}),
-        )
-    return described
-
-
-async def create_topic(
-    admin: AIOKafkaAdminClient,
-    config: KafkaConfig,
-    name: str,
-    *,
-    partitions: int = 1,
-    settings: Mapping[str, str] | None = None,
-) -> bool:
-    """Create a topic, with a started client; False where it exists already, with any settings.
-
-    It gets as many replicas as the brokers give to topics by default. Raises ConnectError where
-    this login may not, OrderchainError where the brokers refuse, and DRIVER_ERRORS.
-    """
-    new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
-    # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
-    # number; the protocol has it since Kafka 2.4.
-    new.replication_factor = -1
-    response = await admin.create_topics([new])
-    code, message = (*response.topic_errors[0][1:3], "")[:2]
-    if code == _TOPIC_EXISTS:
-        return False
-    if code:
-        error = for_code(code)(name)
-        if refusal := not_allowed(error, config, f"create topic {name}"):
-            raise refusal
-        raise OrderchainError(
-            f"kafka: topic {name} was not created: {message or type(error).__name__}"
-        )
-    return True
-
-
-async def _settings(
-    admin: AIOKafkaAdminClient,
-    config: KafkaConfig,
-    names: Collection[str],
-    seen: Collection[str],
-) -> dict[str, dict[str, str]]:
-    """Return the settings of those topics that exist."""
-    if not names:
-        return {}
-    # Also those that were not seen: the answer distinguishes a missing topic from a hidden one.
-    wanted = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-    settings = {}
-    for response in await admin.describe_configs(wanted):
-        for code, message, _, name, entries in response.resources:
-            if code == _UNAUTHORISED:
-                operation = "DescribeConfigs" if name in seen else "Describe and DescribeConfigs"
-                raise acl_refusal(config, f"{operation} topic {name}")
-            if code not in (0, _UNKNOWN_TOPIC):
-                reason = message or for_code(code).__name__
-                raise RetryError(f"kafka: settings of topic {name}: {reason}")
-            if not code:
-                settings[name] = {entry[0]: entry[1] or "" for entry in entries}
-    return settings

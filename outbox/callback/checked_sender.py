@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-from orderchain.clients.topic_durability import TopicDurability
+from orderchain.clients.topics import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import RetryError
 from orderchain.sql import load_sql

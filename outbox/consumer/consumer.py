@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.clients.session import ClosedAtExit
-from orderchain.clients.topic_durability import TopicDurability
+from orderchain.clients.topics import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
 from orderchain.text import reason_of

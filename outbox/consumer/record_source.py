@@ -18,7 +18,6 @@ from orderchain.clients.kafka import (
     TopicPartition,
     close_client,
     connecting,
-    describe_topics,
     make_admin,
     make_consumer,
     not_allowed,
@@ -26,6 +25,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.topics import describe_topics
 from orderchain.clock import Backoff, time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import printable, reason_of

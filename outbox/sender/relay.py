@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from orderchain.clients.topic_durability import TopicDurability
+from orderchain.clients.topics import TopicDurability
 from orderchain.clock import SystemClock
 from orderchain.errors import OrderchainError
 from orderchain.text import reason_of

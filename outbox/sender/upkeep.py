@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from orderchain.clients.kafka import (
     close_client,
     connecting,
-    create_topic,
     make_admin,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.topics import create_topic
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR

@@ -11,7 +11,6 @@ from orderchain.clients.kafka import (
     TopicPartition,
     close_client,
     connecting,
-    describe_topic,
     make_admin,
     make_consumer,
     not_allowed,
@@ -19,6 +18,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, TopicError
 from orderchain.text import reason_of
 

@@ -10,10 +10,8 @@ from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
     AIOKafkaProducer,
-    TopicDescription,
     TopicPartition,
     connecting,
-    describe_topic,
     leave_client,
     make_admin,
     make_consumer,
@@ -23,7 +21,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.topic_durability import durability_warning
+from orderchain.clients.topics import TopicDescription, describe_topic, durability_warning
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of

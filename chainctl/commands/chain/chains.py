@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from chainctl.database import Connection
     from chainctl.settings import Settings
-    from orderchain.clients.kafka import AIOKafkaAdminClient, TopicDescription
+    from orderchain.clients.kafka import (
+        AIOKafkaAdminClient,
+    )
     from orderchain.clients.kafka_config import KafkaConfig
+    from orderchain.clients.topics import TopicDescription
 
 
 PARTITION_IDS: Final = 10_000_000
@@ -248,14 +251,14 @@ class Topics:
 
     async def create(self, topic: str) -> bool:
         """Create `topic` with one partition; return False when somebody else was faster."""
-        from orderchain.clients.kafka import create_topic
+        from orderchain.clients.topics import create_topic
 
         async with asyncio.timeout(ACT_SECONDS):
             return await create_topic(self._admin, self._kafka, topic, settings=TOPIC_SETTINGS)
 
     async def described(self, topic: str) -> TopicDescription:
         """Describe `topic`; one that does not exist has no partition."""
-        from orderchain.clients.kafka import describe_topic
+        from orderchain.clients.topics import describe_topic
 
         async with asyncio.timeout(ACT_SECONDS):
             return await describe_topic(self._admin, self._kafka, topic)

@@ -20,8 +20,6 @@ from orderchain.clients.kafka import (
     close_client,
     connect_refusal,
     connecting,
-    describe_topic,
-    describe_topics,
     make_admin,
     make_consumer,
     make_producer,
@@ -29,6 +27,7 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import librdkafka_options
+from orderchain.clients.topics import describe_topic, describe_topics
 from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka

@@ -10,9 +10,13 @@ import pytest
 
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from orderchain.clients.kafka import close_client, describe_topics, make_admin, start_client
+from orderchain.clients.kafka import (
+    close_client,
+    make_admin,
+    start_client,
+)
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.topic_durability import TopicDurability
+from orderchain.clients.topics import TopicDurability, describe_topics
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-LOGGER = "orderchain.clients.topic_durability"
+LOGGER = "orderchain.clients.topics"
 ONE = "(replicas 1, min.insync.replicas 1)"
 
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orderchain.clients.kafka import TopicDescription
-from orderchain.clients.topic_durability import certain_copies, durability_warning
+from orderchain.clients.topics import TopicDescription, certain_copies, durability_warning
 
 
 def topic(replicas: int, minimum: str | None, name: str = "orders") -> TopicDescription:

@@ -1,4 +1,4 @@
-"""How durable an acknowledgement of the brokers is: on how many of them a record is, at least.
+"""Topics: how they are described and created, and how durable an acknowledgement of a record is.
 
 With `acks=all`, which all our producers request, a leader acknowledges once all replicas that are
 in sync have the record, and refuses where those are fewer than `min.insync.replicas`. A replica may
@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import for_code
+from msgspec import Struct
 
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
-    TopicDescription,
+    acl_refusal,
     close_client,
     connect_refusal,
     connecting,
-    describe_topics,
     make_admin,
+    not_allowed,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.errors import OrderchainError
+from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -31,6 +37,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MINIMUM: Final = "min.insync.replicas"
+
+_UNAUTHORISED: Final = 29
+"""Kafka's code for a topic that this login may not ask about, whether or not it exists."""
+
+_UNKNOWN_TOPIC: Final = 3
+_TOPIC_EXISTS: Final = 36
 
 LOOK_SECONDS: Final = 10.0
 """Deadline of one look. The work does not wait for it, and a broker that is away is asked later."""
@@ -42,6 +54,110 @@ _CLOSE_SECONDS: Final = 2.0
 
 _TOPICS_SHOWN: Final = 5
 """How many topics a warning names; the rest is counted."""
+
+
+class TopicDescription(Struct, frozen=True, kw_only=True):
+    """A topic as the brokers describe it."""
+
+    name: str
+    partitions: int = 0
+    """How many it has; 0: there is no such topic."""
+    replicas: int = 0
+    """Replicas of the partition that has the fewest."""
+    settings: Mapping[str, str] = {}
+    """All settings by name, including the broker's defaults."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the topic exists."""
+        return self.partitions > 0
+
+
+async def describe_topic(
+    admin: AIOKafkaAdminClient, config: KafkaConfig, name: str
+) -> TopicDescription:
+    """Describe one topic; as `describe_topics`."""
+    return (await describe_topics(admin, config, [name]))[name]
+
+
+async def describe_topics(
+    admin: AIOKafkaAdminClient, config: KafkaConfig, names: Collection[str]
+) -> dict[str, TopicDescription]:
+    """Describe topics by name, with a started client; one that does not exist has no partition.
+
+    It takes two requests, whatever the number of topics. Raises ConnectError where access control
+    hides a topic or its settings from this login, RetryError, and DRIVER_ERRORS.
+    """
+    # All topics are requested: a broker may create one that is requested by its name. Those that
+    # this login may not see are missing in the answer, as are those that do not exist.
+    seen = {topic["topic"]: topic for topic in await admin.describe_topics()}
+    settings = await _settings(admin, config, names, seen)
+    described = {}
+    for name in names:
+        partitions = seen[name]["partitions"] if name in seen else []
+        described[name] = TopicDescription(
+            name=name,
+            partitions=len(partitions),
+            replicas=min((len(each["replicas"]) for each in partitions), default=0),
+            settings=settings.get(name, {}),
+        )
+    return described
+
+
+async def create_topic(
+    admin: AIOKafkaAdminClient,
+    config: KafkaConfig,
+    name: str,
+    *,
+    partitions: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> bool:
+    """Create a topic, with a started client; False where it exists already, with any settings.
+
+    It gets as many replicas as the brokers give to topics by default. Raises ConnectError where
+    this login may not, OrderchainError where the brokers refuse, and DRIVER_ERRORS.
+    """
+    new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
+    # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
+    # number; the protocol has it since Kafka 2.4.
+    new.replication_factor = -1
+    response = await admin.create_topics([new])
+    code, message = (*response.topic_errors[0][1:3], "")[:2]
+    if code == _TOPIC_EXISTS:
+        return False
+    if code:
+        error = for_code(code)(name)
+        if refusal := not_allowed(error, config, f"create topic {name}"):
+            raise refusal
+        raise OrderchainError(
+            f"kafka: topic {name} was not created: {message or type(error).__name__}"
+        )
+    return True
+
+
+async def _settings(
+    admin: AIOKafkaAdminClient,
+    config: KafkaConfig,
+    names: Collection[str],
+    seen: Collection[str],
+) -> dict[str, dict[str, str]]:
+    """Return the settings of those topics that exist."""
+    if not names:
+        return {}
+    # Also those that were not seen: the answer distinguishes a missing topic from a hidden one.
+    wanted = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    settings = {}
+    for response in await admin.describe_configs(wanted):
+        for code, message, _, name, entries in response.resources:
+            if code == _UNAUTHORISED:
+                operation = "DescribeConfigs" if name in seen else "Describe and DescribeConfigs"
+                raise acl_refusal(config, f"{operation} topic {name}")
+            if code not in (0, _UNKNOWN_TOPIC):
+                reason = message or for_code(code).__name__
+                raise RetryError(f"kafka: settings of topic {name}: {reason}")
+            if not code:
+                settings[name] = {entry[0]: entry[1] or "" for entry in entries}
+    return settings
 
 
 def certain_copies(topic: TopicDescription) -> int:
