@@ -3,12 +3,13 @@
 Loads named SQL blocks from `.sql` files.
 
 A block begins with a line `-- name: purpose` and runs to the next such line. Values are passed as
-`$n` only; nothing is ever formatted into a statement.
+`$n` only; nothing but a chain's number is ever written into a statement.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK: Final = re.compile(r"^-- (?P<name>[a-z][a-z0-9_]*): (?P<purpose>.+)$", re.MULTILINE)
+_VALUE: Final = re.compile(r"\$([1-9][0-9]*)")
 
 
 def load_sql(package: str, file_name: str) -> Mapping[str, str]:
@@ -45,6 +47,14 @@ def parse_sql(text: str) -> Mapping[str, str]:
             raise ValueError(f"SQL block {name!r} is there twice or is empty")
         statements[name] = statement
     return MappingProxyType(statements)
+
+
+@lru_cache(maxsize=1_024)
+def with_constant(statement: str, number: int) -> str:
+    """Return `statement` with `number` in the place of its first value; the others move up."""
+    return _VALUE.sub(
+        lambda found: str(int(number)) if found[1] == "1" else f"${int(found[1]) - 1}", statement
+    )
 
 
 SCHEMA_VERSION: Final = 2

@@ -28,6 +28,7 @@ from orderchain.clients.postgres import (
 )
 from orderchain.clock import Backoff
 from orderchain.errors import DurabilityError, RetryError
+from orderchain.sql import with_constant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -150,6 +151,9 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """What happens with a pooler, which may serve each transaction by another session, without the
     settings and the prepared statements of this one. `fetch` can read through it: each statement
     runs in a transaction that begins with the settings, which takes two more round trips."""
+    is_of_one_chain: bool = False
+    """Whether the first value of what `fetch` reads is the chain's number, the same each time: then
+    it is written into the statement. The server plans, and locks, the partitions of that chain."""
     watches_standby: bool = False
     """Whether a commit fails, with SyncWaitCancelled or what it leads to, where the server has
     given up its wait for a synchronous standby."""
@@ -201,6 +205,8 @@ class Session:
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one statement, which is committed when this returns."""
+        if self._config.is_of_one_chain:
+            statement, values = with_constant(statement, int(values[0])), values[1:]
         async with self._held() as connection:
             if self._is_pooled:
                 # A pooler keeps a client at one server only within a transaction.

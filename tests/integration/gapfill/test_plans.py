@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from gapfill import GapReader, GapReaderConfig
 from gapfill.reader import SESSION_SETTINGS
 from orderchain.model import TERMS_MAX
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from orderchain.clients.postgres import Connection
 
     from .conftest import MakeStored
 
@@ -61,3 +64,32 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
                 assert "Index" in node["Node Type"], (name, values, node)
                 assert node["Actual Rows"] <= PAGE_ROWS + 1, (name, values, node)
     await login.close(timeout=5)
+
+
+async def test_a_reader_plans_a_statement_once_and_locks_its_chain_alone(
+    make_stored: MakeStored, gap_dsn: str
+) -> None:
+    stored = await make_stored([5] * 20)
+    await make_stored([5], chain_id=8)
+
+    async def look(held: Connection) -> tuple[int, str]:
+        (page,) = await held.fetch(
+            "SELECT name, custom_plans FROM pg_prepared_statements WHERE statement LIKE $1",
+            "%AS lacks%",
+        )
+        async with held.transaction():
+            await held.execute(f"EXPLAIN EXECUTE {page['name']} (0, 100, 10, 8000000, 16, 16)")
+            locked = await held.fetchval(
+                "SELECT string_agg(relation::regclass::text, ' ') FROM pg_locks"
+                " WHERE pid = pg_backend_pid()"
+            )
+        return page["custom_plans"], locked
+
+    async with GapReader(GapReaderConfig(database=gap_dsn, chain_id=7)) as reader:
+        for _ in range(8):
+            async for _ in reader.runs(stored.chain.mark(0), stored.chain.ids[-1]):
+                pass
+        custom_plans, locked = await reader._connection.run(look)
+    assert custom_plans == 0
+    assert "chain_page_7" in locked
+    assert "chain_page_8" not in locked

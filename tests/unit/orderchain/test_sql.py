@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.sql import load_sql, parse_sql
+from orderchain.sql import load_sql, parse_sql, with_constant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +67,9 @@ def test_load_sql_reads_a_file_inside_a_package(
 def test_load_sql_with_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_sql("orderchain", "no_such.sql")
+
+
+def test_a_constant_takes_the_place_of_the_first_value() -> None:
+    statement = "SELECT $2, $10 FROM t WHERE chain_id = $1 AND id > $11 AND $1 > 0"
+    expected = "SELECT $1, $9 FROM t WHERE chain_id = 7 AND id > $10 AND 7 > 0"
+    assert with_constant(statement, 7) == expected
