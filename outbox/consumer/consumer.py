@@ -295,7 +295,7 @@ class Consumer(ClosedAtExit):
         while (attempt := await self._next(most)) is not None:
             try:
                 async with asyncio.timeout(self._config.handler_seconds):
-                    # Of several messages, each may be of a trace of its own.
+                    # Each of several messages may belong to a trace of its own.
                     with following(attempt.deliveries[0].headers if most == 1 else {}):
                         await call(attempt)
             except BaseException as error:
