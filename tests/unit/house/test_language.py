@@ -33,7 +33,7 @@ WORDS = {
     r"stands? (?!for\b|in for\b)\w+": "is stored, is, is written",
     r"stood": "was",
     r"(?:one|each|commits?) behind the other": "one after the other",
-    r"behind (?:the|a|an|this|that|which|its) (?:commit|batch|row|id|take-over|lock|fence)": "after",
+    r"behind (?:the|an?|this|that|its) (?:commit|batch|row|id|take-over|lock|fence)": "after",
     r"(?-i:Of (?!course))\w+": "a sentence does not begin with it: name the subject first",
     r"lets? go": "release, drop",
     r"hand(?:s|ed)? over to whom": "name them",
