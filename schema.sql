@@ -378,7 +378,7 @@ $$;
 -- Size 0 under the strongest lock means that no transaction ever put a row there, whatever the
 -- snapshot of the caller shows. Rows that were rolled back leave a size: their partition stays.
 CREATE FUNCTION chain_page_reclaim(of_chain integer, kept bigint) RETURNS integer
-    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '200ms' -- readers queue behind this lock
+    LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '200ms' -- readers wait for this lock
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE

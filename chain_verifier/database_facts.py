@@ -74,7 +74,7 @@ def page_ranges(ends: Iterable[int], start: int, last_id: int) -> list[tuple[int
     return list(pairwise((start or _BELOW_ALL, *bounds, last_id)))
 
 
-class Truth(ABC):
+class DatabaseFacts(ABC):
     """One chain in PostgreSQL, opened: its head was read before anything else."""
 
     name: str

@@ -76,7 +76,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 _WIDTH: Final = 900
-"""Pictures are drawn this wide, and stretched to the width of the page; texts stand beside them."""
+"""Pictures are drawn this wide, and stretched to the width of the page; texts are beside them."""
 
 _IDS_HEIGHT: Final = 240
 _SIZES_HEIGHT: Final = 120

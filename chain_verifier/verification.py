@@ -14,7 +14,7 @@ from chain_verifier.checks.buckets import Bucket, Horizon, row_count
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Published, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
-from chain_verifier.database_facts import Truth
+from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
 
@@ -31,7 +31,7 @@ _KEY_BITS: Final = 63
 """A key is a positive bigint: Spark's literals have no unsigned type."""
 
 
-class How(Struct, frozen=True, kw_only=True):
+class ScanPlan(Struct, frozen=True, kw_only=True):
     """What every scan of one verification has in common."""
 
     key: int
@@ -44,11 +44,11 @@ class How(Struct, frozen=True, kw_only=True):
     """Whether whole rows are hashed, to be compared with another source."""
 
 
-def how_to_scan(request: VerifyRequest, spans: Iterable[int | None]) -> How:
+def how_to_scan(request: VerifyRequest, spans: Iterable[int | None]) -> ScanPlan:
     """Choose for sources that are `spans` ids wide; None is a width that is not known."""
     found = list(spans)
     known = None if None in found else max((span for span in found if span is not None), default=0)
-    return How(
+    return ScanPlan(
         key=secrets.randbits(_KEY_BITS),
         bits=request.bucket_bits or bucket_bits(known),
         leaf_bits=request.leaf_bits,
@@ -138,7 +138,7 @@ class Mode(Protocol[T]):
         """Open a source; the database comes before all others."""
         ...
 
-    def examine(self, table: T, horizon: Horizon, how: How) -> Examined:
+    def examine(self, table: T, horizon: Horizon, how: ScanPlan) -> Examined:
         """Scan a source, and name its faults."""
         ...
 
@@ -165,7 +165,9 @@ class Mode(Protocol[T]):
         """Return the batches of the database whose rows do not give their seals."""
         ...
 
-    def repeated_keys(self, table: T, horizon: Horizon, window_rows: int, how: How) -> Findings:
+    def repeated_keys(
+        self, table: T, horizon: Horizon, window_rows: int, how: ScanPlan
+    ) -> Findings:
         """Return the rows whose key an earlier row of `table` has, within the window of keys."""
         ...
 
@@ -193,7 +195,7 @@ class Verification(Generic[T]):
         self._mode = mode
         self._progress = progress
         self._began = time.monotonic()
-        self._truth: Truth | None = None
+        self._facts: DatabaseFacts | None = None
         self._skips: Ranges = ()
 
     def run(self, start_seconds: float = 0.0) -> Report:
@@ -204,10 +206,10 @@ class Verification(Generic[T]):
         ordered = sorted(self._request.sources, key=lambda s: not isinstance(s, DatabaseSource))
         self._progress("opening " + ", ".join(source.name for source in ordered))
         tables = [self._mode.open(source) for source in ordered]
-        self._truth = next((table for table in tables if isinstance(table, Truth)), None)
+        self._facts = next((table for table in tables if isinstance(table, DatabaseFacts)), None)
         self._horizon = self._horizon_of_all()
-        if self._truth is not None and any(isinstance(table, Published) for table in tables):
-            self._skips = self._truth.skips()
+        if self._facts is not None and any(isinstance(table, Published) for table in tables):
+            self._skips = self._facts.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
         # Only the keys of the first source: the others are compared with it row by row.
         looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
@@ -220,14 +222,14 @@ class Verification(Generic[T]):
 
     def _horizon_of_all(self) -> Horizon:
         """Return the horizon: a requested head counts only if it is after the database's own."""
-        heads = [self._request.head, self._truth.head.last_id if self._truth else None]
+        heads = [self._request.head, self._facts.head.last_id if self._facts else None]
         return Horizon(
             chain_id=self._request.chain_id,
             start=self._request.start,
             head=max((head for head in heads if head is not None), default=None),
         )
 
-    def _look(self, table: T, how: How, *, has_keys: bool) -> Looked[T]:
+    def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> Looked[T]:
         self._progress(f"checking {table.name}")
         with stopwatch() as seconds:
             topic = table if isinstance(table, Published) else None
@@ -261,8 +263,8 @@ class Verification(Generic[T]):
         if head is None or examined.beyond_id is None:
             return Findings(), ()
         notes: tuple[str, ...] = ()
-        if self._truth is not None and table is not self._truth:
-            head_now = max(head, self._truth.head_now())
+        if self._facts is not None and table is not self._facts:
+            head_now = max(head, self._facts.head_now())
             if head_now > head:
                 notes = (f"rows after the head {head} were committed since, and left out",)
             if examined.beyond_id <= head_now:
@@ -275,7 +277,7 @@ class Verification(Generic[T]):
 
         If the pages, each a path between the ends that it names, form one path, none does.
         """
-        if not isinstance(table, Truth) or examined.is_whole:
+        if not isinstance(table, DatabaseFacts) or examined.is_whole:
             return Findings()
         return table.page_faults()
 
@@ -284,7 +286,7 @@ class Verification(Generic[T]):
 
         A row that was removed together with the link to it leaves a path, one row short.
         """
-        if not isinstance(table, Truth) or findings.total or self._request.start:
+        if not isinstance(table, DatabaseFacts) or findings.total or self._request.start:
             return Findings()
         expected = table.head.rows_counted
         if examined.rows == expected:
@@ -298,12 +300,12 @@ class Verification(Generic[T]):
         return gathered([finding])
 
     def _judge_seals(self, table: T) -> Findings:
-        if table is not self._truth or not self._request.checks_seals:
+        if table is not self._facts or not self._request.checks_seals:
             return Findings()
         self._progress(f"recomputing the seals of {table.name}")
         return self._mode.check_seals(table, self._request.kept_seals)
 
-    def _judge_keys(self, table: T, horizon: Horizon, how: How) -> Findings:
+    def _judge_keys(self, table: T, horizon: Horizon, how: ScanPlan) -> Findings:
         window_rows = self._request.key_window_rows
         if window_rows is None:
             return Findings()
@@ -312,7 +314,7 @@ class Verification(Generic[T]):
 
     def _judge_mark(self, table: T) -> Findings:
         mark = self._request.contradicted_mark
-        if table is not self._truth or mark is None:
+        if table is not self._facts or mark is None:
             return Findings()
         return gathered([mark_finding(table.name, mark)])
 
@@ -355,8 +357,8 @@ class Verification(Generic[T]):
             ),
             start=self._horizon.start,
             head=self._horizon.head,
-            database_id=None if self._truth is None else self._truth.head.database_id,
-            head_seal=None if self._truth is None else self._truth.head.seal.hex(),
+            database_id=None if self._facts is None else self._facts.head.database_id,
+            head_seal=None if self._facts is None else self._facts.head.seal.hex(),
             seals_checked=self._request.checks_seals,
             keys_compared=self._request.key_window_rows is not None,
             sources=tuple(self._source_report(one) for one in looked),

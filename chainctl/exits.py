@@ -61,7 +61,7 @@ _PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
 _LEAD: Final = (
     r"(?i:((?:pass(?:word|wd|phrase)?|secret|token)['\"]?(?:\s*=\s*['\"]?|\s*:\s*['\"])))"
 )
-"""What stands before a password: `password=`, `'sslpassword': '`."""
+"""What precedes a password: `password=`, `'sslpassword': '`."""
 
 
 class ExitCode(enum.IntEnum):

@@ -327,7 +327,7 @@ SELECT chain_id, receiver, reason, at_id FROM receiver_halt
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 
--- receivers: where receivers stand by a checkpoint that is stored or reported here, and who halted
+-- receivers: where receivers are, by a checkpoint that is stored or reported here, and who halted
 SELECT receiver,
        coalesce(place.head_delivered, 0) AS head_delivered,
        coalesce(place.updated_at, halt.halted_at) AS updated_at,

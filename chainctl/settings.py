@@ -209,7 +209,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A standby takes over this long after a leader dies. The deadline of a commit is below it."""
     id_strategy: Annotated[
         Literal["sequential", "time"],
-        Meta(description="how ids rise: sequential, or time (an id tells the millisecond)"),
+        Meta(description="how ids rise: sequential, or time (an id shows the millisecond)"),
     ] = "sequential"
     """"time" needs a chain created with large partitions (--partition-ids)."""
     heartbeat_seconds: Annotated[
@@ -510,15 +510,15 @@ def _read_config(
     config: str | None, environ: Mapping[str, str]
 ) -> tuple[Path | None, dict[str, object]]:
     """Return path and content of the config file; no path where there is none to read."""
-    told, field = config, "--config"
-    if told is None and environ.get(CONFIG_VARIABLE):
-        told, field = environ[CONFIG_VARIABLE], CONFIG_VARIABLE
-    if told is None:
+    named, field = config, "--config"
+    if named is None and environ.get(CONFIG_VARIABLE):
+        named, field = environ[CONFIG_VARIABLE], CONFIG_VARIABLE
+    if named is None:
         path, field = Path(DEFAULT_CONFIG), "config"
         if not path.is_file():
             return None, {}
     else:
-        path = Path(told)
+        path = Path(named)
     table = _parse_config(path, field)
     _refuse_unknown(path, table)
     return path, table

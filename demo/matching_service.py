@@ -290,10 +290,10 @@ class MatchingService:
         """Return whether the demo has said where the chain ends, and that row is processed."""
         if not command.done():
             return False
-        told = command.result()
-        if not isinstance(told, FinishAt):
-            raise OrderchainError(f"was told {told}, expected where the chain ends")
-        return self._head >= told.id
+        given = command.result()
+        if not isinstance(given, FinishAt):
+            raise OrderchainError(f"command was {given}, expected where the chain ends")
+        return self._head >= given.id
 
     def _report(self, receiver: Receiver) -> None:
         """Report the progress at intervals, and once that this is live."""

@@ -225,7 +225,7 @@ class ChildDied(OrderchainError):
     """A process of the demo ended when it should not have."""
 
     def __init__(self, name: str, status: int | None, last_line: str) -> None:
-        super().__init__(f"the {name} ended with {_told(status)}: {last_line or 'no word'}")
+        super().__init__(f"the {name} ended with {_status_text(status)}: {last_line or 'no word'}")
 
 
 class Child:
@@ -266,7 +266,7 @@ class Child:
             ) from error
         return report
 
-    async def tell(self, command: Command) -> None:
+    async def send(self, command: Command) -> None:
         """Give the process a command."""
         await self._write(line_of(command))
 
@@ -328,7 +328,7 @@ class Child:
                 self._stderr.append(text)
 
 
-def _told(status: int | None) -> str:
+def _status_text(status: int | None) -> str:
     if status is None:
         return "no status"
     return f"signal {-status}" if status < 0 else f"status {status}"

@@ -9,10 +9,10 @@ DROP TABLE public.demo_matching_apply;
 CREATE TABLE IF NOT EXISTS public.demo_matching_state (
     chain_id       integer     NOT NULL,
     receiver       text        NOT NULL,
-    -- The id behind which the state stands: that of the checkpoint, always.
+    -- The id up to which the state was built: that of the checkpoint, always.
     head_delivered bigint      NOT NULL,
     events         bigint      NOT NULL,
-    -- Length of the journal behind the same row: what is longer was written and not yet stored.
+    -- Length of the journal after the same row: what is longer was written and not yet stored.
     journal_bytes  bigint      NOT NULL,
     state          bytea       NOT NULL,
     saved_at       timestamptz NOT NULL DEFAULT now(),

@@ -155,9 +155,9 @@ class Player:
             if not self._is_killed:
                 raise
 
-    async def tell(self, command: Command) -> None:
+    async def send(self, command: Command) -> None:
         """Give the process a command."""
-        await self._child.tell(command)
+        await self._child.send(command)
 
     async def kill(self) -> None:
         """Kill it, with SIGKILL."""
@@ -275,12 +275,12 @@ class _Play:
         second = await self._start_matching()
         await self._until(lambda: second.last(Live), "the matching service to be live again")
         await self._until(lambda: _at(sequencing, "first part"), "the first part to be sequenced")
-        await sequencing.tell(GoOn())
+        await sequencing.send(GoOn())
         head = await self._until(lambda: _at(sequencing, "all"), "the second part to be sequenced")
-        await second.tell(FinishAt(head.last_id))
+        await second.send(FinishAt(head.last_id))
         awaited = f"the delivery of id {head.last_id}"
         finished = await self._until(lambda: second.last(Finished), awaited)
-        await sequencing.tell(GoOn())
+        await sequencing.send(GoOn())
         sequenced = await self._until(lambda: _at(sequencing, "closed"), "the sequencer to close")
         lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
         return ScenarioOutcome(sequenced=sequenced, lives=lives, finished=finished)
@@ -355,10 +355,10 @@ class _Play:
     def _rows_moved(self) -> tuple[int, int]:
         """Return rows sequenced and delivered, and show them."""
         sequenced = self._sequencing.last(Sequenced) if self._sequencing else None
-        told = [life.last(Delivered) for life in self._lives]
+        reports = [life.last(Delivered) for life in self._lives]
         rows = sequenced.rows if sequenced else 0
         # The last life that has reported: a new one must not seem to begin at nothing.
-        delivered = next((report.events for report in reversed(told) if report), 0)
+        delivered = next((report.events for report in reversed(reports) if report), 0)
         self._bar.move_to(delivered, f"delivered, {rows:,} sequenced")
         return rows, delivered
 

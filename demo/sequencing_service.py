@@ -54,11 +54,11 @@ async def sequence(pipe: Pipe) -> None:
             work = _Work(job, pipe, intake, sequencer)
             await work.part(until_row=job.pause_at_row)
             work.report("first part")
-            await _told_to_go_on(pipe)
+            await _until_it_may_go_on(pipe)
             await work.part(until_row=None)
             work.report("all")
             # While open, it sends heartbeats, which show a receiver that the last frame was lost.
-            await _told_to_go_on(pipe)
+            await _until_it_may_go_on(pipe)
         work.report("closed")
 
 
@@ -135,11 +135,11 @@ class _Work:
             self.report("under way", now - started)
 
 
-async def _told_to_go_on(pipe: Pipe) -> None:
+async def _until_it_may_go_on(pipe: Pipe) -> None:
     async with asyncio.timeout(PAUSE_SECONDS):
         command = await pipe.command()
     if not isinstance(command, GoOn):
-        raise OrderchainError(f"was told {command}, expected to go on")
+        raise OrderchainError(f"command was {command}, expected to go on")
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ def objections(checked: dict[str, Any], rows: int) -> list[str]:
 
 
 def _counted(findings: dict[str, int]) -> str:
-    told = ", ".join(f"{count} {kind}" for kind, count in findings.items())
-    return f" ({told})" if told else ""
+    shown = ", ".join(f"{count} {kind}" for kind, count in findings.items())
+    return f" ({shown})" if shown else ""
 
 
 # -- as the demo sees it ---------------------------------------------------------------------------
@@ -129,7 +129,7 @@ async def checked_by(verifier: Child, rows: int, bar: ProgressBar) -> dict[str, 
 
     Raises ChildDied when the check did not complete, OrderchainError when it takes too long.
     """
-    await verifier.tell(GoOn())
+    await verifier.send(GoOn())
     try:
         async with asyncio.timeout(VERIFY_SECONDS + rows / VERIFY_ROWS_PER_SECOND):
             while not isinstance(report := await verifier.report(), SparkReport):

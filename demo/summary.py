@@ -111,7 +111,7 @@ def summarize(
 def _objections(straight: Straight, outcome: ScenarioOutcome, report: dict[str, Any]) -> list[str]:
     """Return what speaks against a whole demo; empty when all results are the same."""
     finished, rows = outcome.finished, straight.rows
-    told = finished.counters | {
+    reported = finished.counters | {
         "state": finished.digest,
         "rows delivered": finished.delivered.events,
         "rows sequenced": outcome.sequenced.rows,
@@ -122,9 +122,9 @@ def _objections(straight: Straight, outcome: ScenarioOutcome, report: dict[str, 
         "rows sequenced": rows,
     }
     found = [
-        f"{name}: {told.get(name)}, straight from the input {due.get(name)}"
-        for name in sorted(told.keys() | due.keys())
-        if told.get(name) != due.get(name)
+        f"{name}: {reported.get(name)}, straight from the input {due.get(name)}"
+        for name in sorted(reported.keys() | due.keys())
+        if reported.get(name) != due.get(name)
     ]
     return found + objections(report, rows)
 

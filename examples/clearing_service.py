@@ -6,7 +6,7 @@
 
 It books the trades of `trading_service.py`: what the buyer gets, the seller gives, so the balances
 of a symbol add up to zero at every instant. Trades may come in any order, and more than once; the
-inbox knows which were booked, and each is confirmed to the trading service behind the commit.
+inbox knows which were booked, and each is confirmed to the trading service after the commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A matching service of your own: its state and its checkpoint stand or fall together.
+"""A matching service of your own: its state and its checkpoint are stored together.
 
     eval "$(chainctl stack env)"
     python examples/matching_service.py 7

@@ -112,9 +112,9 @@ _SYSTEM_CACHE: Final = Path("/var/cache/orderchain")
 def default_directory(environ: Mapping[str, str]) -> Path:
     """The stack's folder: `CHAINCTL_STACK_DIR`, else the system's place for root, else the user's
     own."""
-    told = environ.get(DIRECTORY_VARIABLE)
-    if told:
-        return Path(told).expanduser().absolute()
+    named = environ.get(DIRECTORY_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
     if os.geteuid() == 0:
         return _SYSTEM_DATA
     return _base(environ, "XDG_DATA_HOME", ".local/share") / "orderchain"
@@ -128,9 +128,9 @@ def default_cache_directory(environ: Mapping[str, str]) -> Path:
 
 
 def _base(environ: Mapping[str, str], variable: str, below_home: str) -> Path:
-    told = environ.get(variable, "")
+    named = environ.get(variable, "")
     # The XDG rules: a relative path in these variables must be ignored.
-    return Path(told) if Path(told).is_absolute() else Path.home() / below_home
+    return Path(named) if Path(named).is_absolute() else Path.home() / below_home
 
 
 def make_folder(path: Path, mode: int) -> None:
@@ -250,7 +250,7 @@ def exclusive(path: Path, *, deadline_s: float, progress: Progress = silent) -> 
 
 def _acquire(descriptor: int, path: Path, deadline_s: float, progress: Progress) -> None:
     end = time.monotonic() + deadline_s
-    told = False
+    is_reported = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,9 +259,9 @@ def _acquire(descriptor: int, path: Path, deadline_s: float, progress: Progress)
                 raise FolderUnusable(
                     f"another process has held {path} for {deadline_s:.0f} s"
                 ) from None
-            if not told:
+            if not is_reported:
                 progress(f"Waiting for another process that holds {path}")
-                told = True
+                is_reported = True
             time.sleep(_POLL_S)
         else:
             return

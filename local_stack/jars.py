@@ -117,7 +117,7 @@ _FETCH_DEADLINE_S: Final = 1800.0
 _AT_ONCE: Final = 8
 """Jars in the air: 45 small files wait for answers most of the time."""
 _PAUSE_S: Final = 2.0
-_TELL_EVERY_S: Final = 3.0
+_REPORT_EVERY_S: Final = 3.0
 
 
 class Jar(msgspec.Struct, frozen=True):
@@ -198,7 +198,7 @@ def _fetch_all(context: MavenContext, jars: list[Jar], progress: Progress) -> li
         started = [pool.submit(_fetch_jar, context, jar) for jar in jars]
         waiting: set[Future[Path]] = set(started)
         while waiting:
-            done, waiting = wait(waiting, timeout=_TELL_EVERY_S)
+            done, waiting = wait(waiting, timeout=_REPORT_EVERY_S)
             for future in done:
                 future.result()
             if waiting and time.monotonic() > end:
@@ -246,7 +246,7 @@ def _open_for_all(folder: Path) -> None:
 # -- as a program ----------------------------------------------------------------------------------
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -255,12 +255,12 @@ def main() -> int:
     """Fetch Kafka for later starts. Returns 0, 2 when something must be installed, 3 when it could
     not be fetched."""
     try:
-        fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=_tell)
+        fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=_report)
     except SetupNeeded as error:
-        _tell(str(error))
+        _report(str(error))
         return 2
     except StackError as error:
-        _tell(str(error))
+        _report(str(error))
         return 3
     return 0
 

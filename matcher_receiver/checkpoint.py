@@ -11,7 +11,7 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from matcher_receiver.waits import AWAY
+from matcher_receiver.cancellable_wait import AWAY
 from orderchain.errors import RowsMissing, SettingError
 from orderchain.ports import ReceiverRecords
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from matcher_receiver.cancellable_wait import AWAY, Patience
 from matcher_receiver.decisions import Fill, Halt
 from matcher_receiver.head_poller import compare
-from matcher_receiver.waits import AWAY, Patience
 from orderchain.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
 from orderchain.model import Gap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.head_poller import HeadWatch
     from matcher_receiver.stats import Counters, GapLedger
-    from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Cause, Outcome, Run
     from orderchain.ports import GapSource
@@ -31,7 +31,7 @@ class Filling:
         core: ReceiveCore,
         gap_source: GapSource,
         watch: HeadWatch,
-        waits: Waits,
+        waits: CancellableWait,
         *,
         ledger: GapLedger,
         counters: Counters,

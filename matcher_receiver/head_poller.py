@@ -8,17 +8,17 @@ from collections import deque
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
+from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Compare, Halt
 from matcher_receiver.stats import archived_gap
-from matcher_receiver.waits import AWAY, SECOND_NS
 from orderchain.errors import OrderchainError, RowsArchived
 
 if TYPE_CHECKING:
+    from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.stats import Counters, GapLedger
-    from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Cause, Event, Mark, Standing
     from orderchain.ports import GapSource
@@ -104,7 +104,7 @@ class Lag:
 _log = logging.getLogger(__name__)
 
 
-async def compare(core: ReceiveCore, gap_source: GapSource, waits: Waits) -> None:
+async def compare(core: ReceiveCore, gap_source: GapSource, waits: CancellableWait) -> None:
     """Read the last batch again: only rows that differ halt, not a seal alone.
 
     It reads from the primary: the answer of a standby never halts. Raises HaltError. If the
@@ -137,7 +137,7 @@ class HeadWatch:
         config: ReceiverConfig,
         core: ReceiveCore,
         gap_source: GapSource,
-        waits: Waits,
+        waits: CancellableWait,
         *,
         ledger: GapLedger,
         counters: Counters,

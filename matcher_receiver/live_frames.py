@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
 from matcher_receiver.decisions import (
     CONFIRM_NONCE,
     DROP_NONCE,
@@ -27,7 +28,6 @@ from matcher_receiver.decisions import (
     InStep,
     Wait,
 )
-from matcher_receiver.waits import AWAY, SECOND_NS, Patience
 from orderchain.clock import Backoff
 from orderchain.errors import ConnectError, FrameError, NotYetReadable, OrderchainError, RetryError
 from orderchain.frame import decode_header
@@ -35,12 +35,12 @@ from orderchain.frame import decode_header
 if TYPE_CHECKING:
     from random import Random
 
+    from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
     from matcher_receiver.fill import Filling
     from matcher_receiver.head_poller import HeadWatch
     from matcher_receiver.stats import Counters
-    from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.frame import FrameHeader
     from orderchain.model import Run
@@ -129,7 +129,7 @@ class LiveFrames:
         frames: FrameSource,
         watch: HeadWatch,
         filling: Filling,
-        waits: Waits,
+        waits: CancellableWait,
         *,
         counters: Counters,
         clock: Clock,

@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Fill, Halt, InStep
 from matcher_receiver.fill import Filling
 from matcher_receiver.head_poller import HeadWatch
 from matcher_receiver.live_frames import LiveFrames
-from matcher_receiver.waits import AWAY, SECOND_NS
 from orderchain.errors import NotYetReadable
 from orderchain.model import Run
 
 if TYPE_CHECKING:
+    from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import State
     from matcher_receiver.stats import Counters, GapLedger
-    from matcher_receiver.waits import Waits
     from orderchain.clock import Clock
     from orderchain.model import Mark, Standing
     from orderchain.ports import FrameSource, GapSource
     from orderchain.tracing import Tracing
 
 
-class Reception:
+class ReceiveLoop:
     """Decides where rows come from next, and when that is over.
 
     It pulls: nothing is read before the caller asks for the next run. The caller's own task
     processes frames that are at hand. Whatever has to be waited for is work of its own
-    (`Waits.outcome`), which a cancelled caller does not interrupt: a cancellation reaches no line
-    that moves the head, nor any between that and the delivery.
+    (`CancellableWait.outcome`), which a cancelled caller does not interrupt: a cancellation reaches
+    no line that moves the head, nor any between that and the delivery.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Reception:
         core: ReceiveCore,
         frames: FrameSource,
         gap_source: GapSource,
-        waits: Waits,
+        waits: CancellableWait,
         *,
         ledger: GapLedger,
         counters: Counters,

@@ -7,13 +7,13 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 
+from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked, to_the_end
 from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.live_frames import OptionalFrames
-from matcher_receiver.receive_loop import Reception
+from matcher_receiver.receive_loop import ReceiveLoop
 from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
-from matcher_receiver.waits import AWAY, StopAsked, Waits, to_the_end
 from orderchain.clock import Backoff, SystemClock
 from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingError, StoppedError
 from orderchain.limits import ID_MAX
@@ -116,7 +116,7 @@ FIRST_RETRY_SECONDS: Final = 0.05
 
 def stats_of(
     core: ReceiveCore,
-    reception: Reception,
+    receive_loop: ReceiveLoop,
     counters: Counters,
     *,
     name: str,
@@ -124,7 +124,7 @@ def stats_of(
     gaps: GapLedger,
 ) -> ReceiverStats:
     """Return the counters as they are now."""
-    lag = reception.watch.lag
+    lag = receive_loop.watch.lag
     return ReceiverStats(
         chain_id=core.chain_id,
         name=name,
@@ -135,7 +135,7 @@ def stats_of(
         lag_rows=lag.rows,
         lag_seconds=lag.seconds,
         fill_until=core.fill_until,
-        open_gap=reception.filling.range,
+        open_gap=receive_loop.filling.range,
         source=counters.source,
         records=counters.records,
         heartbeats=counters.heartbeats,
@@ -199,9 +199,9 @@ class Receiver:
         self._counters = Counters()
         pause_max = config.retry_seconds_max
         backoff = Backoff(min(FIRST_RETRY_SECONDS, pause_max), pause_max, random=random)
-        self._waits = Waits(config.chain_id, backoff, self._counters)
+        self._waits = CancellableWait(config.chain_id, backoff, self._counters)
         self._core: ReceiveCore | None = None
-        self._reception: Reception | None = None
+        self._receive_loop: ReceiveLoop | None = None
         self._place: CheckpointProgress | None = None
         self._logged_state: State | None = None
         self._is_halt_stored = self._records is None
@@ -276,7 +276,7 @@ class Receiver:
         database_id = None if self._records is None else self._records.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
         self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
-        self._reception = Reception(
+        self._receive_loop = ReceiveLoop(
             self._config,
             core,
             self._frames,
@@ -289,7 +289,7 @@ class Receiver:
             tracing=self._tracing,
         )
         try:
-            self._reception.begin(standing)
+            self._receive_loop.begin(standing)
         except HaltError as error:
             await self._halt(core, error)
         self._log_state(core.state)
@@ -302,8 +302,8 @@ class Receiver:
 
     async def _close(self) -> None:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
-        if self._reception is not None:
-            await self._reception.close()
+        if self._receive_loop is not None:
+            await self._receive_loop.close()
         parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
         # Each has a deadline of its own.
         await asyncio.gather(*(part.close() for part in parts if part is not None))
@@ -328,7 +328,7 @@ class Receiver:
         """Return the counters as they are now."""
         return stats_of(
             self._running(self._core),
-            self._running(self._reception),
+            self._running(self._receive_loop),
             self._counters,
             name=self._name,
             head_delivered=self.head_delivered,
@@ -337,7 +337,7 @@ class Receiver:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics at this instant, none before the start; see `orderchain.monitoring`."""
-        if self._reception is None:
+        if self._receive_loop is None:
             return
         stats = self.stats()
         labels = {"chain": str(stats.chain_id), "name": stats.name}
@@ -346,14 +346,14 @@ class Receiver:
 
     def why_not_ready(self, limits: LagLimits = LAG_LIMITS) -> str | None:
         """Return in one line why it does not keep up with the chain; None when it does."""
-        if self._reception is None:
+        if self._receive_loop is None:
             return f"{self._label}: not started"
         stats = self.stats()
         if self._core is not None and self._core.halted_by is not None:
             return f"{self._label}: halted: {reason_of(self._core.halted_by)}"
         if stats.state is State.CATCHING_UP:
             return f"{self._label}: catching up, at {stats.head_delivered} of {stats.head_seen}"
-        if self._waits.is_stopping or self._reception.is_over:
+        if self._waits.is_stopping or self._receive_loop.is_over:
             return f"{self._label}: ended after id {stats.head_delivered}"
         if limits.are_exceeded(stats.lag_ids, stats.lag_seconds):
             return f"{self._label}: {stats.lag_ids} ids behind for {stats.lag_seconds:.0f} s"
@@ -411,13 +411,13 @@ class Receiver:
         return self
 
     async def __anext__(self) -> Run:
-        core, reception = self._running(self._core), self._running(self._reception)
+        core, receive_loop = self._running(self._core), self._running(self._receive_loop)
         self._running(self._place).come_back()
         if core.halted_by is not None:
             await self._halt(core, core.halted_by)
         try:
-            while not (reception.is_over or self._waits.is_stopping):
-                run = await reception.step()
+            while not (receive_loop.is_over or self._waits.is_stopping):
+                run = await receive_loop.step()
                 self._log_state(core.state)
                 if run is not None:
                     self._running(self._place).deliver(run)

@@ -289,7 +289,7 @@ def _refuse_shadow(name: str, package: str) -> None:
     if found is None or Path(found).resolve() == ours.resolve():
         return
     text = (
-        f"orderchain.{name} is in orderchain's package `{package}`, and {found} stands in its "
+        f"orderchain.{name} is in orderchain's package `{package}`, and {found} is in its "
         "way: give that file, or its folder, another name"
     )
     raise ImportError(text, name=package, path=found)

@@ -53,8 +53,8 @@ def _safe_parts(dsn: str) -> SplitResult | None:
     except ValueError:
         return None
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    behind = f"{parts.path}?{parts.query}#{parts.fragment}"
-    is_plain = "@" not in behind and "password=" not in parts.path.lower()
+    after_hosts = f"{parts.path}?{parts.query}#{parts.fragment}"
+    is_plain = "@" not in after_hosts and "password=" not in parts.path.lower()
     is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts))
     return parts if is_url and is_plain else None
 

@@ -78,7 +78,7 @@ def written_row(line: bytes) -> JournalRow | None:
 
 
 def found_row(line: bytes) -> FoundRow | None:
-    """Return what stands on a line without its end; None unless it is one JSON object to its end,
+    """Return the content of a line without its end; None unless it is one JSON object to its end,
     without blanks around it, whose values have the types of a row.
     """
     if not line.endswith(b"}"):

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _DAY_NS: Final = 24 * 3600 * 10**9
 
-_TOLD_AHEAD_NS: Final = _DAY_NS
+_WARNED_AHEAD_NS: Final = _DAY_NS
 """Beyond this no time zone explains the difference."""
 
 _AHEAD_NS_MAX: Final = 365 * _DAY_NS
@@ -56,7 +56,7 @@ class ClockWatch:
 
     def __init__(self) -> None:
         self._base_ns: int | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def check_beside(self, wall_ns: int, database_us: int) -> None:
         """Raise ClockError if it is years ahead of the database's clock; warn above a day."""
@@ -66,10 +66,10 @@ class ClockWatch:
     def warn_beside(self, wall_ns: int, database_us: int) -> None:
         """Warn if it is over a day ahead of the database's clock: one of the two is wrong."""
         ahead_ns = wall_ns - database_us * 1_000
-        if ahead_ns <= _TOLD_AHEAD_NS:
-            self._is_told = False
-        elif not self._is_told:
-            self._is_told = True
+        if ahead_ns <= _WARNED_AHEAD_NS:
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "the clock of this machine is %d days ahead of the database's: the chain's times "
                 "stay where it puts them",

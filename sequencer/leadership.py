@@ -250,8 +250,8 @@ class Leadership:
         seen_id = highest_id(await self._last_records(term), term.chain_id)
         if seen_id > term.last_id:
             _log.warning(
-                "chain %d: the topic holds frames up to %d, the database rows up to %d: of a life "
-                "of the chain that was lost, or forged; their ids are not given out again",
+                "chain %d: the topic holds frames up to %d, the database rows up to %d: of a "
+                "lost life of the chain, or forged; their ids are not given out again",
                 term.chain_id,
                 seen_id,
                 term.last_id,

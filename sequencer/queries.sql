@@ -70,12 +70,12 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 -- renew_lease: show that the leader of epoch $2 is alive, and how far it has published ($4); returns
 -- whether it is asked to step down, and the settings that it cannot pin. A commit stores the same,
 -- so a head that one holds is passed over: neither waits for the other.
-WITH behind AS (
+WITH raised AS (
     SELECT chain_id FROM chain_head
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
        FOR NO KEY UPDATE SKIP LOCKED
 ), published AS (
-    UPDATE chain_head AS head SET published_id = $4 FROM behind WHERE head.chain_id = behind.chain_id
+    UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
 )
 UPDATE chain_lease SET counter = counter + 1, beat_at = clock_timestamp()
  WHERE chain_id = $1 AND epoch = $2
@@ -85,12 +85,12 @@ RETURNING step_down,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
 -- release_lease: show that the leader of epoch $2 is about to leave; the rest as renew_lease
-WITH behind AS (
+WITH raised AS (
     SELECT chain_id FROM chain_head
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
        FOR NO KEY UPDATE SKIP LOCKED
 ), published AS (
-    UPDATE chain_head AS head SET published_id = $4 FROM behind WHERE head.chain_id = behind.chain_id
+    UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
 )
 UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2

@@ -99,7 +99,7 @@ class House:
         ]
 
     def classes_twice(self) -> list[str]:
-        """Return the names of classes that stand in more than one module."""
+        """Return the names of classes that are defined in more than one module."""
         where: dict[str, list[str]] = defaultdict(list)
         for name, tree in self.trees.items():
             for node in tree.body:
@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
         (f"modules below {SMALL_LINES} lines that one other imports", product.single_use()),
         ("circles, type-checking imports included", [" - ".join(x) for x in product.circles()]),
         ("importers of a driver outside orderchain.clients", product.driver_importers()),
-        ("class names that stand twice", product.classes_twice()),
+        ("class names that are used twice", product.classes_twice()),
         ("duplicated functions", house.duplicates()),
     ):
         marks.append((title, len(found), found))

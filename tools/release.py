@@ -217,7 +217,7 @@ def sha256(path: Path) -> str:
 
 
 def release(into: Path, version: str) -> list[Path]:
-    """Make `into` anew, with all files of the release."""
+    """Make `into` again, with all files of the release."""
     check_tree(version)
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)

@@ -120,7 +120,7 @@ begin() {
   labels[$!]=$label outputs[$!]=$output
 }
 
-# finish: waits for all that was begun, tells how long it takes, and shows the end of what one has said if it fails.
+# finish: waits for all that was begun, shows how long it takes, and prints the last lines of what fails.
 finish() {
   local begin=$SECONDS every=10 next child
   [ -t 2 ] && every=1

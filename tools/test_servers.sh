@@ -9,7 +9,7 @@
 #   chromium       the console's page, as a browser shows it
 #   curl           the commands of the message service's page
 #
-# Wanted, not needed: what can not be installed is told in one line, and its tests are skipped with a reason.
+# Wanted, not needed: what can not be installed is reported in one line, and its tests are skipped with a reason.
 # None of them is started here; tests start their own.
 set -euo pipefail
 

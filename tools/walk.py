@@ -114,7 +114,7 @@ async def walk_on_stack() -> tuple[Way, Way]:
     return await walk(sequencing, receiving)
 
 
-def told(to_kafka: Way, to_checkpoint: Way) -> str:
+def shown(to_kafka: Way, to_checkpoint: Way) -> str:
     """Return both ways as Markdown."""
     lines: list[str] = []
     for title, way in (("To Kafka", to_kafka), ("To the checkpoint", to_checkpoint)):
@@ -141,7 +141,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     asked.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}")
     chosen = asked.parse_args()
-    found = told(*asyncio.run(walk_on_stack()))
+    found = shown(*asyncio.run(walk_on_stack()))
     if chosen.write:
         page = PAGE.read_text()
         before, _, rest = page.partition(BEGIN)

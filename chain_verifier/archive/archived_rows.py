@@ -39,7 +39,7 @@ def archived_mark(folder: Path, manifest: Manifest, at_id: int) -> Mark | None:
     for batch in batches_of(folder, part):
         if batch.last_id > at_id:
             break
-        mark = mark_behind(batch)
+        mark = mark_after(batch)
     if mark.id != at_id and last_row_up_to(folder, part, at_id) != at_id:
         return None
     return Mark(id=at_id, batch_last_id=mark.id, seal=mark.seal, epoch=mark.epoch)
@@ -70,7 +70,7 @@ def archived_row_before(folder: Path, manifest: Manifest, moment: datetime) -> i
     return 0
 
 
-def mark_behind(batch: SealedBatch) -> Mark:
+def mark_after(batch: SealedBatch) -> Mark:
     """Return the mark after a whole batch."""
     last_id = batch.last_id
     return Mark(id=last_id, batch_last_id=last_id, seal=batch.seal, epoch=batch.epoch)
@@ -85,7 +85,7 @@ def _mark_before(folder: Path, manifest: Manifest, part: ArchivePart) -> Mark:
     index = manifest.parts.index(part)
     if index:
         *_, last = batches_of(folder, manifest.parts[index - 1])
-        return mark_behind(last)
+        return mark_after(last)
     at_id = part.after_id
     return Mark(id=at_id, batch_last_id=at_id, seal=bytes.fromhex(part.seal_before), epoch=0)
 
@@ -234,7 +234,7 @@ class ArchivedRows:
             for batch, rows in group:
                 events += [Event(*row) for row in rows if after.id < row[0] <= until_id]
                 if after.id < batch.last_id <= until_id:
-                    end = mark_behind(batch)
+                    end = mark_after(batch)
             if events:
                 end = Mark(
                     id=events[-1].id,

@@ -181,13 +181,13 @@ def _require_whole(
 ) -> None:
     at = 0
     for batch in batches:
-        behind = at
-        while behind < len(rows) and rows[behind][0] <= batch.last_id:
-            behind += 1
-        fault = run.fault(batch, rows[at:behind])
+        end = at
+        while end < len(rows) and rows[end][0] <= batch.last_id:
+            end += 1
+        fault = run.fault(batch, rows[at:end])
         if fault is not None:
             raise SourceBroken("database", fault)
-        at = behind
+        at = end
 
 
 async def _groups(

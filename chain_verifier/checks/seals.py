@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from chain_verifier.config import KeptSeal
-    from chain_verifier.database_facts import Truth
+    from chain_verifier.database_facts import DatabaseFacts
 
     Computed = Callable[[int], Collection[bytes]]
 
@@ -143,13 +143,13 @@ def _seals_of(batch: Mapping[str, Any], content: bytes, due: tuple[bytes, ...]) 
     ]
 
 
-def genesis_of(truth: Truth, chain_id: int) -> bytes:
+def genesis_of(facts: DatabaseFacts, chain_id: int) -> bytes:
     """Return the seal that the genesis of a chain must have in its database."""
-    return genesis_seal(UUID(truth.head.database_id), chain_id)
+    return genesis_seal(UUID(facts.head.database_id), chain_id)
 
 
 def seal_ends(
-    truth: Truth, chain_id: int, kept: Sequence[KeptSeal], computed: Computed
+    facts: DatabaseFacts, chain_id: int, kept: Sequence[KeptSeal], computed: Computed
 ) -> Iterator[Finding]:
     """Yield what does not fit. Raises SourceBroken.
 
@@ -157,26 +157,26 @@ def seal_ends(
     seal, `computed` returns the seals that its rows gave. The stored seal is already a finding; if
     rows and end agree, the end is no further one.
     """
-    seal = truth.seal_at(_GENESIS)
-    if seal is not None and seal != genesis_of(truth, chain_id):
-        yield _mismatch(truth, Kind.SEAL_MISMATCH, _GENESIS)
-    if not _is_held(truth, truth.head.last_id, truth.head.seal, computed):
-        yield _mismatch(truth, Kind.HEAD_SEAL, truth.head.last_id)
+    seal = facts.seal_at(_GENESIS)
+    if seal is not None and seal != genesis_of(facts, chain_id):
+        yield _mismatch(facts, Kind.SEAL_MISMATCH, _GENESIS)
+    if not _is_held(facts, facts.head.last_id, facts.head.seal, computed):
+        yield _mismatch(facts, Kind.HEAD_SEAL, facts.head.last_id)
     for each in kept:
-        if not _is_held(truth, each.id, each.seal, computed):
-            yield _mismatch(truth, Kind.KEPT_SEAL, each.id)
+        if not _is_held(facts, each.id, each.seal, computed):
+            yield _mismatch(facts, Kind.KEPT_SEAL, each.id)
 
 
-def _is_held(truth: Truth, last_id: int, seal: bytes, computed: Computed) -> bool:
+def _is_held(facts: DatabaseFacts, last_id: int, seal: bytes, computed: Computed) -> bool:
     """Return whether a batch ends with `last_id` under `seal`, or its rows say that it should."""
-    stored = truth.seal_at(last_id)
+    stored = facts.seal_at(last_id)
     if stored is None or stored == seal:
         return stored is not None
     return seal in computed(last_id)
 
 
-def _mismatch(truth: Truth, kind: Kind, row_id: int) -> Finding:
-    return Finding(kind=kind, source=truth.name, id=row_id, until_id=row_id)
+def _mismatch(facts: DatabaseFacts, kind: Kind, row_id: int) -> Finding:
+    return Finding(kind=kind, source=facts.name, id=row_id, until_id=row_id)
 
 
 _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -3,7 +3,7 @@
 A record is a frame with rows, or there is a reason why it is none. A walk takes frames in the order
 of their offsets. A publisher resends a tail whenever it does not know that the tail arrived, and
 Kafka repeats what a retry sent twice; a receiver drops both. So only the first occurrence of a row
-counts. A pursuit is a walk over a topic that grows: it checks each next frame as it arrives.
+counts. A topic follower is a walk over a topic that grows: it checks each next frame as it arrives.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Arrived(Struct, frozen=True, kw_only=True):
     """The epoch under which the database holds its batch; None for a heartbeat."""
 
 
-class Pursuit:
+class TopicFollower:
     """Follows one topic, with the state that the next process needs to continue."""
 
     def __init__(self, source: str, state: WalkState | None, *, is_cut: bool) -> None:

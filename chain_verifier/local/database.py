@@ -11,7 +11,7 @@ from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource
-from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
+from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.html import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
 from chain_verifier.server import connection_to, session_config
@@ -46,7 +46,7 @@ _COMPARED_ROWS: Final = 1_000_000
 _COLUMNS: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
 
-class LocalDatabaseTable(Truth):
+class LocalDatabaseTable(DatabaseFacts):
     """The rows of one chain after `start`, up to the last one that existed when the head was read.
 
     Opening it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each look is a

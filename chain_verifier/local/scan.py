@@ -182,7 +182,7 @@ def looked_at(rows: Iterable[Row], horizon: Horizon) -> Iterable[Row]:
 
 
 def is_placed(row: Row, horizon: Horizon) -> bool:
-    """Return whether a row that is looked at falls into a bucket: of the chain, up to the head."""
+    """Return whether a row falls into a bucket: it is of the chain, and not after the head."""
     return (
         row[0] == horizon.chain_id
         and row[1] is not None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.local.table import LocalTable, Row
     from chain_verifier.local.topic import LocalTopicTable
-    from chain_verifier.verification import How
+    from chain_verifier.verification import ScanPlan
 
 
 def rows_out_of_order(table: LocalTable, horizon: Horizon) -> Findings:
@@ -67,7 +67,7 @@ def _with_highest_before(table: LocalTable, horizon: Horizon) -> Iterator[list[t
         yield pairs
 
 
-def examine(table: LocalTable, horizon: Horizon, how: How) -> Examined:
+def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
     """Scan one source, and locate its faults if there are any.
 
     Raises InputError for content that belongs to no chain, SourceBroken when the source cannot be
@@ -119,7 +119,7 @@ def _require_own_rows(table: LocalTable, horizon: Horizon, found: LocalScan) -> 
         )
 
 
-def _faults(table: LocalTable, horizon: Horizon, how: How, found: LocalScan) -> Findings:
+def _faults(table: LocalTable, horizon: Horizon, how: ScanPlan, found: LocalScan) -> Findings:
     if table.has_positions and found.is_in_order:
         return Findings()
     faults = _link_faults(table, horizon, how, found.buckets)
@@ -128,7 +128,9 @@ def _faults(table: LocalTable, horizon: Horizon, how: How, found: LocalScan) -> 
     return joined([faults, rows_out_of_order(table, horizon)])
 
 
-def _link_faults(table: LocalTable, horizon: Horizon, how: How, buckets: list[Bucket]) -> Findings:
+def _link_faults(
+    table: LocalTable, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]
+) -> Findings:
     if is_one_path(buckets, horizon):
         return Findings()
     faults = locate(table.name, buckets, horizon, _RowOpener(table, horizon, how), how.leaf_bits)
@@ -140,7 +142,7 @@ def _link_faults(table: LocalTable, horizon: Horizon, how: How, buckets: list[Bu
 class _RowOpener:
     """The `Opener` of `chain_verifier.checks.buckets` on a source that is read once more."""
 
-    def __init__(self, table: LocalTable, horizon: Horizon, how: How) -> None:
+    def __init__(self, table: LocalTable, horizon: Horizon, how: ScanPlan) -> None:
         self._table = table
         self._horizon = horizon
         self._how = how

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
-    from chain_verifier.verification import Examined, How, Progress, Ranges
+    from chain_verifier.verification import Examined, Progress, Ranges, ScanPlan
 
 
 def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
@@ -138,7 +138,7 @@ class LocalMode:
         self._opened.callback(table.close)
         return table
 
-    def examine(self, table: LocalTable, horizon: Horizon, how: How) -> Examined:
+    def examine(self, table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
         """Scan a source, and name its faults."""
         return examine(table, horizon, how)
 
@@ -170,7 +170,7 @@ class LocalMode:
         return check_seals(table, self._chain_id, kept)
 
     def repeated_keys(
-        self, table: LocalTable, horizon: Horizon, window_rows: int, how: How
+        self, table: LocalTable, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
         """Return the rows whose key an earlier row has."""
         return repeated_keys(table, horizon, window_rows)

@@ -283,7 +283,7 @@ async def _make_partitions(connection: Connection, chain_id: int, ids: Sequence[
 async def _require_no_leader(connection: Connection, chain_id: int) -> Any:  # noqa: ANN401
     """Return who led last; raise RetryError if that process shows that it is alive.
 
-    As a standby does: its counter must stand still for the time of its lease, on our own clock.
+    As a standby does: its counter must not move for the time of its lease, on our own clock.
     """
     seen = await connection.fetchrow(SQL["leader"], chain_id)
     if seen["released"]:

@@ -16,7 +16,7 @@ from chain_verifier.config import (
     READ_TIMEOUT_S,
     DatabaseSource,
 )
-from chain_verifier.database_facts import SQL, DatabaseHead, Truth, filled, page_ranges
+from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.table import (
@@ -69,7 +69,7 @@ _SEALED_PARTS: Final = 64
 """Parts in which seals are recomputed: the steps of a bar, and what a failed task repeats."""
 
 
-class DatabaseTable(Truth):
+class DatabaseTable(DatabaseFacts):
     """The rows of one chain after `start`, up to the last one that existed when the head was read.
 
     Opening it reads the head, and raises ChainMissing, SchemaError or ConnectError.

@@ -18,7 +18,7 @@ from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.published import place_of
-from chain_verifier.checks.topic_frames import FORGED, Arrived, FrameHead, Pursuit, WalkState
+from chain_verifier.checks.topic_frames import FORGED, Arrived, FrameHead, TopicFollower, WalkState
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.database import DatabaseTable
@@ -203,7 +203,9 @@ class Follower:
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
         is_cut = bool(bounds.first)
-        self._pursuit = Pursuit(self._source, step.walk if step else None, is_cut=is_cut)
+        self._topic_follower = TopicFollower(
+            self._source, step.walk if step else None, is_cut=is_cut
+        )
         self._verified_id = step.walk.highest if step else 0
         self._stepped_ns = time.monotonic_ns()
         self._floor = 0
@@ -272,7 +274,7 @@ class Follower:
             findings = self._judged(kept)
         finally:
             kept.unpersist()
-        walk = self._pursuit.state()
+        walk = self._topic_follower.state()
         self._log.write(number, walk, findings)
         self._verified_id, self._stepped_ns = walk.highest, time.monotonic_ns()
         for finding in findings:
@@ -283,7 +285,7 @@ class Follower:
         found = self._frames_in(records)
         true_frames = [_arrived(row) for row in found if row["is_genuine"]]
         self._floor = max((r["anchor_id"] for r in found if r["is_genuine"]), default=self._floor)
-        placed = self._pursuit.take(true_frames, self._database.skips())
+        placed = self._topic_follower.take(true_frames, self._database.skips())
         forged = frozenset(row["offset"] for row in found if not row["is_genuine"])
         return [*placed, *self._differences(records, forged)]
 

@@ -96,7 +96,7 @@ def looked_at(rows: DataFrame, horizon: Horizon) -> DataFrame:
 
 
 def placed(rows: DataFrame, horizon: Horizon) -> DataFrame:
-    """Return the rows that fall into buckets: of the chain, with ids, up to the head."""
+    """Return the rows that fall into buckets: rows of the chain, with ids, up to the head."""
     found = looked_at(rows, horizon).where(
         ~F.col(MALFORMED) & (F.col("chain_id") == horizon.chain_id) & ~_is_unplaced()
     )
@@ -127,7 +127,7 @@ def scan(
 
 
 def _hashes(key: int, *, positions: bool, fingerprints: bool) -> dict[str, Column]:
-    """Return the hashes of a row: of the node it leads to, the node it comes from, its content.
+    """Return the hashes of the node a row leads to, of the node it comes from, of its content.
 
     With positions, a node is hashed together with the place where the next row must be.
     """

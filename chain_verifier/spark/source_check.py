@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import How
+    from chain_verifier.verification import ScanPlan
 
 
 _BITS: Final = 64
@@ -173,7 +173,7 @@ def _part(hashed: int, shift: int) -> int:
     return part if shift == _SHIFTS[-1] else part & _PART_MASK
 
 
-def examine(table: Table, horizon: Horizon, how: How) -> Examined:
+def examine(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
     """Scan one source, and locate its faults if there are any.
 
     Raises InputError for content that belongs to no chain, SourceBroken when the source cannot be
@@ -200,7 +200,7 @@ def _faultless(whole: Bucket) -> Examined:
     )
 
 
-def _examine_buckets(table: Table, horizon: Horizon, how: How) -> Examined:
+def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
     found = scan(
         table.rows,
         horizon,
@@ -243,7 +243,7 @@ def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
         )
 
 
-def _findings(table: Table, horizon: Horizon, how: How, found: Scan) -> list[Findings]:
+def _findings(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> list[Findings]:
     return [
         _faults(table, horizon, how, found),
         _nulls(table, horizon, found),
@@ -251,7 +251,7 @@ def _findings(table: Table, horizon: Horizon, how: How, found: Scan) -> list[Fin
     ]
 
 
-def _faults(table: Table, horizon: Horizon, how: How, found: Scan) -> Findings:
+def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findings:
     if not table.has_positions:
         return _link_faults(table, horizon, how, found.buckets)
     if is_one_ordered_path(found.stretches, horizon):
@@ -262,7 +262,7 @@ def _faults(table: Table, horizon: Horizon, how: How, found: Scan) -> Findings:
     return joined([faults, rows_out_of_order(table.name, table.rows, horizon)])
 
 
-def _link_faults(table: Table, horizon: Horizon, how: How, buckets: list[Bucket]) -> Findings:
+def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
     if is_one_path(buckets, horizon):
         return Findings()
     opener = RowOpener(table.rows, horizon, how.key)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from chain_verifier.report import Report
     from chain_verifier.spark.session import Progress as Stages
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import Examined, How, Progress, Ranges
+    from chain_verifier.verification import Examined, Progress, Ranges, ScanPlan
 
 
 _LONG_RUN_BYTES: Final = 128 * 2**20
@@ -153,7 +153,7 @@ class SparkMode:
                 return JournalTable(self._spark, source)
             return ParquetTable(self._spark, source)
 
-    def examine(self, table: Table, horizon: Horizon, how: How) -> Examined:
+    def examine(self, table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
         """Scan a source, and name its faults."""
         return examine(table, horizon, how)
 
@@ -184,7 +184,9 @@ class SparkMode:
             return Findings()
         return check_seals(self._spark, table, self._chain_id, kept)
 
-    def repeated_keys(self, table: Table, horizon: Horizon, window_rows: int, how: How) -> Findings:
+    def repeated_keys(
+        self, table: Table, horizon: Horizon, window_rows: int, how: ScanPlan
+    ) -> Findings:
         """Return the rows whose key an earlier row has."""
         return repeated_keys(table, horizon, window_rows, how.bits)
 

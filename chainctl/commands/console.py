@@ -57,7 +57,7 @@ class ConsoleOptions(Struct, frozen=True, kw_only=True):
 @click.option("--port", type=Integer(0, 65_535), default=8_086, show_default=True,
               help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Holds the token that acts need.  [default: a new one, written to stderr]"
+              help="Read the token that acts need from it.  [default: a new one, written to stderr]"
               )  # fmt: skip
 @click.option("--refresh", "refresh_seconds", type=Span(), default="1s", metavar="SPAN",
               show_default=True, help="Look at the database again after SPAN (200ms to 60s), while "

@@ -52,7 +52,7 @@ DISK_BYTES_MIN: Final = 2 * 10**9
 """Free space below which a disk of this machine is reported: journals and archives need it."""
 
 CONNECTIONS_SHARE_MAX: Final = 0.9
-"""Of the server's connections: above it, a service that reconnects may find none."""
+"""A share of the server's connections: above it, a service that reconnects may find none."""
 
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
 _EXTRA: Final = "pip install 'orderchain[cli]'"

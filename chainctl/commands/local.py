@@ -146,7 +146,7 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     metavar="SHARE",
     default=LOSS,
     show_default=True,
-    help="Share of the frames that is lost; above 0 the last one is always lost.",
+    help="Lose this share of the frames; above 0, the last one too.",
 )
 @click.option(
     "--duplicate",
@@ -155,7 +155,7 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     metavar="SHARE",
     default=DUPLICATE,
     show_default=True,
-    help="Share of the frames that comes twice.",
+    help="Send this share of the frames twice.",
 )
 @click.option(
     "--reorder",
@@ -164,13 +164,13 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     metavar="SHARE",
     default=REORDER,
     show_default=True,
-    help="Share of the frames that is overtaken by a few others, and half as many by many.",
+    help="Delay this share of the frames by a few others, and half as many by many.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     metavar="NUMBER",
-    help="Of the generated orders and the faults.  [default: drawn, and printed]",
+    help="The seed of the generated orders and the faults.  [default: drawn, and printed]",
 )
 @click.option(
     "--http",
@@ -255,7 +255,7 @@ MINUTES_MAX: Final = 24 * 60
     "--only", multiple=True, metavar="QUESTION",
     help="Ask this one alone; may be given several times. --list shows them.",
 )  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with what an interrupted call has saved.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted call from what it saved.")
 @click.option(
     "--repeats", type=Integer(1, REPEATS_MAX), metavar="COUNT",
     help=f"Repeats of every arm.  [default: {REPEATS}, with --quick 1]",

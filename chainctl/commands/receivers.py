@@ -195,7 +195,7 @@ class GapSum(Struct, frozen=True, kw_only=True):
 @click.option("--name", metavar="NAME", help="Only those of this receiver.")
 @click.option(
     "--open", "is_open", is_flag=True,
-    help="Only those that are not filled, and not behind the receiver's checkpoint by now.",
+    help="Only those that are not filled, and that the checkpoint has not passed.",
 )  # fmt: skip
 @since_option
 @limit_option

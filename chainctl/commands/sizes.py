@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 PARTS: Final = ("database", "log", "topic", "archive")
-"""What a bound may be for; a topic and an archive stand for all of them together."""
+"""What a bound may be for; a topic and an archive mean all of them together."""
 
 _COLUMNS: Final = {
     "tables": ("table", "parts", "bytes", "index_bytes", "about_rows"),
@@ -36,7 +36,7 @@ _COLUMNS: Final = {
 
 _SAMPLES: Final = 16
 _SAMPLE_RECORDS: Final = 16
-"""Of each topic, so many records at so many places are read: the rest is as long as they are."""
+"""So many records at so many places of each topic are read: the rest is as long as they are."""
 
 _SAMPLE_MS: Final = 5_000
 

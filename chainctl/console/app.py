@@ -62,7 +62,7 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-"""Of every answer, unless it has such a header of its own."""
+"""Headers of every answer that has no such header of its own."""
 
 _REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 """A report has its style within it, and runs nothing."""

@@ -276,7 +276,7 @@ def _of_verification(verified: Iterable[VerifiedLine]) -> Iterator[Notice]:
 
 
 class Look(Struct, frozen=True):
-    """What is kept of a look, to tell how fast the chains grow."""
+    """What is kept of a look, to compute how fast the chains grow."""
 
     at: float
     """The database's time, in seconds."""

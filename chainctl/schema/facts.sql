@@ -180,7 +180,7 @@ WITH relation AS (
                'SET ' || array_to_string(proconfig, ' SET '))
       FROM function
     UNION ALL
-    -- Of a body as text its digest says enough.
+    -- The digest of a body that is text says enough.
     SELECT object, 'body', coalesce(pg_get_function_sqlbody(oid),
                encode(sha256(convert_to(replace(prosrc, E'\r', ''), 'UTF8')), 'hex'))
       FROM function

@@ -1,3 +1,3 @@
--- Drops a database, and whoever is still connected to it.
+-- Drops a database, and ends the connections to it.
 -- Variables: database.
 DROP DATABASE IF EXISTS :"database" WITH (FORCE);

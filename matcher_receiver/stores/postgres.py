@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from matcher_receiver.waits import AWAY
+from matcher_receiver.cancellable_wait import AWAY
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import sqlstate_of
 from orderchain.clients.session import ClosedAtExit, Session, SessionConfig

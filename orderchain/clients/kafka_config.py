@@ -41,7 +41,7 @@ class _OneSidedGoodbye(ssl.SSLObject):
 
     An event loop would wait 30 s for it. aiokafka closes the connection on which it asked for the
     brokers, and those whose login was refused, and forgets them: nobody could cut them off from a
-    broker that is slow or frozen, and they would be left behind in a loop that ends.
+    broker that is slow or frozen, and they would outlive a loop that ends.
     """
 
     def unwrap(self) -> None:

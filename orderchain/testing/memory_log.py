@@ -257,9 +257,9 @@ class MemoryTopic:
             end = self.end[number]
             if not self.first[number] <= offset <= end:
                 raise RetryError(f"offset {offset} is out of range")
-            behind = [record for record in self.logs[number] if record.offset >= offset]
-            records = behind[:share]
-            next_offset = end if len(behind) <= share else records[-1].offset + 1
+            left = [record for record in self.logs[number] if record.offset >= offset]
+            records = left[:share]
+            next_offset = end if len(left) <= share else records[-1].offset + 1
             if next_offset > offset:
                 found[number] = (records, next_offset)
         return found

@@ -125,7 +125,7 @@ class WiredChainStore:
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> _WiredCommit:
-        """Commit behind the fence, or not, or who knows; see `orderchain.ports.ChainStore`."""
+        """Commit under the fence, or not, or leave it open; see `orderchain.ports.ChainStore`."""
         commit = _WiredCommit(self, batch, published_id, intake)
         await commit.set_out()
         return commit

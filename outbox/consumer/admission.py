@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery, Pace
     from outbox.consumer.filters import Filter
-    from outbox.consumer.in_hand import Lanes
+    from outbox.consumer.in_hand import KeyQueues
     from outbox.consumer.inbox import ConsumerConnections, Inbox
 
 
@@ -49,7 +49,7 @@ class Admission:
         fast_filter: Filter,
         clock: Clock,
         outcomes: Outcomes,
-        lanes: Lanes[Delivery],
+        queues: KeyQueues[Delivery],
         pace: Pace,
     ) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class Admission:
         self._filter = fast_filter
         self._clock = clock
         self._outcomes = outcomes
-        self._lanes = lanes
+        self._queues = queues
         self._pace = pace
         self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
         self._is_fresh_next = False
@@ -75,7 +75,7 @@ class Admission:
     async def _parked(self) -> Attempt | None:
         """Return a parked message whose time has come. A backlog of them leaves others a turn."""
         now = asyncio.get_running_loop().time()
-        if now < self._look_at or (self._is_fresh_next and self._lanes.has_ready):
+        if now < self._look_at or (self._is_fresh_next and self._queues.has_ready):
             self._is_fresh_next = False
             return None
         self._look_at = now + self._config.retry_poll_seconds
@@ -86,7 +86,7 @@ class Admission:
         return attempt
 
     async def _fresh(self, most: int) -> Attempt | None:
-        taken = self._lanes.take(most)
+        taken = self._queues.take(most)
         if not taken:
             return None
         end = 1 if taken[0].is_alone else len(taken)
@@ -95,7 +95,7 @@ class Admission:
                 end = at
                 break
         if end < len(taken):
-            self._lanes.put_back(taken[end:])
+            self._queues.put_back(taken[end:])
         return await self._open_fresh(taken[:end])
 
     # -- parked messages -------------------------------------------------------------------------
@@ -146,17 +146,17 @@ class Admission:
     # -- received messages -----------------------------------------------------------------------
 
     async def _open_fresh(self, taken: Sequence[Delivery]) -> Attempt | None:
-        """Claim the new ones of messages that were taken from the lanes; None if there are none.
+        """Claim the new ones of messages that were taken from the queues; None if there are none.
 
-        All others are dealt with, or back in their lanes; if cancelled, the new ones are, too.
+        All others are dealt with, or back in their queues; if cancelled, the new ones are, too.
         """
         first, copies = _apart(taken)
         if copies:
-            self._lanes.put_back(copies)
+            self._queues.put_back(copies)
         try:
             asked = await self._ask_filter(first)
         except BaseException:
-            self._lanes.put_back(first)
+            self._queues.put_back(first)
             raise
         if not asked:
             return None
@@ -174,7 +174,7 @@ class Admission:
         return FreshAttempt(
             opened.claimed, opened.connection, opened.transaction,
             connections=self._connections, fast_filter=self._filter, outcomes=self._outcomes,
-            lanes=self._lanes, pace=self._pace,
+            queues=self._queues, pace=self._pace,
         )  # fmt: skip
 
     async def _ask_filter(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -192,7 +192,7 @@ class Admission:
         return asked
 
     async def _opened(self, asked: list[Delivery]) -> _Opened | None:
-        """Ask the database; None if it is away, and the messages are back in their lanes."""
+        """Ask the database; None if it is away, and the messages are back in their queues."""
         try:
             return await self._ask_database(asked)
         except TimeoutError:
@@ -267,7 +267,7 @@ class Admission:
             if leaves_alone:
                 self._leave_alone(deliveries)
             else:
-                self._lanes.put_back(deliveries)
+                self._queues.put_back(deliveries)
 
     # -- messages that are not worked on ---------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Admission:
         await self._held(sorted_out[InboxVerdict.TOO_OLD], outcomes.bury_too_old)
         for delivery in sorted_out[InboxVerdict.DEAD]:
             outcomes.finish(delivery)
-        self._lanes.release(sorted_out[InboxVerdict.DEAD])
+        self._queues.release(sorted_out[InboxVerdict.DEAD])
 
     async def _held(
         self, deliveries: list[Delivery], settle: Callable[[list[Delivery]], Awaitable[None]]
@@ -305,16 +305,16 @@ class Admission:
             await settle(deliveries)
         except AWAY as error:
             self._pace.interrupted(error)
-            self._lanes.put_back(deliveries)
+            self._queues.put_back(deliveries)
             return
         except BaseException:
-            self._lanes.put_back(deliveries)
+            self._queues.put_back(deliveries)
             raise
-        self._lanes.release(deliveries)
+        self._queues.release(deliveries)
 
     def _repeated(self, delivery: Delivery) -> None:
         self._outcomes.repeated([delivery])
-        self._lanes.release([delivery])
+        self._queues.release([delivery])
 
     def _leave_alone(self, deliveries: list[Delivery]) -> None:
         """Look at messages later, one by one: a free one must not wait for a worker's one."""
@@ -323,12 +323,12 @@ class Admission:
             return
         for delivery in deliveries:
             delivery.is_alone = True
-        self._lanes.put_back(deliveries)
+        self._queues.put_back(deliveries)
 
     def _set_aside(self, delivery: Delivery) -> None:
         """Leave a message alone for a while: another worker is on it."""
         delivery.looked_before = True
-        self._pace.leave_alone(partial(self._lanes.put_back, [delivery]))
+        self._pace.leave_alone(partial(self._queues.put_back, [delivery]))
 
 
 def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from outbox.consumer.confirm_loop import ConfirmSender
     from outbox.consumer.delivery import Delivery, Pace
     from outbox.consumer.filters import Filter
-    from outbox.consumer.in_hand import ConsumeProgress, Lanes
+    from outbox.consumer.in_hand import ConsumeProgress, KeyQueues
     from outbox.consumer.inbox import ConsumerConnections, Inbox
 
 
@@ -252,7 +252,7 @@ class FreshAttempt:
         connections: ConsumerConnections,
         fast_filter: Filter,
         outcomes: Outcomes,
-        lanes: Lanes[Delivery],
+        queues: KeyQueues[Delivery],
         pace: Pace,
     ) -> None:
         self.deliveries = deliveries
@@ -261,7 +261,7 @@ class FreshAttempt:
         self._connections = connections
         self._filter = fast_filter
         self._outcomes = outcomes
-        self._lanes = lanes
+        self._queues = queues
         self._pace = pace
 
     async def succeed(self) -> None:
@@ -282,7 +282,7 @@ class FreshAttempt:
         # Nothing is awaited between the commit and this: if cut off there, the messages would be
         # applied and yet unfinished for good.
         self._outcomes.applied(self.deliveries)
-        self._lanes.release(self.deliveries)
+        self._queues.release(self.deliveries)
         await self._filter.done([delivery.message_id for delivery in self.deliveries])
 
     async def fail(self, error: BaseException) -> None:
@@ -304,7 +304,7 @@ class FreshAttempt:
             await self._settle(error)
 
     async def _settle(self, error: BaseException) -> None:
-        """Park the message or bury it; its lane opens."""
+        """Park the message or bury it; its queue opens."""
         try:
             await self._outcomes.store_failure(self.deliveries[0], error)
         except AWAY as broken:
@@ -312,10 +312,10 @@ class FreshAttempt:
             self._break_off(broken)
             return
         except BaseException:
-            self._lanes.put_back(self.deliveries)
+            self._queues.put_back(self.deliveries)
             raise
         self._pace.worked()
-        self._lanes.release(self.deliveries)
+        self._queues.release(self.deliveries)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
         if _is_own_fault(error):
@@ -329,19 +329,19 @@ class FreshAttempt:
         if self.connection is not None:
             self._connections.drop(self.connection)
         await self._clear()
-        self._lanes.put_back(self.deliveries)
+        self._queues.put_back(self.deliveries)
 
     async def _clear(self) -> None:
         await self._filter.clear([delivery.message_id for delivery in self.deliveries])
 
     def _break_off(self, error: BaseException) -> None:
         self._pace.interrupted(error)
-        self._lanes.put_back(self.deliveries)
+        self._queues.put_back(self.deliveries)
 
     def _part(self) -> None:
         for delivery in self.deliveries:
             delivery.is_alone = True
-        self._lanes.put_back(self.deliveries)
+        self._queues.put_back(self.deliveries)
 
     async def _roll_back(self) -> None:
         if self.connection is not None:

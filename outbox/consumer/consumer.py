@@ -33,7 +33,7 @@ from outbox.consumer.config import METRICS, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
 from outbox.consumer.delivery import Handling, Pace
 from outbox.consumer.filters import Filter, MemoryFilter
-from outbox.consumer.in_hand import Lanes
+from outbox.consumer.in_hand import KeyQueues
 from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
 from outbox.consumer.record_source import DestinationRecords, Receiving
 from outbox.parts import Parts, uninterrupted
@@ -134,7 +134,7 @@ class Consumer(ClosedAtExit):
         self._connections = ConsumerConnections(config)
         self._counters = ConsumerStats()
         self._pace = Pace(config.busy_seconds, self._counters)
-        self._lanes: Lanes[Delivery] = Lanes(self._pace.wake)
+        self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)
         self._admission: Admission | None = None
@@ -161,7 +161,7 @@ class Consumer(ClosedAtExit):
             self._admission = self._admission_to(inbox)
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = Receiving(
-                self._config, source=self._source, lanes=self._lanes, pace=self._pace,
+                self._config, source=self._source, queues=self._queues, pace=self._pace,
                 clock=self._clock, stats=self._counters,
             )  # fmt: skip
             retention = InboxRetention(
@@ -295,7 +295,7 @@ class Consumer(ClosedAtExit):
         while (attempt := await self._next(most)) is not None:
             try:
                 async with asyncio.timeout(self._config.handler_seconds):
-                    # Of several messages, each may be of a trace of its own.
+                    # Each of several messages may belong to a trace of its own.
                     with following(attempt.deliveries[0].headers if most == 1 else {}):
                         await call(attempt)
             except BaseException as error:
@@ -317,7 +317,7 @@ class Consumer(ClosedAtExit):
             if attempt is not None:
                 return attempt
             # Checked again, since all of it may have changed during the call to the database.
-            if not (self._lanes.has_ready or pace.is_stopping or self._parts.failure):
+            if not (self._queues.has_ready or pace.is_stopping or self._parts.failure):
                 await pace.wait(admission.look_seconds)
         return None
 
@@ -341,7 +341,7 @@ class Consumer(ClosedAtExit):
     # -- partitions that go ----------------------------------------------------------------------
 
     def _drop(self, gone: frozenset[Partition]) -> None:
-        self._lanes.drop(lambda delivery: delivery.place in gone)
+        self._queues.drop(lambda delivery: delivery.place in gone)
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Consumer(ClosedAtExit):
         )  # fmt: skip
         return Admission(
             self._config, inbox=inbox, connections=self._connections, fast_filter=self._filter,
-            clock=self._clock, outcomes=outcomes, lanes=self._lanes, pace=self._pace,
+            clock=self._clock, outcomes=outcomes, queues=self._queues, pace=self._pace,
         )  # fmt: skip
 
     async def _look_at_topics(self) -> None:

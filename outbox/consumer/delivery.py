@@ -138,7 +138,7 @@ class Delivery(Struct, eq=False):
     """Whether it is tried alone: a message of its batch has failed."""
     looked_before: bool = False
     """Whether another worker was found at work on it, and was given time."""
-    lane: bytes = b""
+    queue_key: bytes = b""
     """What it is worked on in turn with: its key, or itself if it has none."""
     handling: Any = None
     """The block of `transaction` or `attempt`, if a loop got this delivery."""
@@ -158,9 +158,9 @@ class Delivery(Struct, eq=False):
         return handling
 
     def __post_init__(self) -> None:
-        """Name the lane: keys begin with a letter, so none is taken for an id of 16 bytes."""
+        """Name the queue: keys begin with a letter, so none is taken for an id of 16 bytes."""
         key = self.key_bytes
-        self.lane = self.message_id.bytes if key is None else b"key " + key
+        self.queue_key = self.message_id.bytes if key is None else b"key " + key
 
     @property
     def key(self) -> str | None:

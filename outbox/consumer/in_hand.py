@@ -4,7 +4,7 @@ A consumer that works on several messages at once finishes them out of order. It
 below which everything is finished, so a crash repeats some messages and never skips one.
 
 Messages of one key are worked on one after the other, in the order received, and so are several
-records of one message; all others are worked on at once. A lane is a key, or the message's own id
+records of one message; all others are worked on at once. A queue is a key, or the message's own id
 if it has no key.
 """
 
@@ -188,19 +188,19 @@ def is_held(offset: int, ends: PartitionEnds) -> bool:
     return ends.first <= offset <= ends.end
 
 
-class _Laned(Protocol):
+class _Queued(Protocol):
     @property
-    def lane(self) -> bytes: ...
+    def queue_key(self) -> bytes: ...
 
     @property
     def size(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=_Laned)
+Item = TypeVar("Item", bound=_Queued)
 
 
 class _KeyQueue(Generic[Item]):
-    """A lane with items that are being worked on."""
+    """A queue with items that are being worked on."""
 
     __slots__ = ("taken", "waiting")
 
@@ -209,14 +209,14 @@ class _KeyQueue(Generic[Item]):
         self.waiting: deque[Item] = deque()  # what waits until there are none
 
 
-class Lanes(Generic[Item]):
-    """What waits to be worked on: each item is ready, or waits for one of its lane, or is taken."""
+class KeyQueues(Generic[Item]):
+    """What waits to be worked on: an item is ready, or taken, or waits for one of its queue."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         """`changed` is called when `take` may return more than before, or there is more room."""
         self._changed = changed
         self._ready: deque[Item] = deque()
-        self._lanes: dict[bytes, _KeyQueue[Item]] = {}
+        self._queues: dict[bytes, _KeyQueue[Item]] = {}
         self._waiting = 0
         self._taken = 0
         self.held_bytes = 0  # the sizes of all that is held
@@ -239,25 +239,25 @@ class Lanes(Generic[Item]):
         self._changed()
 
     def take(self, most: int) -> list[Item]:
-        """Return up to `most` items whose lane has no earlier one that is worked on elsewhere.
+        """Return up to `most` items whose queue has no earlier one that is worked on elsewhere.
 
-        Items of one lane may come together: the caller works on them in this order.
+        Items of one queue may come together: the caller works on them in this order.
         """
         taken: list[Item] = []
         while self._ready and len(taken) < most:
             item = self._ready.popleft()
-            lane = self._lanes.get(item.lane)
-            if lane is None:
+            queue = self._queues.get(item.queue_key)
+            if queue is None:
                 taken.append(item)
             else:
-                lane.waiting.append(item)
+                queue.waiting.append(item)
                 self._waiting += 1
         for item in taken:
-            name = item.lane
-            lane = self._lanes.get(name)
-            if lane is None:
-                lane = self._lanes[name] = _KeyQueue()
-            lane.taken += 1
+            name = item.queue_key
+            queue = self._queues.get(name)
+            if queue is None:
+                queue = self._queues[name] = _KeyQueue()
+            queue.taken += 1
         self._taken += len(taken)
         return taken
 
@@ -269,9 +269,9 @@ class Lanes(Generic[Item]):
         self._changed()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Take items back that were taken and not dealt with; they are the next of their lanes."""
+        """Take items back that were taken and not dealt with; they are the next of their queues."""
         for item in reversed(items):
-            self._lanes[item.lane].waiting.appendleft(item)
+            self._queues[item.queue_key].waiting.appendleft(item)
             self._waiting += 1
         for item in reversed(items):  # the last ones first, so that the first ones come first
             self._leave(item)
@@ -280,9 +280,9 @@ class Lanes(Generic[Item]):
     def drop(self, is_dropped: Callable[[Item], bool]) -> None:
         """Forget the items that match and are not taken."""
         self._ready = self._without(self._ready, is_dropped)
-        for lane in self._lanes.values():
-            lane.waiting = self._without(lane.waiting, is_dropped)
-        self._waiting = sum(len(lane.waiting) for lane in self._lanes.values())
+        for queue in self._queues.values():
+            queue.waiting = self._without(queue.waiting, is_dropped)
+        self._waiting = sum(len(queue.waiting) for queue in self._queues.values())
 
     def _without(self, items: deque[Item], is_dropped: Callable[[Item], bool]) -> deque[Item]:
         kept = deque(item for item in items if not is_dropped(item))
@@ -291,10 +291,10 @@ class Lanes(Generic[Item]):
         return kept
 
     def _leave(self, item: Item) -> None:
-        lane = self._lanes[item.lane]
-        lane.taken -= 1
+        queue = self._queues[item.queue_key]
+        queue.taken -= 1
         self._taken -= 1
-        if lane.taken == 0:
-            del self._lanes[item.lane]
-            self._waiting -= len(lane.waiting)
-            self._ready.extendleft(reversed(lane.waiting))
+        if queue.taken == 0:
+            del self._queues[item.queue_key]
+            self._waiting -= len(queue.waiting)
+            self._ready.extendleft(reversed(queue.waiting))

@@ -1,4 +1,4 @@
-"""Records of the topics of one consumer, as a member of its Kafka group, and into its lanes."""
+"""Records of the topics of one consumer, as a member of its Kafka group, and into its queues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from orderchain.clock import Clock
     from outbox.consumer.config import ConsumerConfig, ConsumerStats
     from outbox.consumer.delivery import Delivery, Pace
-    from outbox.consumer.in_hand import Lanes, Partition
+    from outbox.consumer.in_hand import KeyQueues, Partition
 
 
 _log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
 
 
 class Receiving:
-    """Takes records into the lanes, as many as may be held in memory.
+    """Takes records into the queues, as many as may be held in memory.
 
     It reads continuously, and records which messages the senders may resend.
     """
@@ -238,14 +238,14 @@ class Receiving:
         config: ConsumerConfig,
         *,
         source: DestinationRecords,
-        lanes: Lanes[Delivery],
+        queues: KeyQueues[Delivery],
         pace: Pace,
         clock: Clock,
         stats: ConsumerStats,
     ) -> None:
         self._config = config
         self._source = source
-        self._lanes = lanes
+        self._queues = queues
         self._pace = pace
         self._clock = clock
         self._stats = stats
@@ -253,10 +253,10 @@ class Receiving:
 
     async def run(self) -> None:
         """Never returns. A broker that is away is tried until it answers."""
-        config, lanes, pauses = self._config, self._lanes, Backoff(*BROKER_PAUSE_SECONDS)
+        config, queues, pauses = self._config, self._queues, Backoff(*BROKER_PAUSE_SECONDS)
         while True:
-            room = config.held_max - lanes.held
-            if room <= 0 or lanes.held_bytes >= config.held_bytes_max:
+            room = config.held_max - queues.held
+            if room <= 0 or queues.held_bytes >= config.held_bytes_max:
                 await self._pace.wait(FETCH_SECONDS)
                 continue
             try:
@@ -290,7 +290,7 @@ class Receiving:
                 continue
             deliveries.append(delivery)
             self._hear(delivery)
-        self._lanes.add(deliveries)
+        self._queues.add(deliveries)
 
     def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
         self._stats.bad_records += 1

@@ -178,7 +178,7 @@ class Sending:
         self._round_rows_max = round_rows_max
         self._probe_seconds = probe_seconds
         self._keeps = keeps
-        self._lanes: dict[str, _DestinationQueue] = {}
+        self._queues: dict[str, _DestinationQueue] = {}
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -214,8 +214,8 @@ class Sending:
         of: dict[str, int] = {}
         leaves_out = False
         for destination in self.destinations.values():
-            lane = self._lanes.get(destination.name)
-            room = min(rows_max, room_of(self._free, 0 if lane is None else lane.rows))
+            queue = self._queues.get(destination.name)
+            room = min(rows_max, room_of(self._free, 0 if queue is None else queue.rows))
             if destination.topic in troubles:
                 room = 0 if troubles.is_paused(destination.topic) else min(room, 1)
             else:
@@ -239,27 +239,27 @@ class Sending:
 
     def _take_in(self, name: str, parcel: Parcel) -> None:
         """Keep as much of a parcel as there is room for; the rest is released."""
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _DestinationQueue(name)
-        room = room_of(self._free, lane.rows)
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = _DestinationQueue(name)
+        room = room_of(self._free, queue.rows)
         fitting, left = parcel.messages[:room], parcel.messages[room:]
         if left:
             self._is_hungry = True
             self._release(Parcel(parcel.token, left), "too many wait")
         if fitting:
-            self._put(lane, Parcel(parcel.token, fitting))
+            self._put(queue, Parcel(parcel.token, fitting))
 
-    def _put(self, lane: _DestinationQueue, parcel: Parcel) -> None:
+    def _put(self, queue: _DestinationQueue, parcel: Parcel) -> None:
         self._rows += len(parcel.messages)
-        lane.rows += len(parcel.messages)
-        lane.parcels.append(parcel)
+        queue.rows += len(parcel.messages)
+        queue.parcels.append(parcel)
         self._idle.clear()
         self._some.set()
 
-    def _less(self, lane: _DestinationQueue, count: int) -> None:
+    def _less(self, queue: _DestinationQueue, count: int) -> None:
         self._rows -= count
-        lane.rows -= count
+        queue.rows -= count
         if not self._rows:
             self._idle.set()
 
@@ -272,12 +272,12 @@ class Sending:
             return "the destination is not set up"
         return self._sender.troubles.pause_of(destination.topic)
 
-    def _may_begin(self, lane: _DestinationQueue) -> bool:
+    def _may_begin(self, queue: _DestinationQueue) -> bool:
         """Return whether a round may begin. If nothing is kept it may: the round releases it."""
         if not self._keeps:
             return True
-        is_paused = lane.trouble is not None and self._sender.troubles.is_paused(lane.trouble)
-        return not is_paused and self._why_not(lane.name) is None
+        is_paused = queue.trouble is not None and self._sender.troubles.is_paused(queue.trouble)
+        return not is_paused and self._why_not(queue.name) is None
 
     async def run(self) -> None:
         """Send what comes, until cancelled."""
@@ -285,9 +285,9 @@ class Sending:
             while True:
                 await self._some.wait()
                 self._some.clear()
-                for lane in self._lanes.values():
-                    while lane.parcels and lane.rounds < ROUNDS_MAX and self._may_begin(lane):
-                        self._begin(lane)
+                for queue in self._queues.values():
+                    while queue.parcels and queue.rounds < ROUNDS_MAX and self._may_begin(queue):
+                        self._begin(queue)
         finally:
             for task in self._rounds:
                 task.cancel()
@@ -299,63 +299,63 @@ class Sending:
 
     def drop_waiting(self) -> None:
         """Release what still waits."""
-        for lane in self._lanes.values():
-            while lane.parcels:
-                parcel = lane.parcels.popleft()
+        for queue in self._queues.values():
+            while queue.parcels:
+                parcel = queue.parcels.popleft()
                 self._release(parcel, "the end came first")
-                self._less(lane, len(parcel.messages))
+                self._less(queue, len(parcel.messages))
 
-    def _begin(self, lane: _DestinationQueue) -> None:
-        lane.rounds += 1
-        work = self._round(lane, self._take(lane))
+    def _begin(self, queue: _DestinationQueue) -> None:
+        queue.rounds += 1
+        work = self._round(queue, self._take(queue))
         task = asyncio.create_task(work, name="orderchain outbox send")
         self._rounds.add(task)
-        task.add_done_callback(lambda done: self._ended(lane, done))
+        task.add_done_callback(lambda done: self._ended(queue, done))
 
-    def _take(self, lane: _DestinationQueue) -> list[Parcel]:
+    def _take(self, queue: _DestinationQueue) -> list[Parcel]:
         parcels: list[Parcel] = []
         rows = 0
-        while lane.parcels and rows < self._round_rows_max:
-            parcels.append(lane.parcels.popleft())
+        while queue.parcels and rows < self._round_rows_max:
+            parcels.append(queue.parcels.popleft())
             rows += len(parcels[-1].messages)
         return parcels
 
-    def _ended(self, lane: _DestinationQueue, task: asyncio.Task[None]) -> None:
+    def _ended(self, queue: _DestinationQueue, task: asyncio.Task[None]) -> None:
         self._rounds.discard(task)
-        lane.rounds -= 1
-        if lane.parcels:
+        queue.rounds -= 1
+        if queue.parcels:
             self._some.set()
         if self._is_hungry:
             self._is_hungry = False
             self.on_room()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a round of sends to %s failed: %r", printable(lane.name), error)
+            _log.error("a round of sends to %s failed: %r", printable(queue.name), error)
 
-    async def _round(self, lane: _DestinationQueue, parcels: list[Parcel]) -> None:
+    async def _round(self, queue: _DestinationQueue, parcels: list[Parcel]) -> None:
         messages = [message for parcel in parcels for message in parcel.messages]
         # Not by the message's id: after a claim ran out the same message may be here twice.
         held = {id(message): parcel.token for parcel in parcels for message in parcel.messages}
         try:
-            why = self._why_not(lane.name)
+            why = self._why_not(queue.name)
             if why is not None:
-                self._leave(lane, messages, held, why)
+                self._leave(queue, messages, held, why)
                 return
-            destination = self.destinations[lane.name]
+            destination = self.destinations[queue.name]
             results = await self._send(messages, destination)
             for result in results:
                 if result.error is None:
                     self._settlement.sent(destination, result, _claims(result.messages, held))
             if failed := [result for result in results if result.error is not None]:
-                await self._failed(lane, destination, failed, held)
+                await self._failed(queue, destination, failed, held)
         finally:
             if held:
                 left = [message for message in messages if id(message) in held]
                 self._settlement.cut_off(_claims(left, held))
-            self._less(lane, len(messages))
+            self._less(queue, len(messages))
 
     async def _failed(
         self,
-        lane: _DestinationQueue,
+        queue: _DestinationQueue,
         destination: Destination,
         results: list[Sent],
         held: dict[int, UUID],
@@ -366,24 +366,24 @@ class Sending:
             await self._sender.renew()
             if not await self._sender.is_broker_there(self._probe_seconds + 2.0):
                 self._away(error)
-                self._leave(lane, _messages(results), held, "the broker is away")
+                self._leave(queue, _messages(results), held, "the broker is away")
                 return
             error = await self._sender.look_at(destination.topic) or error
         if isinstance(error, TopicTrouble):
-            self._leave(lane, _messages(results), held, error)
+            self._leave(queue, _messages(results), held, error)
             return
         _log.warning("a send to %s failed: %s", printable(destination.name), _reason(error))
         # Messages without a known partition were not sent. That may last, so the topic is paused.
         if unsent := [each for each in results if not each.was_tried]:
             trouble = self._sender.troubles.found(destination.topic, _reason(unsent[0].error))
-            self._leave(lane, _messages(unsent), held, trouble)
+            self._leave(queue, _messages(unsent), held, trouble)
         for result in results:
             if result.was_tried:
                 self._settlement.failed(_claims(result.messages, held), _reason(result.error))
 
     def _leave(
         self,
-        lane: _DestinationQueue,
+        queue: _DestinationQueue,
         messages: list[Message],
         held: dict[int, UUID],
         why: str | TopicTrouble,
@@ -393,10 +393,10 @@ class Sending:
         for message in messages:
             by_token.setdefault(held.pop(id(message)), []).append(message)
         if isinstance(why, TopicTrouble):
-            lane.trouble = why.topic
+            queue.trouble = why.topic
         for token, group in by_token.items():
             if self._keeps:
-                self._put(lane, Parcel(token, group))
+                self._put(queue, Parcel(token, group))
             else:
                 self._release(Parcel(token, group), why)
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from orderchain.monitoring import Sample
     from outbox.acts import Unfinished
     from outbox.service.config import Client, Clients, ServiceConfig
-    from outbox.service.message_api import MessageDesk
+    from outbox.service.message_api import MessageApi
 
 
 def uuids_of(texts: list[str]) -> list[UUID]:
@@ -130,13 +130,13 @@ DATABASE_UP: Final = Metric[bool](
 
 
 class MessageApp:
-    """The routes over a desk."""
+    """The routes over the calls of the service."""
 
     def __init__(
         self,
         config: ServiceConfig,
         clients: Clients,
-        desk: MessageDesk,
+        api: MessageApi,
         clock: Clock,
         is_working: Callable[[], bool] = lambda: True,
         samples: Callable[[], Iterable[Sample]] = tuple,
@@ -145,7 +145,7 @@ class MessageApp:
         """Refused requests, by the word of their error."""
         self._config = config
         self._clients = clients
-        self._desk = desk
+        self._api = api
         self._clock = clock
         self._is_working = is_working
         self._samples = samples
@@ -200,7 +200,7 @@ class MessageApp:
             for message_id, one in zip(ids, given, strict=True)
         ]
         try:
-            stored = await self._desk.store(client.name, messages, is_prepared=is_prepared)
+            stored = await self._api.store(client.name, messages, is_prepared=is_prepared)
         except _OURS as error:
             # With these ids the same request can be repeated: what is stored is not stored twice.
             raise unavailable(
@@ -216,16 +216,14 @@ class MessageApp:
 
     async def _decide(self, client: Client, request: Request, change: Change) -> Response:
         given = await self._body(request, NamedMessages)
-        return answer(
-            200, await self._desk.decide(client.name, change, uuids_of(given.message_ids))
-        )
+        return answer(200, await self._api.decide(client.name, change, uuids_of(given.message_ids)))
 
     async def _confirm(self, client: Client, request: Request) -> Response:
         given = await self._body(request, GivenConfirm)
         if not client.may_confirm_as(given.consumer):
             expected = "one that this client may confirm as"
             raise HttpRefusal(403, "not_allowed", "consumer", given.consumer, expected)
-        applied = await self._desk.confirm(given.consumer, uuids_of(given.message_ids))
+        applied = await self._api.confirm(given.consumer, uuids_of(given.message_ids))
         if applied.unknown:
             raise HttpRefusal(
                 404, "unknown_message", "message_ids", f"{applied.unknown} of them",
@@ -236,7 +234,7 @@ class MessageApp:
 
     async def _get(self, client: Client, request: Request) -> Response:
         message_id = uuid_of("message_id", request.path_params["message_id"])
-        return answer(200, await self._desk.get(client.name, message_id))
+        return answer(200, await self._api.get(client.name, message_id))
 
     async def _list(self, client: Client, request: Request) -> Response:
         query = request.query_params
@@ -247,7 +245,7 @@ class MessageApp:
         destination = None
         if "destination" in query:
             destination = plain_text("destination", query["destination"])
-        page = await self._desk.page(
+        page = await self._api.page(
             client.name,
             after=after,
             destination=destination,
@@ -261,7 +259,7 @@ class MessageApp:
             expected = "one with metrics = true"
             raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
         try:
-            unfinished = await self._desk.unfinished()
+            unfinished = await self._api.unfinished()
         except _OURS as error:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
@@ -290,7 +288,7 @@ class MessageApp:
     async def _readyz(self, _: Request) -> Response:
         try:
             async with asyncio.timeout(self._config.relay.connect_seconds):
-                await self._desk.is_ready()
+                await self._api.is_ready()
         except (TimeoutError, OrderchainError) as error:
             silent = isinstance(error, TimeoutError)
             reason = "the database does not answer" if silent else reason_of(error)

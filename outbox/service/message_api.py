@@ -173,7 +173,7 @@ _STORE_TRIES: Final = 3
 _WORDS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled back"}
 
 
-class MessageDesk:
+class MessageApi:
     """The operations of the service.
 
     What it answers is durable. If it answers by what it has found, and has written nothing, a

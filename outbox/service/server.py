@@ -42,7 +42,7 @@ from outbox.sender.relay import Relay
 from outbox.sender.sweep import Alerts
 from outbox.sender.verdicts import Answer
 from outbox.service.app import MessageApp
-from outbox.service.message_api import MessageDesk
+from outbox.service.message_api import MessageApi
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -128,9 +128,9 @@ class MessageService(ServiceOfParts):
         clock = clock or SystemClock()
         self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
         self._config = config
-        self._desk = MessageDesk(config, clock)
+        self._api = MessageApi(config, clock)
         self.app = MessageApp(
-            config, clients, self._desk, clock, self._is_working, self._own_samples
+            config, clients, self._api, clock, self._is_working, self._own_samples
         )
         self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
@@ -153,7 +153,7 @@ class MessageService(ServiceOfParts):
         Raises ConnectError, SchemaError, DurabilityError.
         """
         try:
-            await self._desk.is_ready()
+            await self._api.is_ready()
             if self.callback is not None:
                 await self.callback.check()
             self._socket = _listening(self._config)
@@ -191,7 +191,7 @@ class MessageService(ServiceOfParts):
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._desk.close)
+            closing.push_async_callback(self._api.close)
             if self.callback is not None:
                 closing.push_async_callback(self.callback.close)
             closing.push_async_callback(self.check_back.close)

@@ -1,7 +1,7 @@
 """Which faults happen, how often, and where: the stand-ins ask here.
 
 A consumer's process is killed at each await of its handler, and at random points. A killed process
-stands still for good: no `finally` of it runs, as with kill -9. The database rolls back its open
+stops for good: no `finally` of it runs, as with kill -9. The database rolls back its open
 transactions, and its messages come again.
 """
 

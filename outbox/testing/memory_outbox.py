@@ -314,7 +314,7 @@ class MemoryOutbox:
         return MemoryConsumer(config, self._database, self._broker, rows, plan, kill)
 
     def bury(self, process: Process, main: asyncio.Task[None]) -> None:
-        """Make a process stand still for good; for the host."""
+        """Stop a process for good; for the host."""
         process.pause()
         self._database.end(process)
         self._dead.append((process, main))

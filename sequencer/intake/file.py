@@ -222,12 +222,12 @@ class Portion:
 
     def part(self, start: int, end: int) -> Portion:
         """Return the orders from `start` to before `end`, with the mark after them."""
-        before, behind = self._before.copy(), self._before.copy()
+        before, after = self._before.copy(), self._before.copy()
         before.move(self.orders[:start])
-        behind.move(self.orders[:end])
+        after.move(self.orders[:end])
         return Portion(
             self.orders[start:end],
-            behind.mark(self.mark.source, before),
+            after.mark(self.mark.source, before),
             before,
             lambda index: self._line_of(start + index),
         )

@@ -32,7 +32,7 @@ async def committed(open_store: OpenStore, *counts: int) -> list[Batch]:
     return batches
 
 
-def mark_behind(batch: Batch) -> Mark:
+def mark_after(batch: Batch) -> Mark:
     last_id = batch.last_id
     return Mark(id=last_id, batch_last_id=last_id, seal=batch.seal, epoch=batch.epoch)
 
@@ -54,7 +54,7 @@ async def test_standing_of_an_empty_chain_is_its_genesis(open_gaps: OpenGaps) ->
     assert standing.mark == Mark(id=0, batch_last_id=0, seal=standing.head.last_seal, epoch=0)
 
 
-async def test_standing_tells_head_leader_and_the_mark_behind_a_row(
+async def test_standing_shows_head_leader_and_the_mark_after_a_row(
     open_store: OpenStore, open_gaps: OpenGaps
 ) -> None:
     first, second = await committed(open_store, 3, 4)
@@ -63,8 +63,8 @@ async def test_standing_tells_head_leader_and_the_mark_behind_a_row(
     behind, within = await source.standing(first.last_id), await source.standing(inside)
     assert (behind.head.last_id, behind.head.last_seal) == (second.last_id, second.seal)
     assert (behind.head.epoch, len(behind.head.nonce)) == (1, 16)
-    assert behind.mark == mark_behind(first)
-    assert within.mark == msgspec.structs.replace(mark_behind(first), id=inside)
+    assert behind.mark == mark_after(first)
+    assert within.mark == msgspec.structs.replace(mark_after(first), id=inside)
 
 
 async def test_standing_counts_the_rows_of_the_batches_that_end_after_the_row(
@@ -132,7 +132,7 @@ async def test_runs_behind_another_seal_are_refused(
     open_store: OpenStore, open_gaps: OpenGaps
 ) -> None:
     first, second = await committed(open_store, 3, 3)
-    after = msgspec.structs.replace(mark_behind(first), seal=b"\1" * 32)
+    after = msgspec.structs.replace(mark_after(first), seal=b"\1" * 32)
     with pytest.raises(SealMismatch):
         await read(open_gaps(), after, second.last_id)
 
@@ -142,7 +142,7 @@ async def test_runs_behind_a_row_that_is_not_there_are_a_fork(
 ) -> None:
     (batch,) = await committed(open_store, 3)
     beyond = batch.last_id + 1
-    after = msgspec.structs.replace(mark_behind(batch), id=beyond, batch_last_id=beyond)
+    after = msgspec.structs.replace(mark_after(batch), id=beyond, batch_last_id=beyond)
     with pytest.raises(ForkFound):
         await read(open_gaps(), after, beyond + 1)
 
@@ -203,7 +203,7 @@ async def test_standing_with_a_batch_tells_the_seal_after_it(
     ):
         standing = await source.standing(second.last_id, batch_id)
         assert standing.batch_seal == seal, batch_id
-        assert standing.mark == mark_behind(second)
+        assert standing.mark == mark_after(second)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -212,11 +212,11 @@ async def test_runs_after_a_place_with_an_older_seal_that_holds_are_the_rows_aft
 ) -> None:
     first, _, third = await committed(open_store, 3, 3, 4)
     at = third.events[1].id if inside else third.pid
-    after = msgspec.structs.replace(mark_behind(first), id=at)
+    after = msgspec.structs.replace(mark_after(first), id=at)
     runs = await read(open_gaps(), after, third.last_id)
     rows = [event for run in runs for event in run.events]
     assert rows == [event for event in third.events if event.id > at]
-    assert runs[-1].end == mark_behind(third)
+    assert runs[-1].end == mark_after(third)
 
 
 async def test_runs_after_a_place_with_an_older_seal_that_does_not_hold_are_refused(
@@ -228,7 +228,7 @@ async def test_runs_after_a_place_with_an_older_seal_that_does_not_hold_are_refu
         {"id": second.last_id, "seal": b"\1" * 32},
         {"id": second.last_id, "batch_last_id": second.first_id},  # no batch ends there
     ):
-        after = msgspec.structs.replace(mark_behind(first), **changes)
+        after = msgspec.structs.replace(mark_after(first), **changes)
         with pytest.raises(SealMismatch):
             await read(source, after, third.last_id)
 

@@ -60,9 +60,9 @@ class MemoryWatch:
         )
 
     def _look_at_receiver(self, receiver: Receiver) -> None:
-        plan, core, reception = self._world.plan, receiver._core, receiver._reception
+        plan, core, receive_loop = self._world.plan, receiver._core, receiver._receive_loop
         self._require(len(receiver.gaps) <= GAPS_KEPT, "gaps", len(receiver.gaps))
-        if core is None or reception is None:
+        if core is None or receive_loop is None:
             return
         kept = sum(len(record) for _, record in core._kept)
         self._require(
@@ -70,7 +70,7 @@ class MemoryWatch:
             f"{kept} bytes are kept to be compared",
         )
         self._require(len(core._frame_keys) <= plan.core_bounds, "terms", len(core._frame_keys))
-        sights = len(reception.watch.lag._sights)
+        sights = len(receive_loop.watch.lag._sights)
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 
     def _require(self, holds: bool, *told: object) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import msgspec
 
 from gapfill import PreferredSources
-from matcher_receiver import Receiver, waits
+from matcher_receiver import Receiver, cancellable_wait
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
 from matcher_receiver.fill import Filling
@@ -130,12 +130,14 @@ def primary_never_asked() -> Iterator[None]:
 def cancelled_wait_ends_its_work() -> Iterator[None]:
     """Whoever gives up waiting breaks off what is being read, wherever that has come to."""
 
-    async def outcome(self: waits.Waits, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def outcome(
+        self: cancellable_wait.CancellableWait, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
         if self.is_stopping:
-            raise waits.StopAsked
+            raise cancellable_wait.StopAsked
         return await asyncio.create_task(work())
 
-    with patch.object(waits.Waits, "outcome", outcome):
+    with patch.object(cancellable_wait.CancellableWait, "outcome", outcome):
         yield
 
 

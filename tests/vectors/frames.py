@@ -70,7 +70,7 @@ def refused_frames(frame: bytes, key: bytes) -> dict[str, bytes]:
         "cut off in the header": frame[:100],
         "a later version": changed(4, bytes([VERSION + 1])),
         "cut off in the body": frame[:-2],
-        "a byte behind the body": frame + b"\0",
+        "a byte after the body": frame + b"\0",
         "one bit flipped in the payload": frame[:-1] + bytes([frame[-1] ^ 1]),
         "signed with another key": frame[:FIELDS_END]
         + mac_of(frame[end:], frame[:FIELDS_END], bytes(32))

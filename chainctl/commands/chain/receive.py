@@ -134,9 +134,9 @@ class Received(Struct, frozen=True, kw_only=True):
     "--until-idle",
     type=Span(IDLE_SECONDS_MAX),
     metavar="SPAN",
-    help="End when nothing came for so long (30s, 5m).",
+    help="End when nothing has come for SPAN (30s, 5m).",
 )
-@click.option("--follow", is_flag=True, help="Go on until interrupted.")
+@click.option("--follow", is_flag=True, help="Receive until interrupted.")
 @click.option(
     "--decode",
     "form",

@@ -43,7 +43,7 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose dead letters."""
     for option in (
         click.option("--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True,
-                     metavar="N", help="Dead letters at most, the newest."),
+                     metavar="N", help="Show at most N, the newest."),
         click.option("--older-than", type=Span(), metavar="SPAN",
                      help="Only those that were dead so long ago (2h, 1d)."),
         click.option("--key", metavar="KEY", help="Only those of this key."),
@@ -61,10 +61,10 @@ def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         uses_settings("database", "connect_seconds"),
         json_option,
-        click.option("--dry-run", is_flag=True, help="Only show which ones it would be."),
+        click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),
         click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
         click.option("--reason", required=True, metavar="TEXT", help="Why; it is stored for good."),
-        click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+        click.option("--all", "is_all", is_flag=True, help="Apply to every eligible message."),
         _chosen,
     ):
         function = option(function)
@@ -93,7 +93,7 @@ def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> 
 
 @group.command()
 @click.argument("message_id", type=click.UUID)
-@click.option("--consumer", metavar="NAME", help="Of this consumer.  [default: all]")
+@click.option("--consumer", metavar="NAME", help="Only those of this consumer.  [default: all]")
 @json_option
 @uses_settings("database", "connect_seconds")
 def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bool) -> None:

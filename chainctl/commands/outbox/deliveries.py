@@ -96,8 +96,8 @@ def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="UUID",
                 help="Only these messages. May be repeated.",
             ),
-            click.option("--destination", metavar="NAME", help="Only those to it."),
-            click.option("--consumer", metavar="NAME", help="Only those for it."),
+            click.option("--destination", metavar="NAME", help="Only those to this destination."),
+            click.option("--consumer", metavar="NAME", help="Only those of this consumer."),
             click.option(
                 "--older-than",
                 type=Span(),
@@ -110,7 +110,7 @@ def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
                 default=100,
                 show_default=True,
                 metavar="N",
-                help="Deliveries at most.",
+                help="Show at most so many deliveries.",
             ),
         )
     ):
@@ -128,12 +128,12 @@ def acting(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             filtered,
-            click.option("--all", "is_all", is_flag=True, help="No filter: all that can be."),
+            click.option("--all", "is_all", is_flag=True, help="Apply to every eligible delivery."),
             click.option(
                 "--reason", required=True, metavar="TEXT", help="Why; it is stored for good."
             ),
             click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-            click.option("--dry-run", is_flag=True, help="Only show which deliveries it would be."),
+            click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),
             json_option,
             uses_settings("database", "connect_seconds"),
         )
@@ -331,7 +331,7 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
     default=100,
     show_default=True,
     metavar="N",
-    help="Messages at most.",
+    help="Show at most so many messages.",
 )
 @json_option
 @uses_settings("database", "connect_seconds")

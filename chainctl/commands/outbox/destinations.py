@@ -42,9 +42,7 @@ def group() -> None:
 @click.option(
     "--confirm-topic", metavar="TOPIC", help="Where they confirm.  [default: TOPIC.confirms]"
 )
-@click.option(
-    "--tries-max", type=Integer(1, 1_000), metavar="N", help="Sends before it is abnormal."
-)
+@click.option("--tries-max", type=Integer(1, 1_000), metavar="N", help="Give up after N sends.")
 @click.option(
     "--resend-seconds",
     type=Span(2_592_000),
@@ -52,7 +50,10 @@ def group() -> None:
     help="Time of the first try (30s); it doubles.",
 )
 @click.option(
-    "--resend-seconds-max", type=Span(2_592_000), metavar="SPAN", help="Its upper bound (10m)."
+    "--resend-seconds-max",
+    type=Span(2_592_000),
+    metavar="SPAN",
+    help="Upper bound of the pause (10m).",
 )
 @click.option(
     "--queue-seconds-max",
@@ -66,7 +67,10 @@ def group() -> None:
     help="Spare what is only queued at its consumer.",
 )
 @click.option(
-    "--payload-bytes-max", type=Size(1, 524_288), metavar="SIZE", help="Size of a payload (256KB)."
+    "--payload-bytes-max",
+    type=Size(1, 524_288),
+    metavar="SIZE",
+    help="Refuse larger payloads (256KB).",
 )
 @click.option("--create-topics", is_flag=True, help="Create its topics where they are missing.")
 @click.option(

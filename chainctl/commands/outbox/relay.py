@@ -42,13 +42,16 @@ def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--group", "name", metavar="NAME", help="Kafka group of this database's relays."
             ),
             click.option(
-                "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Pause of the sweep."
+                "--sweep-seconds",
+                type=Span(3_600),
+                metavar="SPAN",
+                help="Wait so long between sweeps.",
             ),
             click.option(
                 "--alert-webhook-file",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="Holds the URL that gets a POST when messages become abnormal. "
+                help="Read from it the URL that gets a POST when messages become abnormal. "
                 f"[or env: {variable_of('alert_webhook')}]",
             ),
             click.option(
@@ -147,7 +150,7 @@ def _url_in(path: Path, flag: str) -> str:
 @click.command(cls=Command)
 @relaying
 @retaining
-@click.option("--alert-command", metavar="PROGRAM", help="Is run then, with JSON on stdin.")
+@click.option("--alert-command", metavar="PROGRAM", help="Run it then, with JSON on stdin.")
 @http_option
 @json_option
 @uses_settings("database", "kafka", "connect_seconds", "log_format")
@@ -295,12 +298,12 @@ def token(as_json: bool) -> None:
     "--checks-max",
     type=Integer(1, 1_000),
     metavar="N",
-    help="Answers 'unknown' after which it is abnormal.  [default: 16]",
+    help="Give up after so many answers 'unknown'.  [default: 16]",
 )
 @click.option(
     "--callback",
     is_flag=True,
-    help="Be a callback service, too: see --check-topic, --confirm-topic, --callback-database.",
+    help="Serve callbacks, too: see --check-topic, --confirm-topic, --callback-database.",
 )
 @click.option("--check-topic", metavar="TOPIC", help="Where senders ask for delayed checks.")
 @click.option(

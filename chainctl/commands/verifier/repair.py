@@ -42,7 +42,7 @@ def repair(
 ) -> ExitCode:
     """Write back rows that the database lacks or that were changed there.
 
-    Every batch is compared with its seal. Of the source, only batches whose rows give the stored
+    Every batch is compared with its seal. From the source, only batches whose rows give the stored
     seal are taken. After the head, batches are added that a known leader has signed, or that lead
     to a seal of --expect-seal; no leader may be alive then. The plan is shown first, then it is
     done, and recorded. Exit code 1 if something is left that cannot be repaired from this source.

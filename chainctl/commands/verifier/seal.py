@@ -53,7 +53,7 @@ def seal() -> None:
               type=click.Path(path_type=Path, dir_okay=False),
               help="Sign it with the key that `seal key` made.")  # fmt: skip
 @click.option("--every", "every_seconds", type=Span(), metavar="SPAN",
-              help="Go on, and store one after each SPAN (1h), until stopped.")  # fmt: skip
+              help="Store another one after each SPAN (1h), until stopped.")  # fmt: skip
 @json_option
 @uses_settings("database", "audit_database", "connect_seconds")
 def export(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--expect-seals", "seals_folder", metavar="DIR",
-    help="All seals of the chain that `seal export --to DIR` stored: as --expect-seal.",
+    help="Expect all seals of the chain that `seal export --to DIR` stored.",
 )  # fmt: skip
 @click.option(
     "--seal-public-key", "seal_public_keys", multiple=True, metavar="HEX",
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--follow", is_flag=True,
-    help="Go on with the topic until Ctrl-C, and show each fault as its frame arrives; with --json "
+    help="Follow the topic until Ctrl-C, and show each fault as its frame arrives; with --json "
     "as JSON Lines, one fault per line.",
 )  # fmt: skip
 @click.option(

@@ -708,10 +708,10 @@ function invalidate() {
   $('act-do').disabled = true;
   $('act-to').hidden = chosen() !== 'move';
   $('act-to-id').required = chosen() === 'move';
-  tell('', []);
+  report('', []);
 }
 
-function tell(tone, parts, items = []) {
+function report(tone, parts, items = []) {
   const node = $('act-answer');
   node.dataset.tone = tone;
   node.replaceChildren(...parts.map((part) => make('p', { textContent: part })));
@@ -730,7 +730,7 @@ async function act(isDry) {
   const answer = await post(`/api/acts/${chosen()}`, body, $('act-token').value);
   $('act-preview').disabled = false;
   if (!answer.ok) {
-    tell('bad', [answer.why]);
+    report('bad', [answer.why]);
     $('act-do').disabled = acting.previewed === null;
     return;
   }
@@ -741,7 +741,7 @@ async function act(isDry) {
 function onActed(done, isDry) {
   const items = done.deliveries.map((each) => `${each.message_id} ${each.consumer} ${each.status}`);
   if (isDry) {
-    tell('', ['Nothing is done yet. This is what it would do:', ...done.lines], items);
+    report('', ['Nothing is done yet. This is what it would do:', ...done.lines], items);
     acting.previewed = [...new Set(done.deliveries.map((each) => each.message_id))];
     $('act-do').disabled = false;
     $('act-do').focus();
@@ -749,7 +749,7 @@ function onActed(done, isDry) {
   }
   acting.previewed = null;
   const record = done.act_id === null ? '' : ` as act ${number(done.act_id)}`;
-  tell('good', ['Done.', ...done.lines, `Recorded${record}, by ${done.actor}.`], items);
+  report('good', ['Done.', ...done.lines, `Recorded${record}, by ${done.actor}.`], items);
   $('act-cancel').focus();
 }
 

@@ -14,7 +14,7 @@ from chain_verifier.config import DatabaseSource, ParquetSource, TopicSource
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
-from chain_verifier.verification import How
+from chain_verifier.verification import ScanPlan
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, Row
 from tests.integration.chain_verifier.publishing import Topic, frames_of
@@ -104,7 +104,9 @@ def examine_table() -> Examine:
 
     def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> Examined:
         horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
-        how = How(key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=True)
+        how = ScanPlan(
+            key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=True
+        )
         return examine(table, horizon, how)
 
     return run

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from local_stack.ports import free_port
+from tests.pages import ROOT, blocks_of
 from tests.prometheus import running
 
 if TYPE_CHECKING:
@@ -126,13 +128,60 @@ def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[
     )
 
 
+def lines_after_a_demo() -> list[str]:
+    """Return the README's calls that look at what the last demo has left."""
+    lines = [line for block in blocks_of(ROOT / "README.md") for line in block.text.splitlines()]
+    return [line.partition("#")[0].strip() for line in lines if "--demo" in line]
+
+
+def typed_of_the_readme(environment: dict[str, str], folder: Path) -> str:
+    """Follow the README's path from the shell, as typed after a demo; return what it shows."""
+    (path,) = [
+        block.text
+        for block in blocks_of(ROOT / "README.md")
+        if "chainctl chain create" in block.text
+    ]
+    (folder / ".venv").symlink_to(CHAINCTL.parent.parent)
+    done = subprocess.run(
+        ["bash", "-ec", path],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def see_console(environment: dict[str, str]) -> Any:
+    """Return what the console shows of the last demo, on a free port."""
+    process = subprocess.Popen(
+        [CHAINCTL, "console", "--demo", "--port", "0"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        address = re.search(r"http://\S+/", process.stderr.readline())
+        try:
+            assert address, process.stderr.read()
+            return httpx.get(f"{address[0]}api/state", timeout=60).json()
+        finally:
+            process.terminate()
+
+
 def lines_of(path: Path) -> int:
     with path.open("rb") as file:
         return sum(1 for _ in file)
 
 
 @pytest.mark.spark
-def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -> None:
+def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
     done = run("demo", "--orders", "20000", "--seed", str(SEED), "--json")
     assert done.returncode == 0, done.stderr
     assert BAR not in done.stderr
@@ -172,6 +221,13 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(run: Run) -
     assert verified.returncode == 0, verified.stderr
     for source in ("database", "topic", f"journal:{summary['journal']}"):
         assert f"  {source}: 20,000 rows, ids 1 to 20000: complete" in verified.stdout
+
+    shown = {line.removeprefix(".venv/bin/chainctl ") for line in lines_after_a_demo()}
+    assert shown == {f"{command} --demo" for command in (*summary["commands"], "console")}
+    chains = see_console(environment)["chains"]
+    assert [chain["head_persisted"] for chain in chains.values()] == [20_000]
+
+    assert "chain 100: complete" in typed_of_the_readme(environment, tmp_path)
 
 
 @pytest.mark.spark

@@ -66,6 +66,7 @@ ELSEWHERE: Final = {
     r"^(cp|chown|install|systemctl|podman)\b": "neither systemd nor a builder: unit/deploy",
     r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
     r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
+    r"^export PATH=|^printf ": "test_demo: the README's lines, as typed after a demo",
 }
 """Lines that are not run here, by a pattern, and which test or why."""
 
@@ -249,8 +250,8 @@ def world(
     message, letter = leave_messages(tell, database, free_chain)
     leave_files(tmp_path, free_chain, seal)
     replaced = {
-        r"--chain [17]\b": f"--chain {free_chain}",
-        r"chain create [17]\b": f"chain create {free_chain}",
+        r"--chain (1|7|100)\b": f"--chain {free_chain}",
+        r"chain create (1|7|100)\b": f"chain create {free_chain}",
         r"--(intake-topic|check-topic|confirm-topic|topic) ([\w.]+)": rf"--\1 \2-{free_chain}",
         r"'postgresql://[^']*'": f"'{database}'",
         r"\b90000000:0{64}": seal,

@@ -35,7 +35,7 @@ BOUNDARY = BATCHES[11]
 """In the midst of the last part: the archive reaches further than what was detached."""
 
 
-def mark_behind(batch: Committed) -> Mark:
+def mark_after(batch: Committed) -> Mark:
     return Mark(id=batch.last_id, batch_last_id=batch.last_id, seal=batch.seal, epoch=batch.epoch)
 
 
@@ -50,7 +50,7 @@ def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> Stan
     return Standing(head=head, mark=mark, is_primary=True)
 
 
-EDGE = standing_at(mark_behind(BOUNDARY))
+EDGE = standing_at(mark_after(BOUNDARY))
 
 
 def as_stored(batch: Committed) -> tuple[SealedBatch, list[Any]]:
@@ -111,26 +111,26 @@ async def test_rows_come_linked_from_the_beginning_to_the_boundary(
     assert [tuple(getattr(e, n) for n in e.__struct_fields__) for e in events] == [
         (row.id, row.pid, row.key, row.event_time_ns, row.payload) for row in expected
     ]
-    assert end == mark_behind(BOUNDARY)
+    assert end == mark_after(BOUNDARY)
 
 
 async def test_rows_begin_and_end_in_the_midst_of_a_batch(archive: ArchivedRows) -> None:
     begin, last = BATCHES[6], BATCHES[10]
     at = begin.rows[1].id or 0
-    before = mark_behind(BATCHES[5])
+    before = mark_after(BATCHES[5])
     after = Mark(id=at, batch_last_id=before.id, seal=before.seal, epoch=before.epoch)
     until_id = last.rows[2].id or 0
     events, end = await read(archive, after, until_id)
     assert [event.id for event in events] == [
         row.id for row in ROWS if at < (row.id or 0) <= until_id
     ]
-    whole = mark_behind(BATCHES[9])
+    whole = mark_after(BATCHES[9])
     assert end == Mark(id=until_id, batch_last_id=whole.id, seal=whole.seal, epoch=whole.epoch)
 
 
 async def test_marks_are_those_of_the_database_and_none_for_no_row(archive: ArchivedRows) -> None:
     assert await archive.mark_at(0, EDGE) == START
-    assert await archive.mark_at(BATCHES[5].last_id, EDGE) == mark_behind(BATCHES[5])
+    assert await archive.mark_at(BATCHES[5].last_id, EDGE) == mark_after(BATCHES[5])
     inner = BATCHES[7].rows[1].id or 0
     found = await archive.mark_at(inner, EDGE)
     assert found is not None
@@ -199,8 +199,8 @@ async def test_an_archive_that_does_not_hold_the_rows_says_what_it_holds(tmp_pat
     assert told in caught.value.__notes__[0]
     with pytest.raises(RowsArchived):  # it ends before the boundary
         await archive.mark_at(BATCHES[4].last_id, EDGE)
-    near = standing_at(mark_behind(BATCHES[7]))
-    assert await archive.mark_at(BATCHES[4].last_id, near) == mark_behind(BATCHES[4])
+    near = standing_at(mark_after(BATCHES[7]))
+    assert await archive.mark_at(BATCHES[4].last_id, near) == mark_after(BATCHES[4])
 
 
 async def test_an_archive_of_another_database_or_none_is_refused(
@@ -219,9 +219,9 @@ async def test_what_was_proven_once_is_proven_again_only_where_the_boundary_move
 ) -> None:
     await archive.mark_at(0, EDGE)
     flip(sorted(chain_folder(tmp_path, CHAIN_ID).glob("rows-*.parquet"))[1])
-    assert await archive.mark_at(BATCHES[5].last_id, EDGE) == mark_behind(BATCHES[5])
+    assert await archive.mark_at(BATCHES[5].last_id, EDGE) == mark_after(BATCHES[5])
     with pytest.raises(InputError):  # what is handed out is held against its files all the same
         await read(archive, START, BOUNDARY.last_id)
     with pytest.raises(InputError):
-        await archive.mark_at(0, standing_at(mark_behind(BATCHES[12])))
+        await archive.mark_at(0, standing_at(mark_after(BATCHES[12])))
     assert load_manifest(tmp_path, CHAIN_ID) is not None

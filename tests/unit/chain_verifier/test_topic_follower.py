@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_verifier.checks.topic_frames import Arrived, FrameHead, Pursuit, TopicWalk
+from chain_verifier.checks.topic_frames import Arrived, FrameHead, TopicFollower, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
 from orderchain.errors import InputError
@@ -26,17 +26,17 @@ def finding(kind: Kind, **fields: Any) -> Finding:
     return Finding(kind=kind, source="topic", **fields)
 
 
-def pursuit(*, is_cut: bool = False) -> Pursuit:
-    return Pursuit("topic", None, is_cut=is_cut)
+def follower(*, is_cut: bool = False) -> TopicFollower:
+    return TopicFollower("topic", None, is_cut=is_cut)
 
 
 def test_follower_with_linked_frames_repeats_and_heartbeats_finds_nothing() -> None:
     arrived = [frame(0, 5), frame(5, 9), frame(0, 5), heartbeat(9), frame(3, 12)]
-    assert pursuit().take(arrived, []) == []
+    assert follower().take(arrived, []) == []
 
 
 def test_follower_with_a_lost_frame_names_the_gap_and_then_the_late_frame() -> None:
-    one = pursuit()
+    one = follower()
     gap = finding(Kind.GAP, after_id=5, until_id=9)
     assert one.take([frame(0, 5), frame(9, 12)], []) == [gap]
     late = finding(Kind.OUT_OF_ORDER, id=6, until_id=9, after_id=12, count=4)
@@ -45,28 +45,28 @@ def test_follower_with_a_lost_frame_names_the_gap_and_then_the_late_frame() -> N
 
 def test_follower_with_a_lost_last_frame_learns_it_from_a_heartbeat_once() -> None:
     gap = finding(Kind.GAP, after_id=5, until_id=9)
-    assert pursuit().take([frame(0, 5), heartbeat(9), heartbeat(9), frame(9, 12)], []) == [gap]
+    assert follower().take([frame(0, 5), heartbeat(9), heartbeat(9), frame(9, 12)], []) == [gap]
 
 
 def test_follower_with_a_skipped_range_finds_nothing() -> None:
-    assert pursuit().take([frame(0, 5), frame(9, 12)], [(5, 9)]) == []
+    assert follower().take([frame(0, 5), frame(9, 12)], [(5, 9)]) == []
 
 
 def test_follower_with_a_topic_that_retention_has_cut_begins_anywhere() -> None:
-    assert pursuit(is_cut=True).take([frame(40, 50)], []) == []
+    assert follower(is_cut=True).take([frame(40, 50)], []) == []
     gap = finding(Kind.GAP, after_id=0, until_id=40)
-    assert pursuit().take([frame(40, 50)], []) == [gap]
+    assert follower().take([frame(40, 50)], []) == [gap]
 
 
 def test_follower_with_another_epoch_than_the_batch_names_it() -> None:
     wrong = finding(Kind.WRONG_EPOCH, id=1, epoch=2, expected_epoch=1)
-    assert pursuit().take([frame(0, 5, epoch=2)], []) == [wrong]
+    assert follower().take([frame(0, 5, epoch=2)], []) == [wrong]
 
 
 def test_follower_with_the_state_of_another_goes_on_as_that_one_would() -> None:
-    first = pursuit()
+    first = follower()
     first.take([frame(0, 5), frame(9, 12), heartbeat(15)], [])
-    second = Pursuit("topic", first.state(), is_cut=False)
+    second = TopicFollower("topic", first.state(), is_cut=False)
     arrived = [frame(0, 5), frame(5, 9), frame(15, 20)]
     assert second.take(arrived, []) == first.take(arrived, [])
     assert second.state() == first.state()

@@ -47,7 +47,7 @@ def test_each_block_says_in_which_language_it_is(page: Path) -> None:
 def test_calls_of_chainctl_are_taken(block: Block) -> None:
     for words in command_lines(block.text):
         if "--demo" in words:
-            continue  # it is taken where a demo has run: tests/integration/chainctl/test_demo.py
+            continue  # tests/integration/chainctl/test_demo.py runs those, after a demo
         assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
 
 
@@ -80,6 +80,8 @@ def test_targets_of_make_exist() -> None:
             check=False,
         )
         assert done.returncode == 0, f"{line}: {done.stderr}"
+        for words in command_lines(done.stdout):
+            assert refusal_of(words) is None, f"{line}: chainctl {' '.join(words)}"
 
 
 @pytest.mark.parametrize("block", of_language("python"), ids=str)

@@ -36,7 +36,7 @@ from outbox.sender.check_back import (
 from outbox.sender.verdicts import Answer, CheckRules
 from outbox.service.config import ServiceConfig
 from outbox.service.interface import MessageClient
-from outbox.service.message_api import HttpRefusal, MessageDesk
+from outbox.service.message_api import HttpRefusal, MessageApi
 from outbox.session import OutboxSession
 from outbox.statuses import Change
 
@@ -109,7 +109,7 @@ class Desk:
         self.business = business
         self.sender = sender
         config = CheckingConfig(rules=RULES)
-        self.desk = MessageDesk(ServiceConfig(relay=sender.config(), checking=config), self.clock)
+        self.desk = MessageApi(ServiceConfig(relay=sender.config(), checking=config), self.clock)
         self.abnormal: list[str] = []
         self.checks = CheckBack(
             sender.config(),

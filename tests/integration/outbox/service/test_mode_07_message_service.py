@@ -36,7 +36,7 @@ from outbox.sender.verdicts import CheckRules
 from outbox.service.app import MessageApp
 from outbox.service.config import Client, Clients
 from outbox.service.interface import MessageClient
-from outbox.service.message_api import MessageDesk
+from outbox.service.message_api import MessageApi
 from outbox.service.server import MessageService
 
 from .service_client import client, endpoint, raw, served, service_config, write_clients
@@ -371,7 +371,7 @@ async def test_database_away_is_503_with_the_ids_to_repeat_it_by(
 ) -> None:
     await sender.set_up()
     relay = replace(sender.config(), database=sender.dsns[OUTBOX_RELAY] + "_gone")
-    desk = MessageDesk(service_config(sender, relay=relay), SystemClock())
+    desk = MessageApi(service_config(sender, relay=relay), SystemClock())
     app = MessageApp(service_config(sender), Clients([client("payments")]), desk, SystemClock())
     async with endpoint(app.asgi) as url:
         status, headers, told = await raw(url, "POST", "/v1/messages/send", body())
@@ -533,7 +533,7 @@ def described(sender: Sender) -> tuple[MessageApp, dict[str, Any]]:
     """The service in this process, and its operations as it describes them."""
     fuzzed = client("payments", requests_per_second=1e6, requests_burst=10**6, metrics=True)
     known = Clients([fuzzed])
-    desk = MessageDesk(service_config(sender), SystemClock())
+    desk = MessageApi(service_config(sender), SystemClock())
     app = MessageApp(service_config(sender), known, desk, SystemClock())
     schema = schemathesis.openapi.from_asgi("/openapi.json", app.asgi)
     found: Any = schema.get_all_operations()

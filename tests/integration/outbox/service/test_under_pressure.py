@@ -251,7 +251,7 @@ async def test_defect_of_the_service_is_json_too(
         async def broken(*_: object) -> None:
             raise KeyError("x")
 
-        monkeypatch.setattr(service._desk, "get", broken)
+        monkeypatch.setattr(service._api, "get", broken)
         path = "/v1/messages/0197c0de-0000-7000-8000-000000000000"
         status, headers, told = await raw(service.address, "GET", path)
         assert (status, headers["content-type"]) == (500, "application/json")

@@ -48,10 +48,10 @@ def test_record_without_a_value_has_an_empty_payload() -> None:
 
 def test_messages_of_one_key_share_a_lane_and_others_have_their_own() -> None:
     first, second = read_delivery(Record(), NOW), read_delivery(Record(), NOW)
-    assert first.lane == second.lane
+    assert first.queue_key == second.queue_key
     alone = read_delivery(Record(key=None), NOW)
-    assert alone.lane == alone.message_id.bytes
-    assert read_delivery(Record(key=b""), NOW).lane not in (first.lane, alone.lane)
+    assert alone.queue_key == alone.message_id.bytes
+    assert read_delivery(Record(key=b""), NOW).queue_key not in (first.queue_key, alone.queue_key)
 
 
 def test_key_that_is_no_text_is_shown_all_the_same() -> None:

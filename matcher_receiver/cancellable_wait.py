@@ -29,7 +29,7 @@ class StopAsked(Exception):
     """`stop` was called while the receiver waited."""
 
 
-class Waits:
+class CancellableWait:
     """All long waits of one receiver go through here."""
 
     def __init__(self, chain_id: int, backoff: Backoff, counters: Counters) -> None:
