@@ -394,7 +394,12 @@ def show(sourced: SourcedSettings, as_json: bool) -> None:
     if as_json:
         data_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
-        table(("setting", "value", "source"), rows)
+        # Not as in other tables: a span of 4 ms is 0.004, not 0.0.
+        cells = [
+            (name, f"{value:.12g}" if isinstance(value, float) else value, source)
+            for name, value, source in rows
+        ]
+        table(("setting", "value", "source"), cells)
 
 
 # -- completion -----------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def cell(value: object) -> object:
         return ",".join(map(str, value))
     if isinstance(value, float):
         return round(value, 1)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "" if value is None else value if isinstance(value, int | str) else str(value)
 
 

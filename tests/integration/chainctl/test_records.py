@@ -52,7 +52,9 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
 ) -> None:
     done = call("show", FILLED_ROWS + 1, "--chain", filled_once, settings=module_settings)
     assert done.code == 1, done
-    assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}," in done.err
+    assert "\npublished: no\n" in done.out
+    assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}, " in done.err
+    assert done.err.endswith("the row after none\n")
 
 
 def test_tail_shows_the_last_orders_in_their_order(

@@ -43,7 +43,7 @@ def test_command_to_a_process_that_has_died_leaves_the_word_to_its_death(dying: 
             with pytest.raises(ChildDied):
                 await child.report()
             await child.tell(GoOn())
-            with pytest.raises(ChildDied, match="the verifier ended .*there is no Spark"):
+            with pytest.raises(ChildDied, match=r"the verifier ended .*there is no Spark"):
                 await child.report()
         finally:
             await child.stop()
