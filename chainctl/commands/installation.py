@@ -100,8 +100,9 @@ async def _examine(sourced: SourcedSettings, chain_id: int | None) -> list[Docto
     settings = sourced.settings
     checks = [_python(), *_settings(sourced), _disk()]
     topics: list[str] = []
-    checks += await _guarded("database", partial(_database, settings), "see docs/operations.md")
-    if settings.database:
+    primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
+    checks += primary
+    if primary[0].state == OK:
         checks += await _guarded("schema", partial(_schema, settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
         checks += await _guarded("chains", partial(_chains, settings, chain_id, topics), needs)
@@ -213,7 +214,11 @@ async def _login(connection: Connection) -> list[DoctorLine]:
         checks.append(_failed("database", "a standby, which takes no orders", to_do))
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        checks.append(_failed("roles", f"missing: {missing}", "chainctl grants print | psql"))
+        checks.append(
+            _failed(
+                "roles", f"missing: {missing}", "chainctl grants print | psql --single-transaction"
+            )
+        )
     name, roles = found["login"], ", ".join(found["roles"])
     if found["is_superuser"]:
         to_do = "give each service a login of its own (docs/permissions.md)"

@@ -202,6 +202,9 @@ def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
     assert [each["status"] for each in told["deliveries"]] == ["init"]
     (did,) = told["acts"]
     assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was mended")
+    (listed,) = json.loads(call("outbox", "acts", "--since", "1h", "--json", settings=settings).out)
+    assert {**did, "message_id": str(message_id)}.items() <= listed.items()
+    assert "the consumer was mended" in call("outbox", "acts", settings=settings).out
     assert (did["from_status"], did["to_status"]) == ("abnormal", "init")
     assert did["login"] == OUTBOX_OPERATOR
     assert "by ada" in call("outbox", "show", message_id, settings=settings).out
