@@ -280,7 +280,7 @@ def html_report(report: Report, picture: Picture | None, origin: Origin) -> str:
     """Return the page; `picture` is None without a database that shows batches and epochs."""
     title = f"Chain {report.chain_id}: {report.verdict}"
     body = [*_verdict(report), _facts([*_facts_of(report), *_facts_of_origin(origin)])]
-    return _page(title, [*body, *_body(report, picture)])
+    return _page(title, [*body, *_body(report, picture)], is_clean=report.is_clean)
 
 
 def html_chains_report(
@@ -293,7 +293,8 @@ def html_chains_report(
         body += [*_verdict(report), _facts(_facts_of(report))]
         body += [*_body(report, pictures.get(report.chain_id)), "</section>"]
     clean = sum(report.is_clean for report in chains.reports)
-    return _page(f"{clean} of {counted(len(chains.outcomes), 'chain')} clean", body)
+    title = f"{clean} of {counted(len(chains.outcomes), 'chain')} clean"
+    return _page(title, body, is_clean=chains.is_clean)
 
 
 def _body(report: Report, picture: Picture | None) -> Iterable[str]:
@@ -303,13 +304,14 @@ def _body(report: Report, picture: Picture | None) -> Iterable[str]:
     yield from _durations(report)
 
 
-def _page(title: str, body: Iterable[str]) -> str:
+def _page(title: str, body: Iterable[str], *, is_clean: bool) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
+        f'<meta name="orderchain-clean" content="{"yes" if is_clean else "no"}">\n'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 

@@ -153,16 +153,26 @@ def load(path: Path, public_keys: Collection[str] = ()) -> SealFile:
     return seal
 
 
+def stored(folder: Path, chain_id: int | None = None) -> list[Path]:
+    """Return the files of exported seals, of a chain or of all, by name.
+
+    Raises InputError where there is none, and where the folder cannot be read.
+    """
+    of, chain = ("", "*") if chain_id is None else (f" of chain {chain_id}", chain_id)
+    try:
+        paths = sorted(folder.glob(f"seal-{chain}-*.json"))
+    except OSError as error:
+        raise InputError("seals", folder, f"a folder to read ({error.strerror})") from error
+    if not paths:
+        raise InputError("seals", folder, f"a folder with exported seals{of}")
+    return paths
+
+
 def load_all(folder: Path, chain_id: int, public_keys: Collection[str] = ()) -> list[SealFile]:
     """Return the seals of a chain in a folder, by id. Raises InputError for a bad file, and where
     there is none at all: then nothing would be proven.
     """
-    try:
-        paths = sorted(folder.glob(f"seal-{chain_id}-*.json"))
-    except OSError as error:
-        raise InputError("seals", folder, f"a folder to read ({error.strerror})") from error
-    if not paths:
-        raise InputError("seals", folder, f"a folder with exported seals of chain {chain_id}")
+    paths = stored(folder, chain_id)
     seals = [load(path, public_keys) for path in paths]
     for path, seal in zip(paths, seals, strict=True):
         if path.name != seal.name:

@@ -127,6 +127,7 @@ EXAMPLES: Final = {
         "chainctl outbox list --destination trades --older-than 1h",
     ),
     "outbox show": ("chainctl outbox show 0197f7e2-1111-7000-8000-000000000001",),
+    "outbox acts": ("chainctl outbox acts --since 7d",),
     "outbox failed": ("chainctl outbox failed --limit 20",),
     "outbox retry": ('chainctl outbox retry --consumer clearing --reason "it is fixed"',),
     "outbox abandon": (
@@ -153,9 +154,23 @@ EXAMPLES: Final = {
 """By the words after `chainctl`; a test has each one read as a call would read it."""
 
 
+GROUP_LINES: Final = 3
+
+
+def examples_of(path: str) -> tuple[str, ...]:
+    """Return the examples of a command; of a group the first one of each of its first commands."""
+    if path in EXAMPLES:
+        return EXAMPLES[path]
+    first: dict[str, str] = {}
+    for name, lines in EXAMPLES.items():
+        if name.startswith(f"{path} "):
+            first.setdefault(name.removeprefix(f"{path} ").partition(" ")[0], lines[0])
+    return tuple(first.values())[:GROUP_LINES]
+
+
 def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the examples of the command of `ctx`, each on a line of its own, however long."""
-    lines = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+    lines = examples_of(ctx.command_path.partition(" ")[2])
     if not lines:
         return
     with formatter.section("Examples"):

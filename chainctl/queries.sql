@@ -259,8 +259,8 @@ SELECT coalesce(parent.relname, child.relname)::text AS table,
        count(*) FILTER (WHERE child.relkind = 'r') AS parts,
        sum(pg_total_relation_size(child.oid))::bigint AS bytes,
        sum(pg_indexes_size(child.oid))::bigint AS index_bytes,
-       coalesce(sum(greatest(child.reltuples, 0)) FILTER (WHERE child.relkind = 'r'), 0)::bigint
-           AS about_rows
+       coalesce(sum(coalesce(nullif(child.reltuples, -1), pg_stat_get_live_tuples(child.oid)))
+                FILTER (WHERE child.relkind = 'r'), 0)::bigint AS about_rows
   FROM pg_class AS child
   LEFT JOIN LATERAL (
        SELECT pg_partition_root(child.oid) AS root WHERE child.relispartition

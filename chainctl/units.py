@@ -76,6 +76,14 @@ class Size(click.ParamType):  # type: ignore[type-arg] # generic only in new ver
         return size
 
 
+def shown_age(seconds: float) -> str:
+    """Return about how long `seconds` are, for people: `45 s`, `12 min`, `30 h`, `9 days`."""
+    for unit, length, most in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if seconds < most:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
 def shown_span(seconds: float) -> str:
     """Return `seconds` in the largest unit in which it is a whole number: `90s`, `2h`, `500ms`."""
     milliseconds = round(seconds * 1_000)

@@ -309,10 +309,10 @@ class Child:
         return ChildDied(self._name, self._process.returncode, last_line)
 
     async def _write(self, line: bytes) -> None:
-        stdin = self._process.stdin
-        if stdin is None:
-            return
         # A process that has died meanwhile shows it by the end of its reports.
+        stdin = self._process.stdin
+        if stdin is None or stdin.is_closing():
+            return
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             stdin.write(line)
             await stdin.drain()

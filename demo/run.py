@@ -18,7 +18,7 @@ from chainctl.output import Stopwatch, progress, talk
 from chainctl.running import run_async
 from demo.preparation import Prepared, check_input, preparing
 from demo.scenario import Plan, ScenarioOutcome, Stage, play, set_stage
-from demo.spark_check import STEPS, checked_by, starting_spark
+from demo.spark_check import STEPS, checked_by, require_spark, starting_spark
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
@@ -35,6 +35,10 @@ FOLDER: Final = "demo"
 
 LAST: Final = "last.json"
 """The file in that folder that says what the last demo has left."""
+
+
+COMMANDS: Final = ("status", "receive", "verify", "console")
+"""The commands that look at what a demo has left."""
 
 
 class LastDemo(Struct, frozen=True, kw_only=True):
@@ -64,6 +68,7 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     OrderchainError when it could not be completed.
     """
     watch = Stopwatch()
+    require_spark()
     if options.input is not None:
         check_input(options.input)
     with _demo_folder(stack) as folder:
@@ -140,7 +145,7 @@ def _commands(stack: LocalStack) -> dict[str, str]:
     called = _chainctl()
     if stack.directory != default_directory({}):
         called = f"{DIRECTORY_VARIABLE}={shlex.quote(str(stack.directory))} {called}"
-    return {command: f"{called} {command} --demo" for command in ("status", "receive", "verify")}
+    return {command: f"{called} {command} --demo" for command in COMMANDS}
 
 
 def _chainctl() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -106,6 +107,12 @@ def _counted(findings: dict[str, int]) -> str:
 
 
 # -- as the demo sees it ---------------------------------------------------------------------------
+
+
+def require_spark() -> None:
+    """Raise ModuleNotFoundError where the package of Spark is not installed."""
+    if find_spec("pyspark") is None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
 
 @asynccontextmanager

@@ -241,6 +241,13 @@ async def look(connection: Connection, message_id: UUID) -> tuple[Record | None,
     return message, list(await connection.fetch(_SQL["acts"], message_id))
 
 
+async def last_acts(
+    connection: Connection, since_seconds: float | None, limit: int
+) -> list[Record]:
+    """Return what was done by hand within a time, newest first; messages may be dropped since."""
+    return list(await connection.fetch(_SQL["last_acts"], since_seconds, limit))
+
+
 async def failed(connection: Connection, limit: int) -> list[dict[str, Any]]:
     """Return the messages of failed businesses, newest first."""
     return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]

@@ -47,6 +47,9 @@ FAILED: Final = "failed"
 CLOCK_SECONDS_MAX: Final = 1.0
 """A larger difference between this machine and the database makes times of commits misleading."""
 
+GAPS_EXAMINED: Final = 100
+"""So many open gaps are looked at, the last ones: each receiver has one or two."""
+
 DISK_SHARE_MIN: Final = 0.1
 DISK_BYTES_MIN: Final = 2 * 10**9
 """Free space below which a disk of this machine is reported: journals and archives need it."""
@@ -97,8 +100,9 @@ async def _examine(sourced: SourcedSettings, chain_id: int | None) -> list[Docto
     settings = sourced.settings
     checks = [_python(), *_settings(sourced), _disk()]
     topics: list[str] = []
-    checks += await _guarded("database", partial(_database, settings), "see docs/operations.md")
-    if settings.database:
+    primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
+    checks += primary
+    if primary[0].state == OK:
         checks += await _guarded("schema", partial(_schema, settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
         checks += await _guarded("chains", partial(_chains, settings, chain_id, topics), needs)
@@ -210,7 +214,11 @@ async def _login(connection: Connection) -> list[DoctorLine]:
         checks.append(_failed("database", "a standby, which takes no orders", to_do))
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        checks.append(_failed("roles", f"missing: {missing}", "chainctl grants print | psql"))
+        checks.append(
+            _failed(
+                "roles", f"missing: {missing}", "chainctl grants print | psql --single-transaction"
+            )
+        )
     name, roles = found["login"], ", ".join(found["roles"])
     if found["is_superuser"]:
         to_do = "give each service a login of its own (docs/permissions.md)"
@@ -225,7 +233,7 @@ async def _login(connection: Connection) -> list[DoctorLine]:
 
 async def _schema(settings: Settings) -> list[DoctorLine]:
     """Look at the tables; needs one of our roles."""
-    from chainctl.schema.facts import differences, read_facts, shipped_facts
+    from chainctl.schema.facts import differences, is_lacking, read_facts, shipped_facts
     from chainctl.schema.parts import PARTS
 
     async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
@@ -236,8 +244,11 @@ async def _schema(settings: Settings) -> list[DoctorLine]:
     what = f"version {SCHEMA_VERSION}, database {its_id}"
     checks = [_ok("schema", what)]
     if found:
-        text = f"{counted(len(found), 'difference')} from what was shipped: {found[0]}"
-        checks = [_warning("schema", f"{what}; {text}", "chainctl schema check")]
+        lacking = [difference for difference in found if is_lacking(difference)]
+        first = (lacking or found)[0]
+        text = f"{what}; {counted(len(found), 'difference')} from what was shipped: {first}"
+        made = _failed if lacking else _warning
+        checks = [made("schema", text, "chainctl schema check")]
     return checks + [
         _warning("schema step", f"not done: {row['step']}", "run it")
         for row in steps
@@ -300,11 +311,13 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
     async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
         chains = await connection.fetch(SQL["chain_status"], chain_id)
         halts = await connection.fetch(SQL["halts"], chain_id)
+        gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
     if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
     topics += [chain["topic"] for chain in chains]
-    return [*map(_leader, chains), *map(_halted, halts)]
+    missing = [gap for gap in gaps if gap["outcome"] == "missing"]
+    return [*map(_leader, chains), *map(_halted, halts), *map(_lacking_rows, missing)]
 
 
 def _leader(chain: Mapping[str, Any]) -> DoctorLine:
@@ -321,6 +334,13 @@ def _halted(halt: Mapping[str, Any]) -> DoctorLine:
     what = f"receiver {halt['receiver']} of chain {halt['chain_id']}"
     to_do = f"verify the chain, then chainctl unhalt --chain {halt['chain_id']}"
     return _failed(what, f"has halted: {halt['reason']} at {halt['at_id']}", to_do)
+
+
+def _lacking_rows(gap: Mapping[str, Any]) -> DoctorLine:
+    what = f"receiver {gap['receiver']} of chain {gap['chain_id']}"
+    found = f"rows after {gap['after_id']} up to {gap['until_id']} were missing in the database"
+    to_do = f"verify the chain, then chainctl repair --chain {gap['chain_id']}, and start it"
+    return _failed(what, found, to_do)
 
 
 async def _other(settings: Settings, database: str, role: str, what: str) -> list[DoctorLine]:
@@ -394,7 +414,12 @@ def show(sourced: SourcedSettings, as_json: bool) -> None:
     if as_json:
         data_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
-        table(("setting", "value", "source"), rows)
+        # Not as in other tables: a span of 4 ms is 0.004, not 0.0.
+        cells = [
+            (name, f"{value:.12g}" if isinstance(value, float) else value, source)
+            for name, value, source in rows
+        ]
+        table(("setting", "value", "source"), cells)
 
 
 # -- completion -----------------------------------------------------------------------------------

@@ -238,6 +238,7 @@ _SHOWS: Final = {
     "status": "heads, leader and receivers of the chain",
     "receive": "the whole chain once more, in order, into a journal of its own",
     "verify": "Spark verifies database, topic and journal, and compares them",
+    "console": "all of it live in a browser, on loopback",
 }
 """What the printed commands do."""
 

@@ -125,7 +125,9 @@ def lag(
         broken = [(line.receiver, why) for line in lines if (why := bounds.broken_by(line))]
         for receiver, why in broken:
             talk(f"chainctl: receiver {receiver!r} of chain {chain_id} {why}")
-        return ExitCode.FINDINGS if broken else ExitCode.CLEAN
+        if not lines:
+            talk(f"chainctl: chain {chain_id} has no receiver, expected one to check")
+        return ExitCode.FINDINGS if broken or not lines else ExitCode.CLEAN
 
     return repeated(watch_seconds, show)
 
@@ -383,8 +385,8 @@ def unhalt(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
 
 
 def _finish(done: ReceiverAct, *, as_json: bool) -> None:
-    would = " would" if done.act_id is None else ""
-    talk(f"chainctl: {done.act}{would}: receiver {done.receiver!r} of chain {done.chain}")
+    dry = ", dry run" if done.act_id is None else ""
+    talk(f"chainctl: {done.act}{dry}: receiver {done.receiver!r} of chain {done.chain}")
     talk(f"chainctl:   from: {done.was}")
     talk(f"chainctl:   to:   {done.now}")
     if as_json:

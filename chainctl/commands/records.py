@@ -193,7 +193,7 @@ def show(
         near = found["neighbours"]
         talk(
             f"chainctl: chain {chain_id} has no row {row_id}; the row before is "
-            f"{near['before']}, the row after {near['after']}"
+            f"{near['before'] or 'none'}, the row after {near['after'] or 'none'}"
         )
     return ExitCode.CLEAN if is_there else ExitCode.FINDINGS
 
@@ -388,6 +388,8 @@ def _write_parts(found: Mapping[str, Any]) -> None:
         elif isinstance(value, dict):
             data(part)
             table(("what", "value"), [(name, _cut(cell)) for name, cell in value.items()])
+        elif isinstance(value, bool):
+            data(f"{part}: {'yes' if value else 'no'}")
         else:
-            data(f"{part}: {'none' if value in (None, []) else value}")
+            data(f"{part}: {value or 'none'}")
         data("")

@@ -193,10 +193,15 @@ async def _is_there(connection: Connection, part: SchemaPart) -> bool:
     return True
 
 
+def _apply_command(part: SchemaPart) -> str:
+    option = "" if part.name == "chain" else f" --part {part.name}"
+    return f"chainctl schema apply{option}"
+
+
 async def _require_there(connection: Connection, part: SchemaPart) -> Version:
     """Return the version of the part. Raises SchemaError where it is not there."""
     if (version := await read_version(connection, part)) is None:
-        expected = f"the tables of part {part.name} (chainctl schema apply)"
+        expected = f"the tables of part {part.name} ({_apply_command(part)})"
         raise SchemaError("schema", "none", expected)
     return version
 

@@ -72,6 +72,7 @@ _HEAD_BYTES: Final = 8_192
 """The title of a report is within these: its style sheet comes after it."""
 
 _TITLE: Final = re.compile(r"<title>([^<]{1,300})</title>")
+_CLEAN: Final = re.compile(r'<meta name="orderchain-clean" content="(yes|no)">')
 
 
 class Chains(Struct, frozen=True, kw_only=True):
@@ -326,7 +327,8 @@ def report_file(path: Path) -> ReportFile | None:
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError:
         return None
-    found = _TITLE.search(head)
-    return (
-        None if found is None else ReportFile(title=html.unescape(found[1]), written=utc(written))
-    )
+    found, clean = _TITLE.search(head), _CLEAN.search(head)
+    if found is None:
+        return None
+    is_clean = None if clean is None else clean[1] == "yes"
+    return ReportFile(title=html.unescape(found[1]), written=utc(written), is_clean=is_clean)

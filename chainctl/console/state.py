@@ -133,6 +133,8 @@ class ReportFile(Struct, frozen=True, kw_only=True):
     title: str
     """What it says of itself: the verdict."""
     written: str
+    is_clean: bool | None
+    """Whether all was whole; None for a page that does not say it."""
 
 
 class ActEntry(Struct, frozen=True, kw_only=True):
@@ -189,7 +191,7 @@ def notices(snapshot: Overview) -> list[Notice]:
         *_of_receivers(snapshot.receivers),
         *_of_gaps(snapshot),
         *_of_outbox(snapshot.outbox),
-        *_of_verification(snapshot.verified),
+        *_of_verification(snapshot),
     ]
     return sorted(found, key=lambda each: (each.level != "bad", each.chain or 0))
 
@@ -262,8 +264,12 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
         yield Notice(level="bad", section="outbox", chain=None, text=text)
 
 
-def _of_verification(verified: Iterable[VerifiedLine]) -> Iterator[Notice]:
-    for line in verified:
+def _of_verification(snapshot: Overview) -> Iterator[Notice]:
+    report = snapshot.report
+    if report is not None and report.is_clean is False:
+        text = f"The last verification is not clean. {report.title}: see its report."
+        yield Notice(level="bad", section="verified", chain=None, text=text)
+    for line in snapshot.verified:
         if line.contradicted_id is not None:
             text = (
                 f"Chain {line.chain}: rows up to {line.contradicted_id:,} are not those that were "

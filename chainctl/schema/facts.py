@@ -7,6 +7,7 @@ function. The shipped facts are in files beside this module, made from the part'
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -80,6 +81,14 @@ def differences(
         if name in known & present and has != was and not _is_own(aspect, was, own_roles):
             lines.append(f"{name}: {_difference(aspect, has, was)}")
     return sorted(lines)
+
+
+def is_lacking(difference: str) -> bool:
+    """Return whether, by this line of `differences`, something is not there that programs use."""
+    return bool(_LACKING.search(difference))
+
+
+_LACKING: Final = re.compile(r": missing$|: column \S+ is missing, |: role \S+ may not ")
 
 
 def _by_aspect(facts: Iterable[Fact]) -> dict[tuple[str, str], str]:

@@ -64,6 +64,11 @@ SELECT message_id, destination, key, headers, payload, sender, created_at
 SELECT act, actor, login, reason, consumer, from_status, to_status, acted_at
   FROM delivery_act WHERE message_id = $1 ORDER BY act_id
 
+-- last_acts: what was done by hand to all messages, those that were dropped since, too; newest first
+SELECT act_id, acted_at, act, message_id, consumer, from_status, to_status, actor, login, reason
+  FROM delivery_act WHERE $1::float8 IS NULL OR acted_at > now() - make_interval(secs => $1)
+ ORDER BY act_id DESC LIMIT $2
+
 -- failed: the messages that failed businesses would have sent, newest first, at most $1
 SELECT failed_at, outcome, error, message_id, destination, key, headers, payload
   FROM outbox_failed ORDER BY failed_id DESC LIMIT $1

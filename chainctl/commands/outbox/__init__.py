@@ -7,6 +7,7 @@ import click
 from chainctl.commands.outbox.dead_letters import group as dead
 from chainctl.commands.outbox.deliveries import (
     abandon,
+    acts,
     failed,
     list_,
     resend,
@@ -24,5 +25,18 @@ def outbox() -> None:
     """Messages that must arrive, in any order: the sender's side, and a consumer's dead letters."""
 
 
-for _each in (relay, destination, status, list_, show, failed, retry, abandon, resend, keep, dead):
+for _each in (
+    relay,
+    destination,
+    status,
+    list_,
+    show,
+    acts,
+    failed,
+    retry,
+    abandon,
+    resend,
+    keep,
+    dead,
+):
     outbox.add_command(_each)

@@ -1,4 +1,4 @@
-"""`chainctl outbox status`, `list`, `show`, `failed`, and acts by hand: messages and deliveries."""
+"""`chainctl outbox`: messages and deliveries, what is wrong with them, and acts by hand."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from chainctl.options import (
     Integer,
     act_by_hand,
     json_option,
+    limit_option,
+    since_option,
     uses_settings,
     watch_option,
 )
@@ -29,7 +31,7 @@ from orderchain.sql import OUTBOX_OPERATOR, require_version
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from uuid import UUID
 
     from chainctl.database import Connection
@@ -76,6 +78,8 @@ def cell(value: object) -> object:
         return ",".join(map(str, value))
     if isinstance(value, float):
         return round(value, 1)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "" if value is None else value if isinstance(value, int | str) else str(value)
 
 
@@ -230,7 +234,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
                 name,
                 status=status.name.lower(),
                 deliveries=deliveries,
-                oldest_seconds=None if oldest is None else age_seconds(oldest, now),
+                oldest_seconds=None if oldest is None else round(age_seconds(oldest, now), 3),
                 overdue=late,
                 overdue_seconds=late_seconds,
                 trouble=troubles.get(name),
@@ -296,7 +300,6 @@ def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
 
 async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
     from outbox import acts
-    from outbox.statuses import Status
 
     async with outbox_of(settings) as connection:
         message, done = await acts.look(connection, message_id)
@@ -313,15 +316,58 @@ async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
         "bytes": len(message["payload"]),
         "payload": message["payload"],
         "deliveries": deliveries,
-        "acts": [
-            {
-                **dict(row),
-                "from_status": Status(row["from_status"]).name.lower(),
-                "to_status": Status(row["to_status"]).name.lower(),
-            }
-            for row in done
-        ],
+        "acts": list(map(_act_of, done)),
     }
+
+
+_ACT_COLUMNS: Final = (
+    "act_id", "acted_at", "act", "message_id", "consumer", "change", "actor", "login", "reason",
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@since_option
+@limit_option
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def acts(
+    settings: Settings,
+    since_seconds: float | None,
+    limit: int,
+    watch_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Show what people did to messages by hand, and why; the last first.
+
+    Acts are kept for good, also those on messages that are no longer stored.
+    """
+
+    def show_acts() -> None:
+        found = run_async(_acts(settings, since_seconds, limit))
+        if as_json:
+            data_json(found)
+            return
+        rows = [{**row, "change": f"{row['from_status']} -> {row['to_status']}"} for row in found]
+        table(_ACT_COLUMNS, [[cell(row[each]) for each in _ACT_COLUMNS] for row in rows])
+
+    repeated(watch_seconds, show_acts)
+
+
+async def _acts(
+    settings: Settings, since_seconds: float | None, limit: int
+) -> list[dict[str, Any]]:
+    from outbox.acts import last_acts
+
+    async with outbox_of(settings) as connection:
+        return list(map(_act_of, await last_acts(connection, since_seconds, limit)))
+
+
+def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    from outbox.statuses import Status
+
+    statuses = {name: Status(row[name]).name.lower() for name in ("from_status", "to_status")}
+    return {**row, **statuses}
 
 
 @click.command(cls=Command)

@@ -10,6 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from chainctl.commands.outbox.deliveries import cell
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
 from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
@@ -223,7 +224,7 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
         data_json(done)
     else:
         for name, value in msgspec.structs.asdict(done).items():
-            data(f"{name}: {value}")
+            data(f"{name}: {cell(value)}")
     return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
 
 

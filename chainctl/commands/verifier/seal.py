@@ -123,17 +123,22 @@ def key(key_file: Path) -> None:
 
 @seal.command()
 @click.argument(
-    "files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True,
-    metavar="FILE...",
+    "paths", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|DIR...",
 )  # fmt: skip
 @click.option("--public-key", "public_keys", multiple=True, metavar="HEX",
               help="The key that must have signed them; may be repeated.")  # fmt: skip
 @json_option
-def show(files: tuple[Path, ...], public_keys: tuple[str, ...], as_json: bool) -> None:
-    """Check the signatures of stored seals, and show them as sheets to print and sign."""
-    from chain_verifier.seal_files import load
+def show(paths: tuple[Path, ...], public_keys: tuple[str, ...], as_json: bool) -> None:
+    """Check the signatures of stored seals, of files or all of a folder, and show them as sheets to
+    print and sign.
+    """
+    from chain_verifier.seal_files import load, stored
 
-    seals = [load(path, public_keys) for path in files]
+    seals = [
+        load(file, public_keys)
+        for path in paths
+        for file in (stored(path) if path.is_dir() else [path])
+    ]
     if as_json:
         data_json(seals)
         return

@@ -24,6 +24,7 @@ from chainctl.output import (
     progress,
     talk,
 )
+from chainctl.units import shown_age
 from orderchain.errors import OrderchainError, RefusedError, RetryError, SchemaError, SettingError
 from orderchain.files import write_private
 from orderchain.sql import AUDITOR
@@ -302,7 +303,8 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     talk(
         f"chainctl: chain {chain_id}: {counted(len(held), 'exported seal')} held against the "
         f"database, {len(files) - len(held)} of archived rows; the last one is of row {last.id}, "
-        f"exported {age_seconds(last) / 3600:.1f} hours ago"
+        f"exported {shown_age(age_seconds(last))} ago"
+        + ("" if asked.seal_public_keys else "; --seal-public-key would check who signed them")
     )
     return kept + held
 

@@ -270,7 +270,7 @@ def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table_below_i
     assert table["book"] == "payloads 300"
     assert table["frames dropped"].startswith("0 of ")
     assert table["verdict"] == "WHOLE"
-    for command in ("status", "receive", "verify"):
+    for command in ("status", "receive", "verify", "console"):
         assert f"chainctl {command} --demo   " in commands
 
 

@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 ROWS = {
     "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor",
-    "outbox list", "outbox status", "outbox failed",
+    "outbox list", "outbox status", "outbox failed", "outbox acts",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
     "outbox dead list", "outbox dead show", "outbox dead retry", "outbox dead abandon",
 }  # fmt: skip
@@ -82,6 +82,7 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),
         "outbox destination show": ("json",), "outbox destination list": (),
         "outbox list": (), "outbox show": (ids[0],), "outbox status": (), "outbox failed": (),
+        "outbox acts": (),
         "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,
         "outbox dead list": (), "outbox dead show": (dead,),
         "outbox dead retry": (*WHY, "--dry-run"), "outbox dead abandon": WHY,

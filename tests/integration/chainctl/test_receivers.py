@@ -214,6 +214,14 @@ def test_lag_is_a_check_for_monitors(
     assert "is 20 rows behind, above 19" in many.err
     assert call(*lag, "--name", "in step", "--max-rows", 0, settings=settings).code == 0
     assert "a receiver of chain" in refused(*lag, "--name", "nobody", settings=settings)
+    for name in ("behind", "in step"):
+        gone = call(
+            "receivers", "forget", name, "--chain", chain_id, "--reason", "x", settings=settings
+        )
+        assert gone.code == 0, gone
+    assert call(*lag, settings=settings).code == 0
+    nobody = call(*lag, "--max-seconds", "5m", settings=settings)
+    assert (nobody.code, "has no receiver" in nobody.err) == (1, True), nobody
     assert "'soon' is no time span" in refused(*lag, "--max-seconds", "soon", settings=settings)
 
 

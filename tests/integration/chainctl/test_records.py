@@ -52,7 +52,9 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
 ) -> None:
     done = call("show", FILLED_ROWS + 1, "--chain", filled_once, settings=module_settings)
     assert done.code == 1, done
-    assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}," in done.err
+    assert "\npublished: no\n" in done.out
+    assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}, " in done.err
+    assert done.err.endswith("the row after none\n")
 
 
 def test_tail_shows_the_last_orders_in_their_order(
@@ -70,6 +72,8 @@ def test_sizes_is_a_check_for_monitors(
     found = json_of(call, module_settings, "sizes", "--over", "1d")
     pages = next(each for each in found["tables"] if each["table"] == "chain_page")
     assert pages["bytes"] > 0
+    heads = next(each for each in found["tables"] if each["table"] == "chain_head")
+    assert heads["about_rows"] > 0  # also of a table that was never analyzed
     assert {"chain": filled_once, "rows": FILLED_ROWS}.items() <= next(
         each for each in found["growth"] if each["chain"] == filled_once
     ).items()
@@ -146,6 +150,11 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     assert done.code == 1, done
     failed = {each["what"]: each for each in json.loads(done.out) if each["state"] == "failed"}
     assert set(failed) == {f"chain {filled_once + 1}", "kafka"}
+    away = {**broken, "CHAINCTL_DATABASE": "postgresql://postgres@127.0.0.1:1/orders"}
+    found = json.loads(call("doctor", "--json", settings=away).out)
+    without = {each["what"] for each in found if each["state"] == "failed"}
+    assert without.isdisjoint({"schema", "chains"})  # nobody could look at them
+    assert {"database", "kafka"} <= without
     assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"
 
 
@@ -209,18 +218,31 @@ def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
     postgres_server.execute(
         "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)"
         " SELECT chain_id, 'm', 7, 'ForkFound', 'x' FROM chain_head;"
+        "INSERT INTO receiver_gap (chain_id, receiver, after_id, until_id, cause, outcome, source,"
+        " row_count, found_at, duration) SELECT chain_id, 'g', 3, 5, 'start', 'missing', 'primary',"
+        " 0, now(), '1s' FROM chain_head;"
         "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL",
         database=name,
     )
     try:
         found = lines_of(call, module_settings, "--chain", filled_once)
+        postgres_server.execute("REVOKE INSERT ON chain_batch FROM sequencer_writer", database=name)
+        revoked = lines_of(call, module_settings, "--chain", filled_once)["schema"]
     finally:
         postgres_server.execute(
+            "GRANT INSERT ON chain_batch TO sequencer_writer;"
+            "DELETE FROM receiver_gap WHERE receiver = 'g';"
             "DELETE FROM receiver_halt; ALTER TABLE chain_act ALTER COLUMN detail SET NOT NULL",
             database=name,
         )
     halted = found[f"receiver m of chain {filled_once}"]
     assert (halted["state"], halted["found"]) == ("failed", "has halted: ForkFound at 7")
     assert f"unhalt --chain {filled_once}" in halted["to_do"]
+    lacking = found[f"receiver g of chain {filled_once}"]
+    assert (lacking["state"], "after 3 up to 5" in lacking["found"]) == ("failed", True)
+    assert f"repair --chain {filled_once}" in lacking["to_do"]
+    assert (revoked["state"], revoked["found"].rpartition(": table")[2]) == (
+        "failed", " chain_batch: role sequencer_writer may not INSERT, shipped: may",
+    )  # fmt: skip
     assert found["schema"]["state"] == "warning"
     assert "1 difference from what was shipped: table chain_act: column" in found["schema"]["found"]

@@ -247,6 +247,8 @@ def test_schema_over_tables_of_somebody_else_is_refused_whole(
     postgres_server.execute("CREATE TABLE chain_head (mine int)", database=empty_database_name)
     assert "chain_head" in refused("schema", "apply", settings=settings)
     assert "expected the tables of part chain" in refused("schema", "check", settings=settings)
+    line = refused("schema", "check", "--part", "decision", settings=settings)
+    assert "(chainctl schema apply --part decision)" in line
 
 
 def test_schema_applied_without_the_right_to_is_refused(

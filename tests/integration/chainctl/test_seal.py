@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,9 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     sheet = call("seal", "show", first, "--public-key", public)
     assert sheet.code == 0, sheet
     assert "place, date" in sheet.out
+    both = call("seal", "show", vault, "--public-key", public)
+    assert (both.code, both.out.count("place, date")) == (0, 2), both
+    assert "a folder with exported seals" in refused("seal", "show", vault.parent)
 
     verify = (
         "verify", "--local", "--chain", filled, "--source", "database",
@@ -77,6 +81,9 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     clean = call(*verify, settings=module_settings)
     assert clean.code == 0, clean
     assert "2 exported seals held against the database, 0 of archived rows" in clean.err
+    assert re.search(r"exported \d+ s ago\n", clean.err)
+    anybody = call(*verify[:-2], settings=module_settings)
+    assert "s ago; --seal-public-key would check who signed them\n" in anybody.err
     asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
     assert call(*verify, settings=module_settings).code == 1
     first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))

@@ -250,6 +250,7 @@ def test_stuck_message(
         runbook.until("outbox status", lambda rows: {row["status"] for row in rows} == finished)
         runbook.run("outbox status")
         assert runbook.json("outbox dead list") == []
+        assert {each["act"] for each in runbook.json("outbox acts")} == {"abandon", "retry"}
         assert {b"lost", b"refused"} <= set(clearing.applied)
         background.run(clearing.stop())
         running.result(60)

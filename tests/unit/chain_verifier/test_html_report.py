@@ -242,3 +242,14 @@ def test_page_of_several_chains_tells_each_verdict_first_and_then_all_of_each() 
     assert page.text.index(HOSTILE) < page.text.index("Verification of chain 7")
     assert "Verification of chain 8" in page.text
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img"})
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_page_says_for_programs_whether_all_was_whole(is_clean: bool) -> None:
+    verdict = Verdict.COMPLETE if is_clean else Verdict.BROKEN
+    report = replace(CLEAN, verdict=verdict)
+    assert report.is_clean is is_clean
+    chains = ChainsReport(outcomes=(CLEAN, report), spark_start_seconds=0, seconds=1.0)
+    says = f'<meta name="orderchain-clean" content="{"yes" if is_clean else "no"}">'
+    assert says in html_report(report, None, MADE)
+    assert says in html_chains_report(chains, {}, MADE)

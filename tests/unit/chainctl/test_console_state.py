@@ -55,9 +55,10 @@ COUNT = OutboxLine(
     overdue_seconds=None,
     trouble=None,
 )
+REPORT = ReportFile(title="Chain 7: broken", written="2026-11-24T07:00:00.0Z", is_clean=True)
 WELL = Overview(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
-    gaps=(GAP,), outbox=(COUNT,), verified=(VERIFIED,),
+    gaps=(GAP,), outbox=(COUNT,), verified=(VERIFIED,), report=REPORT,
 )  # fmt: skip
 
 
@@ -112,6 +113,17 @@ def test_what_needs_a_person_is_named_once_with_its_place(
     assert (notice.section, notice.level) == (part, level)
     assert words in notice.text
     assert notice.chain == (None if part == "outbox" else 7)
+
+
+@pytest.mark.parametrize(("is_clean", "count"), [(False, 1), (True, 0), (None, 0)])
+def test_last_report_needs_a_person_where_it_is_not_clean(
+    is_clean: bool | None, count: int
+) -> None:
+    found = notices(replace(WELL, report=replace(REPORT, is_clean=is_clean)))
+    assert [(each.section, each.level, each.chain) for each in found] == [
+        ("verified", "bad", None)
+    ] * count
+    assert all("Chain 7: broken" in each.text for each in found)
 
 
 def test_text_of_a_notice_stays_while_only_time_passes() -> None:
@@ -175,7 +187,7 @@ def test_document_holds_every_part_of_a_snapshot() -> None:
     )  # fmt: skip
     snapshot = replace(
         WELL, stuck=(stuck,), acts=(act,), absent={"outbox": "none"},
-        report=ReportFile(title="Chain 7: complete", written="2026-11-24T07:00:00.0Z"),
+        report=REPORT,
     )  # fmt: skip
     found = document(snapshot)
     assert {name: list(rows) for name, rows in found.items()} == {

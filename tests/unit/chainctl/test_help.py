@@ -44,6 +44,21 @@ def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert set(EXAMPLES) == {"", *LEAVES}
 
 
+GROUPS = sorted({path.rpartition(" ")[0] for path in LEAVES} - {""})
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_help_of_a_group_ends_with_examples_of_its_commands(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*path.split(), "--help"]) == 0
+    shown = capsys.readouterr().out.partition("\nExamples:\n")[2].splitlines()
+    assert 1 <= len(shown) <= 3
+    known = {line: name for name, lines in EXAMPLES.items() for line in lines}
+    found = [known[line.strip()].removeprefix(f"{path} ").split()[0] for line in shown]
+    assert len(set(found)) == len(found)
+
+
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_example_is_taken_as_it_stands(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = EXAMPLES[path]

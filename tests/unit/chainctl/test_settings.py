@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chainctl.commands.chain.sequence import SEQUENCER_FIELDS, sequencer_config
+from chainctl.main import main
 from chainctl.settings import (
     SETTING_NAMES,
     Settings,
@@ -286,6 +287,13 @@ def test_what_is_wrong_with_a_database_is_said_of_the_setting() -> None:
     dsn = "postgresql://db.example/orders?sslmode=verify-full"
     with pytest.raises(SettingError, match=r"sslrootcert of gap_database was '', expected a PEM"):
         Settings(gap_database=(dsn,)).gap_dsns()
+
+
+def test_config_show_shows_spans_of_time_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--linger-seconds", "4ms", "--lease-seconds", "2.5s"]) == 0
+    rows = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    names = ("linger_seconds", "lease_seconds", "heartbeat_seconds", "stop_seconds")
+    assert [rows[name] for name in names] == ["0.004", "2.5", "0.25", "15"]
 
 
 def test_shown_value_of_a_database_hides_the_password() -> None:

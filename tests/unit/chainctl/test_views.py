@@ -13,7 +13,7 @@ from chainctl.commands.installation import look_at_replication
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_life, leader_state
-from chainctl.units import Size, Span, shown_span
+from chainctl.units import Size, Span, shown_age, shown_span
 from orderchain.errors import SettingError
 from orderchain.model import Event
 
@@ -180,3 +180,11 @@ async def test_doctor_fails_where_commits_would_wait_forever(
     }  # fmt: skip
     line = await look_at_replication(OneRow(row))
     assert (line.state, line.found.endswith(found)) == (state, True), line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119, "119 s"), (121, "2 min"), (7_300, "2 h"), (200_000, "2 days")],
+)
+def test_age_is_shown_in_a_unit_for_people(seconds: float, text: str) -> None:
+    assert shown_age(seconds) == text

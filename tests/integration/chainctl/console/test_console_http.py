@@ -182,6 +182,7 @@ def test_report_of_the_last_verification_is_served_and_runs_nothing(
     assert done.code == 0, done
     last = until(lambda: console.state()["report"].get("last"))
     assert last["title"] == f"Chain {CHAIN}: complete"
+    assert last["is_clean"] is True
     answer = console.get("/report")
     assert answer.body == page.read_bytes()
     assert "sandbox" in answer.headers["Content-Security-Policy"]
