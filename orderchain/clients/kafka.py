@@ -522,7 +522,7 @@ __all__ = [
 ]
 
 _LENGTH: Final = Layout(">i")
-"""Of a field of bytes in a request."""
+"""The length before a field of bytes in a request."""
 
 # -- making --------------------------------------------------------------------------------------
 

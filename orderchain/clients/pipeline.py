@@ -28,7 +28,7 @@ _LENGTH_BYTES: Final = 4
 
 _COPY_DONE: Final = _HEADER.pack(b"c", _LENGTH_BYTES)
 _ALL_BINARY: Final = struct.Struct("!hhh")
-"""Of values: how many forms follow, the form, which is binary, and how many values."""
+"""The begin of values: how many forms follow, the form, which is binary, and how many values."""
 _BOUND: Final = b"".join(
     [
         bytes(2),  # the form of each result: as it is

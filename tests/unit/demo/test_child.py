@@ -42,7 +42,7 @@ def test_command_to_a_process_that_has_died_leaves_the_word_to_its_death(dying: 
         try:
             with pytest.raises(ChildDied):
                 await child.report()
-            await child.tell(GoOn())
+            await child.send(GoOn())
             with pytest.raises(ChildDied, match=r"the verifier ended .*there is no Spark"):
                 await child.report()
         finally:
