@@ -206,7 +206,7 @@ class Session:
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one statement, which is committed when this returns."""
         if self._config.is_of_one_chain:
-            statement, values = with_constant(statement, int(values[0])), values[1:]
+            statement, values = with_constant(statement, values[0]), values[1:]
         async with self._held() as connection:
             if self._is_pooled:
                 # A pooler keeps a client at one server only within a transaction.
