@@ -40,7 +40,7 @@ LEFT JOIN LATERAL (
 -- page: the next rows of a range, as slices of stored pages: as many of the next $6 stored pages as
 -- are needed for $4 rows or $5 bytes, so the last one may bring more of both. With $7 above 0 the
 -- first slice also brings what a fill begins with, in the same round trip and snapshot: what is at
--- the start, and the next $7 batches. There is always a first row, without arrays if no page is
+-- the start, and those of the next $7 batches that begin within the range. There is always a first row, without arrays if no page is
 -- next. Slices are in no order. `lacks` names the arrays of a page that lacks a value of some kind
 -- for some row. The arrays of a whole page travel as a seal covers them (docs/seal.md): as they are
 -- sent, without their headers, which have 20 bytes for one dimension.
@@ -80,6 +80,7 @@ FROM (
         SELECT last_id, seal, epoch, first_id, row_count, committed_at FROM chain_batch
         WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id LIMIT $7
     ) next_batches
+    WHERE first_id <= $3
 ) batches
 LEFT JOIN (
     SELECT last_id, seal, epoch FROM chain_batch

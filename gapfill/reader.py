@@ -32,7 +32,7 @@ from orderchain.model import (
     first_break,
     is_linked,
 )
-from orderchain.seal import PageImage, genesis_seal, page_events
+from orderchain.seal import PageImage, genesis_seal, is_linked_page, page_events
 from orderchain.sql import GAP_READER, load_sql, require_version
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ class GapReader(ClosedAtExit):
                 pages = pages[: len(pages) - len(held)]
                 if held and not pages:
                     continue
-                events = _events_of(pages)
-                if not events or not is_linked(after.id, events):
+                events = await _made_beside(read, pages)
+                if not events or not _are_linked(after.id, pages):
                     await _drop(read)
                     held, pages = [], await self._explain(after.id, until_id)
                     events = _events_of(pages)
@@ -385,8 +385,33 @@ def _events_of(pages: Sequence[Page]) -> list[Event]:
     return events
 
 
+async def _made_beside(read: asyncio.Future[list[Page]], pages: Sequence[Page]) -> list[Event]:
+    """Return the rows of `pages`, taking what has come of `read` after each page.
+
+    A server that nobody reads from stops: a reading has more bytes than the buffers between.
+    """
+    events: list[Event] = []
+    for page in pages:
+        events += _rows_of(page)
+        if not read.done():
+            await asyncio.sleep(0)
+    return events
+
+
 def _rows_of(page: Page) -> list[Event]:
     return page.events if isinstance(page, CutPage) else page_events(page)
+
+
+def _are_linked(after_id: int, pages: Sequence[Page]) -> bool:
+    for page in pages:
+        if isinstance(page, CutPage):
+            follows = is_linked(after_id, page.events)
+        else:
+            follows = is_linked_page(after_id, page)
+        if not follows:
+            return False
+        after_id = page.last_id
+    return True
 
 
 def _up_to(last_id: int, events: list[Event]) -> list[Event]:

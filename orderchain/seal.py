@@ -10,10 +10,11 @@ element the image is injective: two different columns never share one. One encod
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, lt
 from struct import Struct as Packing
 from sys import byteorder
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -55,6 +56,8 @@ _SIZE: Final = Packing(">i")
 _INT: Final = Packing(">iq")
 _INT_BYTES: Final = 8
 _INT_IMAGE_BYTES: Final = 12
+_SHORT: Final = bytes(range(1, 32))
+_NOT_SHORT: Final = bytes(set(range(256)).difference(_SHORT))
 _SPREAD_MIN: Final = 64
 """From this many integers on, laying bytes out costs less than packing each (a sixth at 5,000)."""
 
@@ -178,6 +181,17 @@ def page_events(page: PageImage) -> list[Event]:
     return list(map(Event, *columns, _elements(page.payloads, len(ids))))
 
 
+def is_linked_page(after_id: int, page: PageImage) -> bool:
+    """Return whether the rows of `page` follow the row `after_id` and each other without a break.
+
+    Images are compared: no pid is looked at as a number, and no row that is in nobody's cache.
+    """
+    if page.pids != _INT.pack(_INT_BYTES, after_id) + page.ids[:-_INT_IMAGE_BYTES]:
+        return False
+    ids = _ints(page.ids)
+    return after_id < ids[0] and all(map(lt, ids, ids[1:]))
+
+
 def _halved(page: PageImage, *columns: Sequence[Any]) -> list[PageImage]:
     """Return the parts of a page that is too large; a single row is never split."""
     if page.row_count == 1 or page.size <= PAGE_BYTES_MAX:
@@ -251,13 +265,24 @@ def _texts(image: bytes, count: int) -> list[str]:
     PostgreSQL stores no NUL in a text. So where every text has 1 to 127 bytes, the first three
     bytes of each length, and they alone, are three NULs, and the fourth is one ASCII character.
     """
-    try:
-        parts = image.decode().split("\0\0\0")
-    except UnicodeDecodeError:
-        parts = []
-    if len(parts) != count + 1 or b"\0\0\0\0" in image:
-        return list(map(bytes.decode, _elements(image, count)))
-    return [part[1:] for part in parts[1:]]
+    if b"\0\0\0\0" not in image:
+        if _are_short(image, count):
+            return image.translate(None, _SHORT).decode().split("\0\0\0")[1:]
+        with suppress(UnicodeDecodeError):
+            parts = image.decode().split("\0\0\0")
+            if len(parts) == count + 1:
+                return [part[1:] for part in parts[1:]]
+    return list(map(bytes.decode, _elements(image, count)))
+
+
+def _are_short(image: bytes, count: int) -> bool:
+    """Return whether the bytes 1 to 31 in an image of texts, none empty, are their lengths alone.
+
+    They are as many as the texts, and their sum is that of all lengths. A text of 32 bytes and more
+    would add more to this than a control character, which could take its place among them.
+    """
+    found = image.translate(None, _NOT_SHORT)
+    return len(found) == count and sum(found) == len(image) - _SIZE.size * count
 
 
 def _elements(image: bytes, count: int) -> Sequence[bytes]:

@@ -50,11 +50,18 @@ def parse_sql(text: str) -> Mapping[str, str]:
 
 
 @lru_cache(maxsize=1_024)
-def with_constant(statement: str, number: int) -> str:
-    """Return `statement` with `number` in the place of its first value; the others move up."""
-    return _VALUE.sub(
-        lambda found: str(int(number)) if found[1] == "1" else f"${int(found[1]) - 1}", statement
-    )
+def with_constant(statement: str, number: object) -> str:
+    """Return `statement` with `number` in the place of its first value; the others move up.
+
+    Raises TypeError unless it is an integer.
+    """
+    if not isinstance(number, int):
+        raise TypeError(f"a constant was {number!r}, expected an integer")
+
+    def moved(found: re.Match[str]) -> str:
+        return f"{number:d}" if found[1] == "1" else f"${int(found[1]) - 1}"
+
+    return _VALUE.sub(moved, statement)
 
 
 SCHEMA_VERSION: Final = 2

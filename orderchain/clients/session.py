@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from msgspec import Struct
 
@@ -206,7 +206,7 @@ class Session:
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one statement, which is committed when this returns."""
         if self._config.is_of_one_chain:
-            statement, values = with_constant(statement, cast("int", values[0])), values[1:]
+            statement, values = with_constant(statement, values[0]), values[1:]
         async with self._held() as connection:
             if self._is_pooled:
                 # A pooler keeps a client at one server only within a transaction.

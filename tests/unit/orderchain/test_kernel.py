@@ -31,7 +31,7 @@ PUBLIC = {
     "HeadReports KeyStore Lease PendingCommit PlaceFinder ReceiverRecords RecordSource "
     "SnapshotStore SourceRecord",
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
-    "next_seal page_events page_image seal_over",
+    "is_linked_page next_seal page_events page_image seal_over",
     "sql": "load_sql parse_sql require_version schema_sql",
     "text": "counted printable reason_of",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from itertools import cycle
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.model import Event
+from orderchain.model import Event, is_linked
 from orderchain.seal import (
     COPY_HEADER,
     COPY_TRAILER,
@@ -23,6 +23,7 @@ from orderchain.seal import (
     PageImage,
     column_pages,
     event_pages,
+    is_linked_page,
     page_events,
     page_image,
 )
@@ -212,6 +213,46 @@ def test_images_of_a_long_run_of_ids_are_those_of_each() -> None:
     ids = range(2**16 - 1, 2**16 + 140_000)
     same = (["k"] * len(ids), [0] * len(ids), [b""] * len(ids))
     assert page_image(ids, ids, *same) == page_image(list(ids), list(ids), *same)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a", "b" * 31, "ü" * 15],
+        ["\x01", "a\x1fb", "c"],
+        # As many control characters as there are keys too long or empty, with all sums right.
+        ["", "k" * 32, "\x1f\x01"],
+        ["k" * 32, "a\x1f"],
+        ["k" * 33, "l" * 288, "\x1f"],
+        ["k" * 256, "\x01"],
+    ],
+)
+def test_keys_are_told_from_their_lengths_whatever_they_hold(keys: list[str]) -> None:
+    events = [Event(n + 1, n, key, 0, b"") for n, key in enumerate(keys)]
+    (page,) = event_pages(events)
+    assert page_events(page) == events
+
+
+@PATIENT
+@given(
+    links=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=6),
+    after_id=st.integers(0, 4),
+)
+def test_a_page_is_linked_where_its_rows_are(links: list[tuple[int, int]], after_id: int) -> None:
+    events = [Event(row_id, pid, "k", 0, b"") for row_id, pid in links]
+    (page,) = event_pages(events)
+    assert is_linked_page(after_id, page) == is_linked(after_id, events)
+
+
+@PATIENT
+@given(steps=st.lists(st.integers(1, 2**40), min_size=1), after_id=st.integers(0, 2**40))
+def test_a_page_of_linked_rows_is_linked_after_the_row_before_alone(
+    steps: list[int], after_id: int
+) -> None:
+    ids = list(accumulate(steps, initial=after_id))
+    (page,) = event_pages([Event(of, pid, "k", 0, b"") for pid, of in pairwise(ids)])
+    assert is_linked_page(after_id, page)
+    assert not is_linked_page(after_id + 1, page)
 
 
 def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:

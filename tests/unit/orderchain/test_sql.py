@@ -73,3 +73,8 @@ def test_a_constant_takes_the_place_of_the_first_value() -> None:
     statement = "SELECT $2, $10 FROM t WHERE chain_id = $1 AND id > $11 AND $1 > 0"
     expected = "SELECT $1, $9 FROM t WHERE chain_id = 7 AND id > $10 AND 7 > 0"
     assert with_constant(statement, 7) == expected
+
+
+def test_a_constant_is_an_integer_and_nothing_else() -> None:
+    with pytest.raises(TypeError, match="expected an integer"):
+        with_constant("SELECT $1", "1; DROP TABLE chain_page")
