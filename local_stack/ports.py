@@ -34,15 +34,6 @@ def is_free(port: int) -> bool:
     return True
 
 
-def is_listening(port: int, timeout_s: float = 1.0) -> bool:
-    """Whether something accepts connections on this port of loopback."""
-    try:
-        with socket.create_connection((LOOPBACK, port), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
-
-
 def free_port(taken: Collection[int] = ()) -> int:
     """A free port, not one of `taken`.
 

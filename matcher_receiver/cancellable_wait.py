@@ -99,7 +99,7 @@ class CancellableWait:
         """Wait a little before the next try, longer after each failure in a row."""
         self._counters.database_retries += 1
         seconds = self._backoff.next_seconds()
-        _log.warning("chain %d: again in %.2f s: %s", self._chain_id, seconds, error)
+        _log.warning("chain %d: retry in %.2f s: %s", self._chain_id, seconds, error)
         await self.sleep(seconds)
 
     def succeeded(self) -> None:

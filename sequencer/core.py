@@ -191,11 +191,6 @@ def first_id(
     return first
 
 
-def wall_ms_of(time_id: int) -> int:
-    """Return the millisecond since 1970 UTC that a time-based id contains."""
-    return time_id >> TIME_ID_BITS
-
-
 class SequencerCore:
     """The chain's head once every batch assembled so far is committed.
 

@@ -174,7 +174,7 @@ def spark() -> Iterator[SparkSession]:
 def empty_database_name(
     postgres_server: PostgresServer, orderchain_empty_database_name: str
 ) -> str:
-    """A fresh database of this test alone, dropped afterwards with whoever is still connected."""
+    """A fresh database of this test alone, dropped afterwards with its connections."""
     return orderchain_empty_database_name
 
 

@@ -92,7 +92,7 @@ class SecuredKafka:
         return KafkaConfig(**{**given, **changed})
 
     def make_topic(self, name: str, partitions: int = 1) -> None:
-        """Make a topic, as whoever may do anything."""
+        """Make a topic, as the user who may do anything."""
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap})
         _wait(admin.create_topics([NewTopic(name, partitions, 1)]))
 

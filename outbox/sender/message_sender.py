@@ -123,7 +123,7 @@ class TopicTroubles:
         error = TopicTrouble(topic, reason)
         known = self._known.get(topic)
         if known is None:
-            _log.error("%s; it is tried again later", printable(str(error)))
+            _log.error("%s; retried later", printable(str(error)))
             pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=self._random)
         elif self.is_paused(topic):  # found by several sends that were under way together
             return error

@@ -39,9 +39,9 @@ async def test_save_from_a_place_that_another_one_has_moved_is_refused(
     mine, theirs = open_checkpoints(), open_checkpoints()
     await mine.save(0, mark_at(0))
     await theirs.save(0, mark_at(5))
-    with pytest.raises(CheckpointLost) as told:
+    with pytest.raises(CheckpointLost) as caught:
         await mine.save(0, mark_at(7))
-    assert told.value.expected_id == 0
+    assert caught.value.expected_id == 0
     assert await mine.load() == mark_at(5)
 
 
@@ -100,9 +100,9 @@ async def test_save_from_another_place_than_the_stored_one_is_refused_and_says_w
     store = open_checkpoints()
     await store.save(0, mark_at(5))
     for first_pid in (3, 7):
-        with pytest.raises(CheckpointLost, match=f"was at 5, expected {first_pid}: ") as told:
+        with pytest.raises(CheckpointLost, match=f"was at 5, expected {first_pid}: ") as caught:
             await store.save(first_pid, mark_at(9))
-        assert (told.value.expected_id, told.value.found_id) == (first_pid, 5)
+        assert (caught.value.expected_id, caught.value.found_id) == (first_pid, 5)
         with pytest.raises(CheckpointLost, match=f"was at 5, expected {first_pid}: "):
             async with open_transaction() as connection:
                 await store.save(first_pid, mark_at(9), connection)

@@ -123,9 +123,9 @@ async def test_runs_beyond_the_head_yield_what_is_there_and_then_name_what_lacks
     source = open_gaps()
     runs = source.runs(await start_of(source), batch.last_id + 5)
     assert (await anext(runs)).events == batch.events
-    with pytest.raises(RowsMissing) as told:
+    with pytest.raises(RowsMissing) as caught:
         await anext(runs)
-    assert (told.value.after_id, told.value.until_id) == (batch.last_id, batch.last_id + 5)
+    assert (caught.value.after_id, caught.value.until_id) == (batch.last_id, batch.last_id + 5)
 
 
 async def test_runs_behind_another_seal_are_refused(
@@ -169,9 +169,9 @@ async def test_runs_hand_on_no_row_of_a_changed_batch_that_one_reading_brings(
         async for run in source.runs(start, third.last_id):
             given.extend(event.id for event in run.events)
 
-    with pytest.raises(BatchDamaged) as told:
+    with pytest.raises(BatchDamaged) as caught:
         await fill()
-    assert (told.value.first_id, told.value.last_id) == (second.first_id, second.last_id)
+    assert (caught.value.first_id, caught.value.last_id) == (second.first_id, second.last_id)
     assert given == [event.id for event in rows][: len(given)]
     # A stored page has rows of one batch: here it is never cut, however few rows are read at once.
     assert 3 <= len(given) <= most

@@ -468,7 +468,7 @@ def test_second_one_that_decides_is_refused(rig: Rig) -> None:
         connection, other = await rig.connect(), await rig.connect()
         async with connection.transaction():
             await decide(connection, first)
-            # Not committed: whoever asks does not know.
+            # Not committed: one who asks does not know.
             assert await check_decision(other, first, 0.01) is Answer.UNKNOWN
         assert await check_decision(other, first) is Answer.DONE
         assert await check_decision(other, second) is Answer.NOT_DONE

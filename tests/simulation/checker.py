@@ -107,7 +107,7 @@ class Checker:
         self.violation: Violation | None = None
 
     def require(self, holds: object, invariant: str, *told: object) -> None:
-        """Keep the first violation: whoever is told of it may be somebody who swallows it."""
+        """Keep the first violation: the caller that gets it may swallow it."""
         self.steps += 1
         try:
             require(holds, invariant, *told)

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 2.0
 """A client's own deadline: past it, it asks again."""
 
 PATIENT_SHARE = 0.3
-"""Of calls that have none: whoever is never answered holds the world up."""
+"""The bound of calls that have none: one that is never answered holds the world up."""
 
 SURELY_NOT = (OrderError, RetryError, StoppedError)
 """Errors that say that nothing was committed, and nothing will be."""

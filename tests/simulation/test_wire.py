@@ -65,9 +65,9 @@ def test_fault_is_told_and_does_what_its_name_says(
 ) -> None:
     async def main() -> None:
         counter = Counter()
-        with pytest.raises(WireBroken) as told:
+        with pytest.raises(WireBroken) as caught:
             await wire_with(None, **{fault: 1.0}).call(counter.add)
-        assert told.value.may_be_done is may_be_done
+        assert caught.value.may_be_done is may_be_done
         await asyncio.sleep(10.0)
         assert counter.count == count
 

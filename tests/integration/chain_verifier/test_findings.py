@@ -1,5 +1,5 @@
 """Very many findings are counted and written, and a sample reaches the driver; findings that cannot
-be written leave no verdict; whoever watches is told of stages at work.
+be written leave no verdict; stages at work are reported to a watcher.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_findings_at_a_url_are_left_to_spark_to_write_and_counted(
         verify_locally(request)
 
 
-def test_stages_at_work_are_told_to_whoever_watches(spark: SparkSession) -> None:
+def test_stages_at_work_are_reported_to_a_watcher(spark: SparkSession) -> None:
     told: list[tuple[int, int]] = []
     with watched_stages(spark, lambda *tasks: told.append(tasks)):
         while not told:

@@ -195,16 +195,16 @@ def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
     store: Callable[..., list[UUID]],
 ) -> None:  # fmt: skip
     (message_id,) = store(1, 3)
-    because = ["--reason", "the consumer was mended", "--actor", "ada"]
+    because = ["--reason", "the consumer was fixed", "--actor", "ada"]
     assert call("outbox", "retry", "--id", message_id, *because, settings=settings).code == 0
     told = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
     assert (told["key"], told["headers"], told["bytes"]) == ("k", {"a": "b"}, 2)
     assert [each["status"] for each in told["deliveries"]] == ["init"]
     (did,) = told["acts"]
-    assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was mended")
+    assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was fixed")
     (listed,) = json.loads(call("outbox", "acts", "--since", "1h", "--json", settings=settings).out)
     assert {**did, "message_id": str(message_id)}.items() <= listed.items()
-    assert "the consumer was mended" in call("outbox", "acts", settings=settings).out
+    assert "the consumer was fixed" in call("outbox", "acts", settings=settings).out
     assert (did["from_status"], did["to_status"]) == ("abnormal", "init")
     assert did["login"] == OUTBOX_OPERATOR
     assert "by ada" in call("outbox", "show", message_id, settings=settings).out
@@ -218,7 +218,7 @@ def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
 ) -> None:  # fmt: skip
     on_its_way = store(2, 1)
     ids = store(3, 3)
-    arguments = ["outbox", "retry", "--destination", clearing, "--reason", "mended", "--json"]
+    arguments = ["outbox", "retry", "--destination", clearing, "--reason", "fixed", "--json"]
     before = rows(database, "SELECT * FROM outbox_pending ORDER BY 1")
     dry = call(*arguments, "--dry-run", settings=settings)
     assert [row["message_id"] for row in json.loads(dry.out)] == [str(each) for each in ids]
@@ -232,7 +232,7 @@ def test_retry_by_filter_changes_what_is_abnormal_and_a_dry_run_nothing(
     assert {after[each]["status"] for each in on_its_way} == {1}
     acts = rows(database, "SELECT * FROM delivery_act ORDER BY message_id")
     assert [row["message_id"] for row in acts] == ids
-    assert {row["reason"] for row in acts} == {"mended"}
+    assert {row["reason"] for row in acts} == {"fixed"}
     assert json.loads(call(*arguments, settings=settings).out) == []  # nothing is abnormal now
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused
 
 PASSWORD = "a-password-of-tests"
-WHY = ["--reason", "mended", "--actor", "anna"]
+WHY = ["--reason", "fixed", "--actor", "anna"]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
     assert call("outbox", "dead", "abandon", "--id", letters[0], *WHY, settings=settings).code == 0
     done = call("outbox", "dead", "show", letters[0], settings=settings)
     assert done.code == 0, done
-    for told in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: mended"):
+    for told in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: fixed"):
         assert told in done.out
     shown_all = call("outbox", "dead", "show", letters[0], "--json", settings=settings)
     (shown,) = json.loads(shown_all.out)

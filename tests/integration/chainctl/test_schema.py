@@ -34,7 +34,7 @@ COMMANDS: list[list[object]] = [
     ["status", "--chain", 1],
     ["lag", "--chain", 1],
     ["gaps", "--chain", 1],
-    ["unhalt", "--chain", 1, "--name", "matcher", "--reason", "mended"],
+    ["unhalt", "--chain", 1, "--name", "matcher", "--reason", "fixed"],
     ["seal", "export", "--chain", 1],
     ["fill", "--chain", 1, "--after", 0, "--until", 1],
     ["receive", "--chain", 1, "--output", "j"],

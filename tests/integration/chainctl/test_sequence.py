@@ -142,10 +142,10 @@ def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
     again = sequence(path, bad, *options)
     assert again.code == 2
     assert "line 701" in again.err
-    mended = sequence(path, good, *options)
-    assert mended.code == 0, mended
-    assert json.loads(mended.out)["rows_before"] == 699
-    assert json.loads(mended.out)["orders"] == 301
+    fixed = sequence(path, good, *options)
+    assert fixed.code == 0, fixed
+    assert json.loads(fixed.out)["rows_before"] == 699
+    assert json.loads(fixed.out)["orders"] == 301
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 1_001)]
 
 
@@ -391,8 +391,8 @@ def test_file_with_a_refused_key_keeps_the_rows_before_it_and_takes_none_after_i
     assert done.err.startswith("chainctl: line 48: key was 'k41', expected the payload with which")
     assert "orders added before that: 46" in done.err
     assert keys(rows()) == [f"k{number}" for number in range(1, 47)]
-    mended = sequence(path, content, *options)
-    assert mended.code == 0, mended
+    fixed = sequence(path, content, *options)
+    assert fixed.code == 0, fixed
     assert keys(rows()) == [f"k{number}" for number in range(1, 101)]
 
 

@@ -40,11 +40,11 @@ CHANGES = [
         "AND row.chain_id = 7 AND other.chain_id = 7",
     ),
     (
-        "a row removed, its links mended",
+        "a row removed, its links fixed",
         "DELETE FROM chain_event WHERE id = $2; UPDATE chain_event SET pid = $1 WHERE pid = $2",
     ),
     (
-        "a row added, its links mended",
+        "a row added, its links fixed",
         "UPDATE chain_event SET pid = $2 + 1 WHERE pid = $2; "
         "INSERT INTO chain_event VALUES (7, $2 + 1, $2, 'key', 0, 'forged')",
     ),

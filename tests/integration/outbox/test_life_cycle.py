@@ -86,7 +86,7 @@ async def test_relay_of_which_a_part_is_gone_raises_and_accepts_nothing(
 
 
 class NoLog:
-    """A consumer's log that answers with nonsense, which is a bug of whoever wrote it."""
+    """A consumer's log that answers with nonsense, which is a bug of its author."""
 
     async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
         return None  # type: ignore[return-value]

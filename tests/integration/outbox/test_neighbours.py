@@ -361,7 +361,7 @@ async def test_consumer_that_never_ran_is_reported_after_minutes(
         await sender.until(lambda: _is_heard_of(sender, "present"))
         await relay.keep()
         assert relay.stats().silent == 0
-        # Six minutes later, for whatever was sent and for whoever was heard of.
+        # Six minutes later, for whatever was sent and for every consumer that was heard of.
         await sender.admin.execute(
             "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes';"
             "UPDATE outbox_consumer SET heard_at = heard_at - interval '6 minutes'"

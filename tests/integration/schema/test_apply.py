@@ -1,4 +1,4 @@
-"""The schema goes in whole or not at all, whoever applies it."""
+"""The schema goes in whole or not at all, with any role that applies it."""
 
 from __future__ import annotations
 

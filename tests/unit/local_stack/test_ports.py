@@ -12,9 +12,7 @@ def test_free_port_can_be_listened_on_and_is_then_not_free() -> None:
     port = ports.free_port()
     with socket.create_server((ports.LOOPBACK, port)):
         assert not ports.is_free(port)
-        assert ports.is_listening(port)
     assert ports.is_free(port)
-    assert not ports.is_listening(port)
 
 
 def test_free_port_lies_below_the_ports_of_outgoing_connections() -> None:

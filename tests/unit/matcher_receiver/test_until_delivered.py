@@ -180,9 +180,9 @@ async def test_wait_ends_with_the_error_that_halts_the_receiver() -> None:
         rig.source.chain = make_chain([2])  # the primary has lost rows
         with pytest.raises(HaltError) as halted:
             await anext(receiver)
-        with pytest.raises(HaltError) as told:
+        with pytest.raises(HaltError) as caught:
             await waiting
-        assert told.value is halted.value
+        assert caught.value is halted.value
         with pytest.raises(HaltError):
             await receiver.until_delivered(rig.chain.ids[-1] + 1)
 

@@ -13,11 +13,11 @@ from orderchain.limits import ID_MAX
 from orderchain.model import TERM_SPREAD_IDS, is_linked
 from sequencer.core import (
     DAY_IDS,
+    TIME_ID_BITS,
     TIME_PARTITION_IDS_MIN,
     IdStrategy,
     SequencerCore,
     first_id,
-    wall_ms_of,
 )
 from tests.builders.orders import make_orders
 
@@ -43,7 +43,7 @@ def test_time_based_id_tells_the_millisecond_of_its_batch() -> None:
     batch = time_core().assemble(make_orders(3), WALL_NS)
     assert batch.first_id == WALL_MS << 20
     assert [event.id - batch.first_id for event in batch.events] == [0, 1, 2]
-    assert wall_ms_of(batch.last_id) == WALL_MS
+    assert batch.last_id >> TIME_ID_BITS == WALL_MS
     assert batch.pid == 0
 
 

@@ -193,7 +193,7 @@ async def test_orders_that_the_policy_refuses_are_not_passed_by_with_the_next_ca
 
 
 async def test_place_that_somebody_else_wrote_ends_the_leader(world: World) -> None:
-    """Behind the fence nobody else moves it; whoever did it by hand is told."""
+    """Under the fence nobody else moves it; a move by hand is reported."""
     sequencer = await world.sequencer().__aenter__()
     await sequencer.submit_each([Order("a", b"")], intake=mark(1), positions=[0])
     world.chain.intake[SOURCE] = mark(7)

@@ -66,7 +66,7 @@ ways = pytest.mark.parametrize("way", ["login", "mutual"])
 
 
 def configs(secured_kafka: SecuredKafka, way: str) -> tuple[KafkaConfig, KafkaConfig]:
-    """Return the config of whoever writes, and of whoever may only read."""
+    """Return the config of a writer, and of one who may only read."""
     make = getattr(secured_kafka, way)
     return make(SEQUENCER), make(RECEIVER)
 

@@ -248,7 +248,7 @@ async def test_redis_filter_spares_the_database_a_repeat(
     filtering = RedisFilter(redis_config(redis_server))
     await rig.work_off(rig.consumer(filter=filtering), until=message)
     await rig.send(message, last)
-    # The row is taken away: whoever still knows the message knows it from Redis.
+    # The row is taken away: one who still knows the message knows it from Redis.
     await rig.admin.execute("DELETE FROM inbox")
     again = rig.consumer(filter=RedisFilter(redis_config(redis_server)))
     assert await rig.work_off(again, until=last) == ["last"]

@@ -283,7 +283,7 @@ async def test_retry_of_many_dead_letters_goes_by_key_in_order(rig: Rig) -> None
     messages = await make_dead(rig, "1", "2", "3", key="K")
     letters = DeadLetters(rig.admin)
     chosen = DeadLetterFilter(consumer=rig.consumer_name, reason="refused by the handler")
-    retried = await letters.retry_many(chosen, actor="anna", reason="mended")
+    retried = await letters.retry_many(chosen, actor="anna", reason="fixed")
     assert [one.message_id for one in retried] == [one.message_id for one in messages]
     assert await rig.work_off(rig.consumer(), until=messages[-1]) == ["1", "2", "3"]
     assert await rig.effects() == {"1": 1, "2": 1, "3": 1}

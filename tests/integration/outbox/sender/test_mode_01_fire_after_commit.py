@@ -96,7 +96,7 @@ async def test_crash_between_commit_and_send_loses_the_message_and_keeps_the_cha
     assert await process.wait() == -9
     assert await sender.admin.fetchval("SELECT count(*) FROM trade") == 1
     assert await sender.sent(prices) == []
-    # Nothing remembers it: whoever comes after sends only what is new.
+    # Nothing remembers it: the next process sends only what is new.
     business = await sender.connect()
     async with FireAfterCommit(sender.kafka, [prices]) as fire:
         async with fire.transaction(business) as firing:
