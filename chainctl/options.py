@@ -22,6 +22,7 @@ from chainctl.settings import (
     form_of,
     load_settings,
     may_be_many,
+    owner_of,
     variable_of,
 )
 from chainctl.units import Span
@@ -265,7 +266,8 @@ def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:
     meta[IS_DEBUG] = sourced.settings.log_level == "debug"
     running = None
     if "log_format" in names:
-        running = Subject(context.params.get("chain_id"), context.params.get("name"))
+        name = owner_of(sourced.settings) if "owner" in names else context.params.get("name")
+        running = Subject(context.params.get("chain_id"), name)
     set_up_logging(sourced.settings, running)
     return sourced
 

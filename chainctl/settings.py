@@ -9,6 +9,8 @@ need not be there.
 from __future__ import annotations
 
 import difflib
+import os
+import platform
 import re
 import tomllib
 from pathlib import Path
@@ -376,6 +378,11 @@ def _secret_kind(name: str) -> str:
 
 def _hidden(_: str) -> str:
     return "***"
+
+
+def owner_of(settings: Settings) -> str:
+    """Return the name by which a sequencer of this process leads."""
+    return settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 
 def has_flag(name: str) -> bool:

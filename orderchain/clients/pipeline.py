@@ -60,6 +60,11 @@ class Pipeline(asyncio.Protocol):
         self._error: Exception | None = None
         self._received = bytearray()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the driver has the connection."""
+        return not self._answers
+
     def send(self, query: str, data: Sequence[bytes]) -> asyncio.Future[None]:
         """Send `query`, whose last statement is a COPY, and `data` for it; never waits.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +14,7 @@ from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.running import run_async
+from chainctl.settings import owner_of
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted
 
@@ -197,7 +196,7 @@ def sequencer_config(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
-        name=settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}",
+        name=owner_of(settings),
         commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
         unsafe_durability=unsafe_durability,
         standby=standby,

@@ -6,12 +6,15 @@ import asyncio
 import io
 import json
 import logging
+import os
+import platform
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from chainctl.logs import SUMMARY_SECONDS, Subject, SummingHandler, set_up_logging
+from chainctl.main import main
 from chainctl.monitor_server import watched
 from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
@@ -115,6 +118,17 @@ def test_what_a_command_prints_is_json_too_where_logs_are(
     line = json.loads(written)
     assert (line["level"], line["logger"], line["name"]) == ("info", "chainctl", "r")
     assert line["message"] == f"leading {HOSTILE}"
+
+
+def test_lines_of_a_sequencer_have_the_name_by_which_it_leads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    call = ["sequence", "--chain", "7", "--intake-topic", "t", "--log-format", "json"]
+    names = []
+    for owner in (["--owner", "seq-a"], []):
+        assert main([*call, *owner, "--database", "postgresql://h/d", "--kafka", "nonsense"]) == 2
+        names.append(json.loads(capsys.readouterr().err)["name"])
+    assert names == ["seq-a", f"{platform.node()}:{os.getpid()}"]
 
 
 def test_command_that_ends_soon_prints_text_whatever_the_log_format_is(
