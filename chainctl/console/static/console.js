@@ -542,6 +542,8 @@ function drawVerifiedTile() {
   const known = rows('verified').filter((row) => row.until_id !== null);
   const broken = rows('verified').filter((row) => row.contradicted_id !== null).length;
   if (broken) return figure('verified', `${number(broken)} broken`, 'rows changed since they were verified', 'bad');
+  const report = state.report && state.report.last;
+  if (report && report.is_clean === false) return figure('verified', 'not clean', `last report, ${ago(report.written)}`, 'bad');
   if (!known.length) return figure('verified', '–', 'no chain was verified');
   const last = known.reduce((a, b) => (b.verified_at > a.verified_at ? b : a));
   const some = known.length < rows('verified').length ? `${number(known.length)} of ${plural(rows('verified').length, 'chain')}, ` : '';

@@ -117,6 +117,23 @@ async def test_page_without_chains_says_how_to_make_one(
         await expect(page.get_by_role("status").first).to_have_text("Nothing needs a person")
 
 
+async def test_last_report_that_is_not_clean_is_seen_at_once(
+    run_console: RunConsole, filled: Filled, open_page: Open, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.html"
+    clean = '<title>Chain 1: {}</title><meta name="orderchain-clean" content="{}">'
+    report.write_text(clean.format("broken", "no"))
+    async with open_page(run_console("--report", report)) as page:
+        tile = page.locator("#tile-verified")
+        await expect(tile).to_have_text("not clean")
+        await expect(tile).to_have_attribute("data-tone", "bad")
+        link = page.get_by_role("link", name=re.compile("last verification is not clean"))
+        assert await link.get_attribute("href") == "#verified"
+        report.write_text(clean.format("complete", "yes"))
+        await expect(tile).to_have_text("whole")
+        await expect(link).to_have_count(0)
+
+
 async def test_what_needs_a_person_leads_to_its_place(
     console: RunningConsole, open_page: Open
 ) -> None:
