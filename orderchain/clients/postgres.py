@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
@@ -343,15 +344,35 @@ async def _connect_one(
 ) -> Connection:
     """Connect to one server. All that asyncpg would take from the environment is passed."""
     password = config.read_password(host, port)
-    return await asyncpg.connect(
-        host=host,
-        port=port,
-        password=lambda: password,  # an empty text would make asyncpg look elsewhere
-        target_session_attrs=target,
-        timeout=None,
-        connection_class=_Connection,
-        **options,
-    )
+    try:
+        return await asyncpg.connect(
+            host=host,
+            port=port,
+            password=lambda: password,  # an empty text would make asyncpg look elsewhere
+            target_session_attrs=target,
+            timeout=None,
+            connection_class=_Connection,
+            **options,
+        )
+    except BaseException as error:
+        _abort_refused(error)
+        raise
+
+
+def _abort_refused(error: BaseException | None) -> None:
+    """End the connection that asyncpg gave up with `error`.
+
+    It closes it, and a connection of TLS is then open until the server has said goodbye. An event
+    loop that ends before that, as the loop of a command does, cannot close, and its error would be
+    reported in place of this one. Only the frames that the error passed know the transport.
+    """
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            for value in list(frame.f_locals.values()):
+                if hasattr(value, "abort") and hasattr(value, "set_protocol"):
+                    abort(value)
+        # Not its context: that may be an error of our caller, with a connection that is in use.
+        error = error.__cause__
 
 
 async def _require_direct(connection: Connection, config: DatabaseConfig) -> None:

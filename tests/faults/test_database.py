@@ -184,7 +184,7 @@ async def test_slow_and_broken_network_to_the_database_harms_no_order(
 async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
-    chain = await make_chain()
+    chain = await make_chain(lease_seconds=60.0, commit_seconds=30.0)
     orders = make_orders(2_000, size=200)
     async with (
         Proxy(postgres_server.config.port, postgres_requests) as proxy,

@@ -75,7 +75,7 @@ MUTATIONS = (
     Mutation(
         receiving.primary_never_asked,
         100,
-        ("L1",),
+        ("L1", "S8"),
         {"sources": "standby first", "is_standby_stuck": True},
     ),
     Mutation(
