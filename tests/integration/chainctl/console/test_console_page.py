@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.integration.chainctl.console.conftest import (
     CHAIN,
@@ -37,36 +38,42 @@ TOKEN = "a-token-of-the-tests-0123456789"
 PHONE = {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">" + "x" * 120
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium (Debian: apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian: apt-get install chromium)"),
+]
 
 expect.set_options(timeout=DEADLINE_SECONDS * 1_000)
 
 
-@pytest.fixture
-async def open_page() -> AsyncIterator[Open]:
-    """Opens pages in a browser of this test; no script of a page may fail, or be forbidden."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One browser for all pages, since each start takes CPU time; no page shares a context."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        yield browser
+        await browser.close()
 
-        @asynccontextmanager
-        async def open_one(console: RunningConsole, **context: Any) -> AsyncIterator[Page]:
-            wrong: list[str] = []
-            holding = await browser.new_context(**context)
+
+@pytest.fixture
+def open_page(browser: Browser) -> Open:
+    """Opens pages in a context of their own; no script of a page may fail, or be forbidden."""
+
+    @asynccontextmanager
+    async def open_one(console: RunningConsole, **context: Any) -> AsyncIterator[Page]:
+        wrong: list[str] = []
+        async with await browser.new_context(**context) as holding:
             holding.set_default_timeout(DEADLINE_SECONDS * 1_000)
             page = await holding.new_page()
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on("console", lambda said: wrong.append(said.text))
             await page.goto(console.url)
             yield page
-            await holding.close()
-            # What a browser says of an answer that is a refusal is no fault of the page.
-            assert [text for text in wrong if not text.startswith("Failed to load resource")] == []
+        # What a browser says of an answer that is a refusal is no fault of the page.
+        assert [text for text in wrong if not text.startswith("Failed to load resource")] == []
 
-        yield open_one
-        await browser.close()
+    return open_one
 
 
 async def live(page: Page) -> None:
