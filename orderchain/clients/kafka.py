@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from aiokafka import (
     AIOKafkaConsumer,
@@ -566,13 +567,17 @@ class _PlainProduce(ProduceRequest):  # type: ignore[misc] # aiokafka has no typ
         """Return the request in the version of `kind`."""
         request = super().build(kind)
         if len(request.topics) == 1 == len(request.topics[0][1]):
-            request.encode = partial(_encoded, request, kind.encode)
+            # Weak: a request that holds itself keeps its records until a pass of the collector.
+            request.encode = partial(_encoded, ref(request), kind.encode)
         return request
 
 
-def _encoded(request: Any, encode: Callable[[Any], bytes]) -> bytes:  # noqa: ANN401
+def _encoded(weak: ref[Any], encode: Callable[[Any], bytes]) -> bytes:
     """Return the bytes of a request for one partition: its records are the last field, after their
     length."""
+    request = weak()
+    if request is None:
+        raise ReferenceError("the request is gone before it was encoded")
     topics = request.topics
     ((topic, ((partition, records),)),) = topics
     request.topics = [(topic, [(partition, b"")])]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -148,6 +150,23 @@ def test_request_to_store_records_is_sent_as_the_library_lays_it_out(
     assert request.encode() == request.encode() == expected.encode()
     assert (type(request), request.topics) == (type(expected), topics)
     assert ("encode" in vars(request)) == (len(topics) == 1 == len(topics[0][1]))
+
+
+def test_request_to_store_records_is_gone_with_its_last_reference() -> None:
+    client = SendingClient()
+    copy_records_once(client)
+    topics = [("orders", [(0, b"records")])]
+    client.send(1, ProduceRequest(None, -1, 9_000, topics), group=2)
+    request = client.sent.pop()[1].prepare({0: (7, 7)})
+    assert b"records" in request.encode()
+
+    watched = weakref.ref(request)
+    gc.disable()
+    try:
+        del request
+        assert watched() is None, "its records wait for a pass of the collector"
+    finally:
+        gc.enable()
 
 
 class SendingClient:
