@@ -184,12 +184,18 @@ def page_events(page: PageImage) -> list[Event]:
 def is_linked_page(after_id: int, page: PageImage) -> bool:
     """Return whether the rows of `page` follow the row `after_id` and each other without a break.
 
-    Images are compared: no pid is looked at as a number, and no row that is in nobody's cache.
+    Images are compared: no pid is looked at as a number, and no row that is in nobody's cache. Nor
+    are ids, where they are consecutive, as nearly all are.
     """
     if page.pids != _INT.pack(_INT_BYTES, after_id) + page.ids[:-_INT_IMAGE_BYTES]:
         return False
+    if after_id >= page.first_id:
+        return False
+    last_id = page.first_id + page.row_count - 1
+    if page.last_id == last_id and page.ids == _run_images(range(page.first_id, last_id + 1)):
+        return True
     ids = _ints(page.ids)
-    return after_id < ids[0] and all(map(lt, ids, ids[1:]))
+    return all(map(lt, ids, ids[1:]))
 
 
 def _halved(page: PageImage, *columns: Sequence[Any]) -> list[PageImage]:

@@ -255,6 +255,17 @@ def test_a_page_of_linked_rows_is_linked_after_the_row_before_alone(
     assert not is_linked_page(after_id + 1, page)
 
 
+def test_a_page_of_consecutive_rows_is_not_linked_where_two_of_them_changed_places() -> None:
+    ids = list(range(7, 1_007))
+    (page,) = event_pages([Event(of, of - 1, "k", 0, b"") for of in ids])
+    assert is_linked_page(6, page)
+    ids[500], ids[501] = ids[501], ids[500]
+    pids = [6, *ids[:-1]]
+    (page,) = event_pages([Event(*row, "k", 0, b"") for row in zip(ids, pids, strict=True)])
+    assert (page.first_id, page.last_id, page.row_count) == (7, 1_006, 1_000)
+    assert not is_linked_page(6, page)
+
+
 def test_copy_frame_is_the_documented_signature_flags_and_trailer() -> None:
     signature = b"PGCOPY\n\377\r\n\0"
     assert len(signature) == 11
