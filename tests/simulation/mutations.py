@@ -75,7 +75,7 @@ MUTATIONS = (
     Mutation(
         receiving.primary_never_asked,
         100,
-        ("L1", "S8"),
+        ("L1",),
         {"sources": "standby first", "is_standby_stuck": True},
     ),
     Mutation(

@@ -112,12 +112,17 @@ def ledger_without_bound() -> Iterator[None]:
 @contextmanager
 def primary_never_asked() -> Iterator[None]:
     """Rows that the first server of a list lacks are waited for, however long."""
-    readers = PreferredSources._readers
+    readers, original = PreferredSources._readers, PreferredSources.runs
 
     async def ask_the_first(
         self: PreferredSources, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        del from_primary
+        # What only the primary may say stays its own: to lose that, too, would be a second wrong.
+        if from_primary:
+            fill = original(self, after, until_id, from_primary=True)
+            async for run in fill:
+                yield run
+            return
         for source in readers(self)[:1]:
             async for run in self._runs_of(source, after, until_id):
                 yield run
