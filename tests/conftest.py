@@ -8,6 +8,7 @@ the marker `postgres`, `kafka` or `spark` by itself.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -70,8 +71,67 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
+# A server that few tests use is started by one of the processes alone: these modules come first
+# in the part of the first process, and of the second.
+_GROUPS: tuple[frozenset[str], ...] = (
+    frozenset({"spark"}),
+    frozenset({"breakable_kafka", "breakable_postgres", "secured_kafka", "secured_postgres"}),
+)
+_SERVED = frozenset({"postgres_server", "server_folder"}) | _KAFKAS
+_WEIGHTS = {"group": 4, "served": 2}
+"""What a module costs by each of its tests, roughly; one without a server costs next to nothing."""
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests into an order by which few servers are started, and nobody waits at the end.
+
+    `--dist worksteal` gives each process an equal part of the list, and what one has left at the
+    end of its part to one that has none. So the tests without a server stand at the end of each.
+    """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes > 1:
+        items[:] = _shared(items, processes)
+
+
+def _shared(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    costs = [0] * processes
+    served: list[list[pytest.Item]] = []
+    plain: list[pytest.Item] = []
+    for module in modules.values():
+        used = {name for item in module for name in getattr(item, "fixturenames", ())}
+        group = next((n for n, names in enumerate(_GROUPS) if not names.isdisjoint(used)), None)
+        if group is not None:
+            parts[group % processes] += module
+            costs[group % processes] += _WEIGHTS["group"] * len(module)
+        elif not _SERVED.isdisjoint(used):
+            served.append(module)
+        else:
+            plain += module
+    for module in served:
+        cheapest = costs.index(min(costs))
+        parts[cheapest] += module
+        costs[cheapest] += _WEIGHTS["served"] * len(module)
+    for number, part in enumerate(parts):
+        # As the scheduler divides: among those that are left.
+        size = (len(items) - sum(map(len, parts[:number]))) // (processes - number)
+        count = max(0, size - len(part))
+        part += plain[:count]
+        del plain[:count]
+    return [item for part in parts for item in part] + plain
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch Kafka before the first test: the fetch may take longer than a test is given."""
+    """Fetch Kafka before the first test: the fetch may take longer than a test is given.
+
+    And have the collector pass over the thousands of tests no more.
+    """
+    gc.collect()
+    gc.freeze()
     needed = any(
         not _KAFKAS.isdisjoint(getattr(item, "fixturenames", ())) for item in session.items
     )
