@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +28,7 @@ from orderchain.testing.pytest_plugin import make_server_folder
 from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -141,6 +142,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=tell)
 
 
+@pytest.hookimpl(specname="pytest_runtest_teardown", wrapper=True)
+def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Collect what a test of Spark has left: sockets of results, and objects of Java.
+
+    An error's traceback holds them. Collected during a later test they would fail it: each socket
+    by a warning, and each object of Java by a socket over which Java learns that it is gone.
+    """
+    try:
+        return (yield)
+    finally:
+        if item.get_closest_marker("spark") is not None:
+            gc.collect()
+
+
 @pytest.fixture
 def server_folder() -> Iterator[Path]:
     """A temporary folder for the servers of one test; the test stops what it starts there."""
@@ -227,6 +242,8 @@ def spark() -> Iterator[SparkSession]:
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        gc.collect()
+        gc.freeze()  # PySpark's modules: the collector runs after each test
         yield session
 
 
