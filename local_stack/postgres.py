@@ -151,7 +151,7 @@ class PostgresServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 100
     is_in_memory: bool = False
     """Whether the folder is in memory, where flushes are free: a database is then copied file by
-    file, not page by page through the log, for less than half of the CPU time."""
+    file, not page by page through the log, which takes a quarter of the CPU time less."""
     settings: Mapping[str, str] = {}
     """Any further settings of postgresql.conf; they override ours."""
 
