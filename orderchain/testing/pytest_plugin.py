@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - below it, mkdtemp makes a folder of our own
-_MEMORY_BYTES = 4 * 1024**3
-"""Room for the databases and logs of a run; a container often has 64 MB."""
+_MEMORY_BYTES = 8 * 1024**3
+"""Room for the databases and logs of two processes of tests; a container often has 64 MB."""
 
 
 def make_server_folder() -> Path:
