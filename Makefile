@@ -3,6 +3,9 @@
 BIN := .venv/bin
 TEST_JOBS := $(or $(JOBS),2)
 
+# What was compiled is kept, whatever the caller's environment says: each process would do it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup servers demo test simulate faults bench check site release hashes marks walk pictures hooks clean
 

@@ -149,6 +149,9 @@ class PostgresServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_wal_size_mb: int = 4096
     """Large enough that a benchmark does not itself force checkpoints."""
     max_connections: int = 100
+    is_in_memory: bool = False
+    """Whether the folder is in memory, where flushes are free: a database is then copied file by
+    file, not page by page through the log, which takes a quarter of the CPU time less."""
     settings: Mapping[str, str] = {}
     """Any further settings of postgresql.conf; they override ours."""
 
@@ -303,7 +306,8 @@ class PostgresServer(Server):
         Raises:
             StatementFailed: `database` exists, `template` does not, or somebody uses it.
         """
-        self._run_file("copy_database.sql", template=template, database=database)
+        strategy = "file_copy" if self.config.is_in_memory else "wal_log"
+        self._run_file("copy_database.sql", template=template, database=database, strategy=strategy)
 
     def drop_database(self, database: str) -> None:
         """Drop a database, if it exists, and end all connections to it."""

@@ -8,11 +8,12 @@ the marker `postgres`, `kafka` or `spark` by itself.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,7 @@ from orderchain.testing.pytest_plugin import make_server_folder
 from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -55,6 +57,16 @@ settings.register_profile(
 settings.load_profile("orderchain")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect the tests without the collector of garbage: there is none among so many tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         used = getattr(item, "fixturenames", ())
@@ -70,8 +82,67 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
+# A server that few tests use is started by one of the processes alone: these modules come first
+# in the part of the first process, and of the second.
+_GROUPS: tuple[frozenset[str], ...] = (
+    frozenset({"spark"}),
+    frozenset({"breakable_kafka", "breakable_postgres", "secured_kafka", "secured_postgres"}),
+)
+_SERVED = frozenset({"postgres_server", "server_folder"}) | _KAFKAS
+_WEIGHTS = {"group": 4, "served": 2}
+"""What a module costs by each of its tests, roughly; one without a server costs next to nothing."""
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests into an order by which few servers are started, and nobody waits at the end.
+
+    `--dist worksteal` gives each process an equal part of the list, and what one has left at the
+    end of its part to one that has none. So the tests without a server stand at the end of each.
+    """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes > 1:
+        items[:] = _shared(items, processes)
+
+
+def _shared(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    costs = [0] * processes
+    served: list[list[pytest.Item]] = []
+    plain: list[pytest.Item] = []
+    for module in modules.values():
+        used = {name for item in module for name in getattr(item, "fixturenames", ())}
+        group = next((n for n, names in enumerate(_GROUPS) if not names.isdisjoint(used)), None)
+        if group is not None:
+            parts[group % processes] += module
+            costs[group % processes] += _WEIGHTS["group"] * len(module)
+        elif not _SERVED.isdisjoint(used):
+            served.append(module)
+        else:
+            plain += module
+    for module in served:
+        cheapest = costs.index(min(costs))
+        parts[cheapest] += module
+        costs[cheapest] += _WEIGHTS["served"] * len(module)
+    for number, part in enumerate(parts):
+        # As the scheduler divides: among those that are left.
+        size = (len(items) - sum(map(len, parts[:number]))) // (processes - number)
+        count = max(0, size - len(part))
+        part += plain[:count]
+        del plain[:count]
+    return [item for part in parts for item in part] + plain
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch Kafka before the first test: the fetch may take longer than a test is given."""
+    """Fetch Kafka before the first test: the fetch may take longer than a test is given.
+
+    And have the collector pass over the thousands of tests no more.
+    """
+    gc.collect()
+    gc.freeze()
     needed = any(
         not _KAFKAS.isdisjoint(getattr(item, "fixturenames", ())) for item in session.items
     )
@@ -79,6 +150,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         tell = reporter.write_line if reporter is not None else print
         fetch_kafka(default_cache_directory(os.environ), environ=os.environ, progress=tell)
+
+
+@pytest.hookimpl(specname="pytest_runtest_teardown", wrapper=True)
+def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Collect what a test of Spark has left: sockets of results, and objects of Java.
+
+    An error's traceback holds them. Collected during a later test they would fail it: each socket
+    by a warning, and each object of Java by a socket over which Java learns that it is gone.
+    """
+    try:
+        return (yield)
+    finally:
+        if item.get_closest_marker("spark") is not None:
+            gc.collect()
 
 
 @pytest.fixture
@@ -167,6 +252,8 @@ def spark() -> Iterator[SparkSession]:
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        gc.collect()
+        gc.freeze()  # PySpark's modules: the collector runs after each test
         yield session
 
 

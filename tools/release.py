@@ -21,8 +21,6 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -181,6 +179,10 @@ def bill_of_materials(wheel: Path, version: str) -> dict[str, Any]:
         }
         for name, asked in sorted(needs.items())
     ]
+    # Imported here: its import builds grammars for two seconds, in each process that tests this.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     if refused := JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)):
         raise NotReady(f"the bill of materials: {refused}")
     return bill

@@ -1,7 +1,7 @@
 -- Makes a database with the tables of another one, to which nobody is connected. It is a database of
 -- its own: it has its own identity, and its own key for the outbox's tokens.
--- Variables: database, template.
-CREATE DATABASE :"database" TEMPLATE :"template";
+-- Variables: database, template, strategy.
+CREATE DATABASE :"database" TEMPLATE :"template" STRATEGY :strategy;
 -- Grants on the database itself are not copied.
 SELECT format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', :'database')
   FROM pg_catalog.pg_database

@@ -25,14 +25,29 @@ if TYPE_CHECKING:
     from outbox.testing import MemoryOutbox
 
 
+_MEMORY = Path("/dev/shm")  # noqa: S108 - below it, mkdtemp makes a folder of our own
+_MEMORY_BYTES = 8 * 1024**3
+"""Room for the databases and logs of two processes of tests; a container often has 64 MB."""
+
+
 def make_server_folder() -> Path:
     """Make a temporary folder that the servers' account can pass through, even if root makes it.
 
     pytest's `tmp_path` is below a folder that only its owner can open.
+    It is in memory where there is room, unless TMPDIR names another place: servers flush all that
+    they write, and what is in memory survives every end of a process just the same.
     """
-    folder = Path(tempfile.mkdtemp(prefix="orderchain-test-"))
+    parent = None if "TMPDIR" in os.environ or not _has_room(_MEMORY) else _MEMORY
+    folder = Path(tempfile.mkdtemp(prefix="orderchain-test-", dir=parent))
     folder.chmod(0o755)
     return folder
+
+
+def _has_room(folder: Path) -> bool:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize >= _MEMORY_BYTES
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +70,7 @@ def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
         port=free_port(),
         passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
         max_wal_size_mb=512,
+        is_in_memory=orderchain_folder.parent == _MEMORY,
     )
     with PostgresServer(config) as server:
         server.prepare_roles()

@@ -37,6 +37,8 @@ RETRY_SECONDS_MAX = 1.0
 STANDBY_SECONDS = 0.5
 AVOID_SECONDS = 1.0
 GAPS_KEPT = 3
+PATIENCE_GROWTH = 1.1
+IDLE_PATIENCE_SECONDS = 0.05
 
 
 class ReceiverHost(Host):
@@ -100,14 +102,18 @@ class ReceiverHost(Host):
             await self._take_effect(receiver, run)
 
     async def _next_run(self, receiver: Receiver) -> Run | None:
-        """Wait for the next run as a service does that has other things to do, too."""
+        """Wait for the next run as a service does that has other things to do, too.
+
+        While nothing comes, it asks less often: half of a world's time would go into that.
+        """
+        seconds = self.world.plan.patience_seconds
         while True:
-            patience = self.world.random.uniform(0.0, self.world.plan.patience_seconds)
+            patience = self.world.random.uniform(0.0, seconds)
             try:
                 async with asyncio.timeout(patience):
                     return await anext(receiver, None)
             except TimeoutError:
-                continue
+                seconds = max(seconds, min(seconds * PATIENCE_GROWTH, IDLE_PATIENCE_SECONDS))
 
     async def _take_effect(self, receiver: Receiver, run: Run) -> None:
         if self.world.plan.keeps_checkpoint_apart:

@@ -35,6 +35,20 @@ ROWS = 2_000
 DELETED = 1_234
 DEADLINE_SECONDS = 180.0
 
+TWICE = """
+import sys
+from chain_verifier.spark.session import open_session
+from chainctl.main import main
+
+master, own, shared, *verify = sys.argv[1:]
+with open_session(master, kafka=True):
+    for folder in (own, shared):
+        code = main([*verify, "--master", master, "--findings", folder])
+        for stream in (sys.stdout, sys.stderr):
+            print(f"exit code {code}", file=stream, flush=True)
+"""
+"""Two verifications in one Spark: another one would only start the same executors again."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
@@ -67,16 +81,16 @@ def test_findings_in_a_folder_that_the_workers_do_not_share_are_not_lost_in_sile
     settings = settings | {"CWD": str(tmp_path)}
     change = f"UPDATE chain_event SET key = key || 'x' WHERE chain_id = {chain_id}"  # noqa: S608
     asyncio.run(execute(settings["CHAINCTL_DATABASE"], change))
-    verify = (
-        *(sys.executable, "-m", "chainctl", "verify", "--chain", chain_id, "--json"),
-        *("--source", "database", "--source", "topic", "--master", cluster.master),
-    )
-    own = run(*verify, "--findings", "/proc/self/cwd/found", settings=settings)
-    assert (own.code, own.out) == (3, ""), own
-    (line,) = own.err.splitlines()
+    folders = ("/proc/self/cwd/found", tmp_path / "shared")
+    verify = ("verify", "--chain", chain_id, "--json", "--source", "database", "--source", "topic")
+    done = run(sys.executable, "-c", TWICE, cluster.master, *folders, *verify, settings=settings)
+    assert done.code == 0, done
+    (line,) = done.err.partition("exit code 3\n")[0].splitlines()
     assert f"findings could not be written to /proc/self/cwd/found: 0 of {ROWS}" in line
-    shared = run(*verify, "--findings", tmp_path / "shared", settings=settings)
-    assert (shared.code, json.loads(shared.out)["row_counts"]) == (1, {"differing": ROWS}), shared
+    nothing, own, rest = done.out.partition("exit code 3\n")
+    assert (nothing, own) == ("", "exit code 3\n"), done
+    report, _, shared = rest.rpartition("exit code ")
+    assert (shared, json.loads(report)["row_counts"]) == ("1\n", {"differing": ROWS}), done
     parts = (tmp_path / "shared" / "findings.json").glob("*.json")
     assert sum(len(part.read_text().splitlines()) for part in parts) == ROWS
 

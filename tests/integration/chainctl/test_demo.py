@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import httpx
 import pytest
 
 from local_stack.ports import free_port
+from orderchain.testing.pytest_plugin import make_server_folder
 from tests.pages import ROOT, blocks_of
 from tests.prometheus import running
 
@@ -50,8 +50,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def stack_folder() -> Iterator[Path]:
     """The folder of a stack that the first demo starts, and that is stopped at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="orderchain-demo-"))
-    folder.chmod(0o755)  # the servers' own account must pass through
+    folder = make_server_folder()
     yield folder / "stack"
     environment = os.environ | {"CHAINCTL_STACK_DIR": str(folder / "stack")}
     subprocess.run([CHAINCTL, "stack", "down"], env=environment, check=True, timeout=120)

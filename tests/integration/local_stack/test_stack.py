@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
+def stack_in(directory: Path) -> LocalStack:
+    # As `make demo` has it: Kafka starts for half the CPU time.
+    return LocalStack(directory, is_long_run=False)
+
+
 @pytest.fixture
 def stack(server_folder: Path) -> Iterator[LocalStack]:
-    made = LocalStack(server_folder / "stack")
+    made = stack_in(server_folder / "stack")
     try:
         yield made
     finally:
@@ -45,7 +50,7 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
     assert stat.S_IMODE(state_path.stat().st_mode) == 0o600
 
     told: list[str] = []
-    again = LocalStack(stack.directory).up(told.append)
+    again = stack_in(stack.directory).up(told.append)
     assert told == ["PostgreSQL and Kafka are running already"]
     assert process_ids(again) == process_ids(first)
 
@@ -85,7 +90,7 @@ def test_stack_up_after_a_crash_of_both(stack: LocalStack) -> None:
 def test_stack_up_side_by_side_starts_once(stack: LocalStack) -> None:
     found: list[StackStatus] = []
     threads = [
-        threading.Thread(target=lambda: found.append(LocalStack(stack.directory).up()))
+        threading.Thread(target=lambda: found.append(stack_in(stack.directory).up()))
         for _ in range(3)
     ]
     for thread in threads:
