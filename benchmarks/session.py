@@ -31,8 +31,8 @@ from benchmarks.programs import PROGRAMS, is_done, run_program
 from benchmarks.questions import NAMES, question_of
 from benchmarks.rivals.rival import NotWhole, rival_of
 from benchmarks.running import run_load
+from chainctl.event_loop import run_async
 from chainctl.output import progress, talk
-from chainctl.running import run_async
 from local_stack.folders import DIRECTORY_VARIABLE
 from orderchain.text import reason_of
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from chain_verifier.checks.buckets import Bucket, Horizon, row_count
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import Published, without_skipped
+from chain_verifier.checks.published import PublishedTopic, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined
@@ -56,7 +56,7 @@ def how_to_scan(request: VerifyRequest, spans: Iterable[int | None]) -> ScanPlan
     )
 
 
-class Examined(Struct, frozen=True, kw_only=True):
+class ScannedSource(Struct, frozen=True, kw_only=True):
     """One source after its scan."""
 
     buckets: list[Bucket]
@@ -138,7 +138,7 @@ class Mode(Protocol[T]):
         """Open a source; the database comes before all others."""
         ...
 
-    def examine(self, table: T, horizon: Horizon, how: ScanPlan) -> Examined:
+    def examine(self, table: T, horizon: Horizon, how: ScanPlan) -> ScannedSource:
         """Scan a source, and name its faults."""
         ...
 
@@ -176,12 +176,12 @@ class Mode(Protocol[T]):
         ...
 
 
-class Looked(Struct, Generic[T], frozen=True, kw_only=True):
+class SourceResult(Struct, Generic[T], frozen=True, kw_only=True):
     """One source with what was found in it."""
 
     table: T
     horizon: Horizon
-    examined: Examined
+    scanned: ScannedSource
     findings: Findings
     notes: tuple[str, ...]
     seconds: float
@@ -208,7 +208,7 @@ class Verification(Generic[T]):
         tables = [self._mode.open(source) for source in ordered]
         self._facts = next((table for table in tables if isinstance(table, DatabaseFacts)), None)
         self._horizon = self._horizon_of_all()
-        if self._facts is not None and any(isinstance(table, Published) for table in tables):
+        if self._facts is not None and any(isinstance(table, PublishedTopic) for table in tables):
             self._skips = self._facts.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
         # Only the keys of the first source: the others are compared with it row by row.
@@ -229,59 +229,59 @@ class Verification(Generic[T]):
             head=max((head for head in heads if head is not None), default=None),
         )
 
-    def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> Looked[T]:
+    def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> SourceResult[T]:
         self._progress(f"checking {table.name}")
         with stopwatch() as seconds:
-            topic = table if isinstance(table, Published) else None
+            topic = table if isinstance(table, PublishedTopic) else None
             horizon = topic.narrowed(self._horizon) if topic else self._horizon
-            examined = self._mode.examine(table, horizon, how)
-            beyond, notes = self._judge_beyond(table, examined, horizon)
-            parts = [joined([examined.findings, beyond])]
+            scanned = self._mode.examine(table, horizon, how)
+            beyond, notes = self._judge_beyond(table, scanned, horizon)
+            parts = [joined([scanned.findings, beyond])]
             if topic is not None:
                 notes += topic.notes_on(horizon, self._horizon, self._skips)
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
-            parts.append(self._judge_count(table, examined, joined(parts)))
-            parts.append(self._judge_pages(table, examined))
+            parts.append(self._judge_count(table, scanned, joined(parts)))
+            parts.append(self._judge_pages(table, scanned))
             parts.append(self._judge_seals(table))
             parts.append(self._judge_mark(table))
             if has_keys:
                 parts.append(self._judge_keys(table, horizon, how))
-        return Looked(
+        return SourceResult(
             table=table,
             horizon=horizon,
-            examined=examined,
+            scanned=scanned,
             findings=joined(parts),
-            notes=(*examined.notes, *notes),
+            notes=(*scanned.notes, *notes),
             seconds=seconds(),
         )
 
     def _judge_beyond(
-        self, table: T, examined: Examined, horizon: Horizon
+        self, table: T, scanned: ScannedSource, horizon: Horizon
     ) -> tuple[Findings, tuple[str, ...]]:
         """Separate rows that were committed after the head was read from rows that never were."""
         head = horizon.head
-        if head is None or examined.beyond_id is None:
+        if head is None or scanned.beyond_id is None:
             return Findings(), ()
         notes: tuple[str, ...] = ()
         if self._facts is not None and table is not self._facts:
             head_now = max(head, self._facts.head_now())
             if head_now > head:
                 notes = (f"rows after the head {head} were committed since, and left out",)
-            if examined.beyond_id <= head_now:
+            if scanned.beyond_id <= head_now:
                 return Findings(), notes
             head = head_now
         return self._mode.rows_beyond(table, horizon, head), notes
 
-    def _judge_pages(self, table: T, examined: Examined) -> Findings:
+    def _judge_pages(self, table: T, scanned: ScannedSource) -> Findings:
         """Look for pages that misstate what they hold, unless it is known that none does.
 
         If the pages, each a path between the ends that it names, form one path, none does.
         """
-        if not isinstance(table, DatabaseFacts) or examined.is_whole:
+        if not isinstance(table, DatabaseFacts) or scanned.is_whole:
             return Findings()
         return table.page_faults()
 
-    def _judge_count(self, table: T, examined: Examined, findings: Findings) -> Findings:
+    def _judge_count(self, table: T, scanned: ScannedSource, findings: Findings) -> Findings:
         """Check the number of rows against what the commits counted, if nothing else is wrong.
 
         A row that was removed together with the link to it leaves a path, one row short.
@@ -289,12 +289,12 @@ class Verification(Generic[T]):
         if not isinstance(table, DatabaseFacts) or findings.total or self._request.start:
             return Findings()
         expected = table.head.rows_counted
-        if examined.rows == expected:
+        if scanned.rows == expected:
             return Findings()
         finding = Finding(
             kind=Kind.ROW_COUNT,
             source=table.name,
-            count=examined.rows,
+            count=scanned.rows,
             expected_count=expected,
         )
         return gathered([finding])
@@ -318,13 +318,13 @@ class Verification(Generic[T]):
             return Findings()
         return gathered([mark_finding(table.name, mark)])
 
-    def _compare(self, one: Looked[T], base: Looked[T]) -> tuple[Comparison, Findings]:
+    def _compare(self, one: SourceResult[T], base: SourceResult[T]) -> tuple[Comparison, Findings]:
         name, against = one.table.name, base.table.name
         self._progress(f"comparing {name} with {against}")
         with stopwatch() as seconds:
             horizon = one.horizon.within(base.horizon)
             found = self._differences(one, base, horizon)
-            if isinstance(one.table, Published):
+            if isinstance(one.table, PublishedTopic):
                 found = joined([found, self._mode.strays(one.table, base.table, horizon)])
         comparison = Comparison(
             source=name,
@@ -336,16 +336,18 @@ class Verification(Generic[T]):
         )
         return comparison, found
 
-    def _differences(self, one: Looked[T], base: Looked[T], horizon: Horizon) -> Findings:
-        differing = differing_buckets(one.examined.buckets, base.examined.buckets, horizon)
+    def _differences(
+        self, one: SourceResult[T], base: SourceResult[T], horizon: Horizon
+    ) -> Findings:
+        differing = differing_buckets(one.scanned.buckets, base.scanned.buckets, horizon)
         if not differing:
             return Findings()
-        skips = self._skips if isinstance(one.table, Published) else ()
+        skips = self._skips if isinstance(one.table, PublishedTopic) else ()
         return self._mode.compare(one.table, base.table, differing, horizon, skips)
 
     def _report(
         self,
-        looked: Sequence[Looked[T]],
+        looked: Sequence[SourceResult[T]],
         comparisons: Sequence[Comparison],
         every: Findings,
         start_seconds: float,
@@ -370,22 +372,22 @@ class Verification(Generic[T]):
             seconds=round(time.monotonic() - self._began, 3),
         )
 
-    def _is_proof(self, one: Looked[Any]) -> bool:
+    def _is_proof(self, one: SourceResult[Any]) -> bool:
         """Return whether what was read of a source proves anything: rows do, and so does their
         absence if it is known that there should be none.
         """
-        if one.examined.rows or one.examined.rows_beyond:
+        if one.scanned.rows or one.scanned.rows_beyond:
             return True
-        if isinstance(one.table, Published) and one.table.is_silent:
+        if isinstance(one.table, PublishedTopic) and one.table.is_silent:
             return self._horizon.head == self._horizon.start
         return self._horizon.head is not None
 
-    def _source_report(self, one: Looked[Any]) -> SourceReport:
-        buckets = one.examined.buckets
+    def _source_report(self, one: SourceResult[Any]) -> SourceReport:
+        buckets = one.scanned.buckets
         return SourceReport(
             source=one.table.name,
             verdict=verdict_of(one.findings, self._horizon, is_proof=self._is_proof(one)),
-            rows=one.examined.rows,
+            rows=one.scanned.rows,
             first_id=min((bucket.first_id for bucket in buckets), default=None),
             last_id=max((bucket.last_id for bucket in buckets), default=None),
             counts=one.findings.counts,

@@ -31,7 +31,7 @@ class VerifiedMark(Struct, frozen=True, kw_only=True):
     verified_at: datetime
 
 
-class VerifiedStanding(Struct, frozen=True, kw_only=True):
+class VerifiedExtent(Struct, frozen=True, kw_only=True):
     """Where a chain begins and ends in its database, and how far it was verified."""
 
     head: int
@@ -58,7 +58,7 @@ class VerifiedStanding(Struct, frozen=True, kw_only=True):
         return max(self.head, self.mark.until_id if self.mark else 0)
 
 
-def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
+def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
     return asyncio.run(_read_standing(database, chain_id))
 
@@ -97,12 +97,12 @@ def set_mark(
     return asyncio.run(_set_mark(database, primary, chain_id, after_id, until_id, verified_by))
 
 
-async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedStanding:
+async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
     async with connection_to(database, AUDITOR) as connection:
         return await standing_of(connection, chain_id)
 
 
-async def standing_of(connection: Any, chain_id: int) -> VerifiedStanding:  # noqa: ANN401 - asyncpg's
+async def standing_of(connection: Any, chain_id: int) -> VerifiedExtent:  # noqa: ANN401 - asyncpg's
     """Return the chain's standing. Raises ChainMissing, SchemaError."""
     row = await connection.fetchrow(_SQL["standing"], chain_id)
     require_version(row)
@@ -112,7 +112,7 @@ async def standing_of(connection: Any, chain_id: int) -> VerifiedStanding:  # no
     mark = None
     if row["until_id"] is not None:
         mark = VerifiedMark(**{name: row[name] for name in VerifiedMark.__struct_fields__})
-    return VerifiedStanding(
+    return VerifiedExtent(
         head=row["last_id"],
         boundary_id=row["boundary_id"],
         mark=mark,

@@ -169,7 +169,7 @@ PORTION_ROWS: Final = 5_000
 """Rows read at once. It bounds the memory, and the reaction time to Ctrl-C."""
 
 
-class Straight(Struct, frozen=True, kw_only=True):
+class ExpectedState(Struct, frozen=True, kw_only=True):
     """An input as read, and what a handler made of it."""
 
     rows: int
@@ -180,7 +180,7 @@ class Straight(Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def apply_straight(path: Path, on_rows: Callable[[int], None]) -> Straight:
+def expected_state(path: Path, on_rows: Callable[[int], None]) -> ExpectedState:
     """Apply the rows of `path`, without database, broker or receiver in between.
 
     After each portion, `on_rows` gets the number of rows done; what it raises ends the work.
@@ -198,7 +198,7 @@ def apply_straight(path: Path, on_rows: Callable[[int], None]) -> Straight:
             on_rows(rows)
     if handler is None:
         raise ValueError("an intake without rows refuses them")
-    return Straight(
+    return ExpectedState(
         rows=rows,
         last_key=last_key,
         handler=kind,
@@ -217,11 +217,11 @@ def _portions(intake: FileIntake) -> Iterator[Portion]:
 FLOW_NAME: Final = "orders.csv"
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class DemoInput(Struct, frozen=True, kw_only=True):
     """An input that can be read to its end."""
 
     path: Path
-    straight: Straight
+    expected: ExpectedState
     """What its orders come to when they are applied straight."""
 
 
@@ -240,9 +240,9 @@ def check_input(path: Path) -> None:
 
 
 @contextmanager
-def preparing(
+def input_in_background(
     options: DemoOptions, folder: Path, show: Callable[[float, str], None] = _show_nothing
-) -> Iterator[Future[Prepared]]:
+) -> Iterator[Future[DemoInput]]:
     """Generate and read the input in the background, while the block does something else.
 
     In that thread, `show` gets the rows generated and read so far, and which of the two it does.
@@ -263,12 +263,12 @@ def preparing(
             stopped.set()
 
 
-def _prepare(options: DemoOptions, folder: Path, show: Callable[[float, str], None]) -> Prepared:
+def _prepare(options: DemoOptions, folder: Path, show: Callable[[float, str], None]) -> DemoInput:
     path, generated = options.input, 0
     if path is None:
         path, generated = folder / FLOW_NAME, options.orders
         with path.open("w", encoding="utf-8", newline="") as file:
             write_order_flow(file, options.seed, generated, lambda rows: show(rows, "generated"))
     path = path.absolute()
-    straight = apply_straight(path, lambda rows: show(generated + rows, "applied straight"))
-    return Prepared(path=path, straight=straight)
+    expected = expected_state(path, lambda rows: show(generated + rows, "applied straight"))
+    return DemoInput(path=path, expected=expected)

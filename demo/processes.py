@@ -389,9 +389,9 @@ async def open_pipe() -> Pipe:
 
 def run_process(work: Callable[[Pipe], Coroutine[object, object, None]]) -> int:
     """Run `work` with the pipe to the demo; return the exit code. One line of stderr on failure."""
+    from chainctl.event_loop import run_async
     from chainctl.exits import error_line, exit_code
     from chainctl.output import talk
-    from chainctl.running import run_async
 
     async def worked() -> None:
         await work(await open_pipe())

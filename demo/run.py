@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from chainctl.event_loop import run_async
 from chainctl.output import Stopwatch, progress, talk
-from chainctl.running import run_async
-from demo.preparation import Prepared, check_input, preparing
-from demo.scenario import Plan, ScenarioOutcome, Stage, play, set_stage
+from demo.preparation import DemoInput, check_input, input_in_background
+from demo.scenario import ChainSetup, Plan, ScenarioOutcome, play, set_up_chain
 from demo.spark_check import STEPS, checked_by, require_spark, starting_spark
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
@@ -72,10 +72,10 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     if options.input is not None:
         check_input(options.input)
     with _demo_folder(stack) as folder:
-        stage, prepared = _prepare(stack, options, folder)
+        setup, demo_input = _prepare(stack, options, folder)
     plan = Plan(
-        stage=stage,
-        prepared=prepared,
+        setup=setup,
+        demo_input=demo_input,
         faults=options.faults(),
         journal=folder / "journal.jsonl",
         http=options.http,
@@ -86,24 +86,24 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     return summarize(plan, options, outcome, report, commands=_commands(stack), phases=phases)
 
 
-def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[Stage, Prepared]:
+def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[ChainSetup, DemoInput]:
     """Start the servers while the input is generated or read; make a chain."""
     what, reads = ("Reading the input", 1) if options.input else ("Generating orders", 2)
     talk(f"{what}, starting the servers")
     total = None if options.input else reads * options.orders
     with (
         progress("input", total) as bar,
-        preparing(options, folder, bar.move_to) as preparation,
+        input_in_background(options, folder, bar.move_to) as preparation,
     ):
         stack.up(talk)
-        prepared = preparation.result()
-        bar.move_to(reads * prepared.straight.rows, "making a chain")
-        return run_async(set_stage(stack)), prepared
+        demo_input = preparation.result()
+        bar.move_to(reads * demo_input.expected.rows, "making a chain")
+        return run_async(set_up_chain(stack)), demo_input
 
 
 async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[ScenarioOutcome, dict[str, Any]]:
     """Play, then have Spark judge; note in `phases` how long each took."""
-    chain_id, rows = plan.stage.chain_id, plan.rows
+    chain_id, rows = plan.setup.chain_id, plan.rows
     watch = Stopwatch()
     talk(f"Sequencing {counted(rows, 'order')} into chain {chain_id}, seed {plan.faults.seed}")
     async with starting_spark(plan) as verifier:
@@ -133,7 +133,7 @@ def _demo_folder(stack: LocalStack) -> Iterator[Path]:
 
 def _leave(stack: LocalStack, plan: Plan) -> None:
     """Write down what this demo leaves, whole or not at all: another demo may end meanwhile."""
-    left = LastDemo(chain=plan.stage.chain_id, journal=str(plan.journal))
+    left = LastDemo(chain=plan.setup.chain_id, journal=str(plan.journal))
     path = stack.directory / FOLDER / LAST
     new = path.with_suffix(f".{os.getpid()}")
     new.write_bytes(msgspec.json.encode(left))

@@ -21,7 +21,7 @@ from chainctl.monitor_server import Address
 from chainctl.output import talk
 from chainctl.settings import Settings
 from demo.lossy_link import LinkFaults
-from demo.preparation import Prepared
+from demo.preparation import DemoInput
 from demo.processes import (
     Child,
     ChildDied,
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from chainctl.commands.chain.chains import Creation
     from chainctl.output import ProgressBar
-    from demo.processes import Command, Report
-    from demo.processes import Stage as SequencingStage
+    from demo.processes import Command, Report, Stage
     from local_stack import LocalStack
 
 
@@ -55,7 +54,7 @@ CHAIN_TRIES: Final = 10
 """How many numbers to try when somebody else takes each one at the same moment."""
 
 
-class Stage(Struct, frozen=True, kw_only=True):
+class ChainSetup(Struct, frozen=True, kw_only=True):
     """A fresh chain, and how each part of the demo reaches it, with no more rights than needed."""
 
     chain_id: int
@@ -68,10 +67,10 @@ class Stage(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the chain alone: the addresses hold passwords."""
-        return f"Stage(chain_id={self.chain_id})"
+        return f"ChainSetup(chain_id={self.chain_id})"
 
 
-async def set_stage(stack: LocalStack) -> Stage:
+async def set_up_chain(stack: LocalStack) -> ChainSetup:
     """Apply the schema where it is missing, and make a chain and the demo's own table.
 
     Raises SchemaError when there is a schema of another version.
@@ -83,7 +82,7 @@ async def set_stage(stack: LocalStack) -> Stage:
     await apply_schema(settings)
     await make_table(settings)
     chain = await _new_chain(settings)
-    return Stage(
+    return ChainSetup(
         chain_id=chain.chain,
         topic=chain.topic,
         kafka=settings.kafka,
@@ -121,7 +120,7 @@ async def _new_chain(settings: Settings) -> Creation:
 _R = TypeVar("_R")
 
 
-class Player:
+class ReportingChild:
     """A child whose reports are taken in as they come."""
 
     def __init__(self, child: Child, changed: asyncio.Event) -> None:
@@ -131,7 +130,9 @@ class Player:
         self._is_killed = False
 
     @classmethod
-    async def start(cls, name: str, module: str, job: Struct, changed: asyncio.Event) -> Player:
+    async def start(
+        cls, name: str, module: str, job: Struct, changed: asyncio.Event
+    ) -> ReportingChild:
         """Start a process; `changed` is set at every report of it."""
         return cls(await Child.start(name, module, job), changed)
 
@@ -196,8 +197,8 @@ SAVE_ROWS_MAX: Final = 20_000
 class Plan(Struct, frozen=True, kw_only=True):
     """What is to be played, and where."""
 
-    stage: Stage
-    prepared: Prepared
+    setup: ChainSetup
+    demo_input: DemoInput
     faults: LinkFaults
     journal: Path
     http: Address | None = None
@@ -205,7 +206,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """Rows of the input; at least 1."""
-        return self.prepared.straight.rows
+        return self.demo_input.expected.rows
 
     @property
     def pause_at_row(self) -> int:
@@ -250,10 +251,10 @@ async def play(plan: Plan, bar: ProgressBar) -> ScenarioOutcome:
     Raises ChildDied when one ends early, OrderchainError when nothing moves any more.
     """
     async with AsyncExitStack() as exits, asyncio.TaskGroup() as listeners:
-        return await _Play(plan, bar, exits, listeners).run()
+        return await _Scenario(plan, bar, exits, listeners).run()
 
 
-class _Play:
+class _Scenario:
     """The running processes, and what they have reported."""
 
     def __init__(
@@ -264,8 +265,8 @@ class _Play:
         self._exits = exits
         self._listeners = listeners
         self._changed = asyncio.Event()
-        self._lives: list[Player] = []
-        self._sequencing: Player | None = None
+        self._lives: list[ReportingChild] = []
+        self._sequencing: ReportingChild | None = None
 
     async def run(self) -> ScenarioOutcome:
         first = await self._start_matching()
@@ -285,7 +286,7 @@ class _Play:
         lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
         return ScenarioOutcome(sequenced=sequenced, lives=lives, finished=finished)
 
-    async def _kill(self, matching: Player) -> None:
+    async def _kill(self, matching: ReportingChild) -> None:
         """Kill the matching service once it has stored something, and works on more."""
         reached = await self._until(
             lambda: _reached(matching, self._plan.kill_at_row), "the first rows to be delivered"
@@ -293,19 +294,19 @@ class _Play:
         await matching.kill()
         talk(f"Killed the matching service (SIGKILL) at {counted(reached.events, 'row')}")
 
-    async def _start_matching(self) -> Player:
-        plan, stage = self._plan, self._plan.stage
+    async def _start_matching(self) -> ReportingChild:
+        plan, setup = self._plan, self._plan.setup
         job = MatchingJob(
-            database=stage.receiver_database,
-            gap_database=stage.gap_database,
-            kafka=stage.kafka,
-            chain_id=stage.chain_id,
-            topic=stage.topic,
+            database=setup.receiver_database,
+            gap_database=setup.gap_database,
+            kafka=setup.kafka,
+            chain_id=setup.chain_id,
+            topic=setup.topic,
             receiver=RECEIVER,
-            handler=plan.prepared.straight.handler,
+            handler=plan.demo_input.expected.handler,
             journal=str(plan.journal),
             faults=plan.faults,
-            last_key=plan.prepared.straight.last_key,
+            last_key=plan.demo_input.expected.last_key,
             life=len(self._lives),
             save_rows=plan.save_rows,
             http=None if plan.http is None else Address(plan.http.host, plan.http.port + 1),
@@ -314,21 +315,21 @@ class _Play:
         self._lives.append(player)
         return player
 
-    async def _start_sequencing(self) -> Player:
-        plan, stage = self._plan, self._plan.stage
+    async def _start_sequencing(self) -> ReportingChild:
+        plan, setup = self._plan, self._plan.setup
         job = SequencingJob(
-            database=stage.sequencer_database,
-            kafka=stage.kafka,
-            chain_id=stage.chain_id,
-            input=str(plan.prepared.path),
+            database=setup.sequencer_database,
+            kafka=setup.kafka,
+            chain_id=setup.chain_id,
+            input=str(plan.demo_input.path),
             batch_rows=min(max(plan.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX),
             pause_at_row=plan.pause_at_row,
             http=plan.http,
         )
         return await self._start("sequencing service", "demo.sequencing_service", job)
 
-    async def _start(self, name: str, module: str, job: Struct) -> Player:
-        player = await Player.start(name, module, job, self._changed)
+    async def _start(self, name: str, module: str, job: Struct) -> ReportingChild:
+        player = await ReportingChild.start(name, module, job, self._changed)
         self._exits.push_async_callback(player.stop)
         self._listeners.create_task(player.listen(), name=f"reports of the {name}")
         return player
@@ -363,7 +364,7 @@ class _Play:
         return rows, delivered
 
 
-def _reached(matching: Player, row: int) -> Delivered | None:
+def _reached(matching: ReportingChild, row: int) -> Delivered | None:
     """Return the service's report once it is at `row`, and has stored its state before."""
     delivered = matching.last(Delivered)
     if delivered is None or delivered.events < row or not delivered.saves:
@@ -371,13 +372,13 @@ def _reached(matching: Player, row: int) -> Delivered | None:
     return delivered
 
 
-def _at(sequencing: Player, stage: SequencingStage) -> Sequenced | None:
+def _at(sequencing: ReportingChild, stage: Stage) -> Sequenced | None:
     """Return the report of the sequencing service once it has reached `stage`."""
     sequenced = sequencing.last(Sequenced)
     return sequenced if sequenced is not None and sequenced.stage == stage else None
 
 
-def _life(player: Player, delivered: Delivered | None) -> Life:
+def _life(player: ReportingChild, delivered: Delivered | None) -> Life:
     resumed = player.last(Resumed)
     if resumed is None or delivered is None:
         raise OrderchainError("a matching service worked without a word")

@@ -119,8 +119,8 @@ def require_spark() -> None:
 async def starting_spark(plan: Plan) -> AsyncIterator[Child]:
     """Start Spark in a process of its own, which has ended when the block ends."""
     job = CheckingJob(
-        database=plan.stage.audit_database,
-        chain_id=plan.stage.chain_id,
+        database=plan.setup.audit_database,
+        chain_id=plan.setup.chain_id,
         journal=str(plan.journal),
         is_long=plan.rows >= LONG_ROWS,
     )

@@ -16,7 +16,7 @@ from orderchain.text import counted
 
 if TYPE_CHECKING:
     from demo import DemoOptions
-    from demo.preparation import Straight
+    from demo.preparation import ExpectedState
     from demo.scenario import Life, Plan, ScenarioOutcome
 
 
@@ -74,16 +74,16 @@ def summarize(
     phases: dict[str, float],
 ) -> Summary:
     """Return the summary, the judgement included. `report` is Spark's."""
-    straight, finished, lives = plan.prepared.straight, outcome.finished, outcome.lives
-    not_whole = _objections(straight, outcome, report)
+    expected, finished, lives = plan.demo_input.expected, outcome.finished, outcome.lives
+    not_whole = _objections(expected, outcome, report)
     return Summary(
         whole=not not_whole,
         not_whole=not_whole,
-        chain=plan.stage.chain_id,
-        input=str(plan.prepared.path),
+        chain=plan.setup.chain_id,
+        input=str(plan.demo_input.path),
         seed=options.seed,
-        handler=HANDLERS[straight.handler].name,
-        orders=straight.rows,
+        handler=HANDLERS[expected.handler].name,
+        orders=expected.rows,
         first_id=outcome.sequenced.first_id,
         last_id=outcome.sequenced.last_id,
         frames_sent=outcome.sequenced.frames,
@@ -98,8 +98,8 @@ def summarize(
         delivered_per_second=_delivery_rate(lives),
         book=finished.counters,
         digest=finished.digest,
-        digest_straight=straight.digest,
-        spark_clean=not objections(report, straight.rows),
+        digest_straight=expected.digest,
+        spark_clean=not objections(report, expected.rows),
         spark=report,
         journal=str(plan.journal),
         commands=commands,
@@ -108,16 +108,18 @@ def summarize(
     )
 
 
-def _objections(straight: Straight, outcome: ScenarioOutcome, report: dict[str, Any]) -> list[str]:
+def _objections(
+    expected: ExpectedState, outcome: ScenarioOutcome, report: dict[str, Any]
+) -> list[str]:
     """Return what speaks against a whole demo; empty when all results are the same."""
-    finished, rows = outcome.finished, straight.rows
+    finished, rows = outcome.finished, expected.rows
     reported = finished.counters | {
         "state": finished.digest,
         "rows delivered": finished.delivered.events,
         "rows sequenced": outcome.sequenced.rows,
     }
-    due = straight.counters | {
-        "state": straight.digest,
+    due = expected.counters | {
+        "state": expected.digest,
         "rows delivered": rows,
         "rows sequenced": rows,
     }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orderchain.ports import GapSource
 
 
-class Filling:
+class OpenFill:
     """The open fill, one at a time. A page is read when it is requested."""
 
     def __init__(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
-    from matcher_receiver.fill import Filling
+    from matcher_receiver.fill import OpenFill
     from matcher_receiver.head_poller import HeadWatch
     from matcher_receiver.stats import Counters
     from orderchain.clock import Clock
@@ -128,7 +128,7 @@ class LiveFrames:
         core: ReceiveCore,
         frames: FrameSource,
         watch: HeadWatch,
-        filling: Filling,
+        filling: OpenFill,
         waits: CancellableWait,
         *,
         counters: Counters,

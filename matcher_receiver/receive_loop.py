@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Fill, Halt, InStep
-from matcher_receiver.fill import Filling
+from matcher_receiver.fill import OpenFill
 from matcher_receiver.head_poller import HeadWatch
 from matcher_receiver.live_frames import LiveFrames
 from orderchain.errors import NotYetReadable
@@ -57,7 +57,7 @@ class ReceiveLoop:
         self.watch = HeadWatch(
             config, core, gap_source, waits, ledger=ledger, counters=counters, clock=clock
         )
-        self.filling = Filling(
+        self.filling = OpenFill(
             core,
             gap_source,
             self.watch,

@@ -24,7 +24,7 @@ from outbox.sender.business import BusinessTransaction, add, add_many
 from outbox.sender.config import KeepConfig, RelayConfig
 from outbox.sender.relay import FireAfterCommit, Relay
 from outbox.sender.upkeep import (
-    Kept,
+    UpkeepReport,
     change_destination,
     create_destination_topics,
     keep_outbox,
@@ -47,7 +47,6 @@ __all__ = [
     "FireAfterCommit",
     "InboxLog",
     "KeepConfig",
-    "Kept",
     "MemoryFilter",
     "Message",
     "MessageError",
@@ -64,6 +63,7 @@ __all__ = [
     "StartFrom",
     "Status",
     "TransitionRefused",
+    "UpkeepReport",
     "add",
     "add_many",
     "change_destination",

@@ -19,7 +19,7 @@ from orderchain.errors import (
 )
 from orderchain.monitoring import Buckets
 from sequencer.core import ClockWatch, SequencerCore
-from sequencer.key_resolution import Assembly, Placing, columns_of_entries
+from sequencer.key_resolution import Assembly, KeyResolution, columns_of_entries
 from sequencer.stats import BATCH_SIZES, Timing
 
 if TYPE_CHECKING:
@@ -162,25 +162,25 @@ class Committer:
         else:
             keys = columns_of_entries(entries).keys
             known = await self._until_done(lambda: self._keys.rows_with(keys))
-            placing = await self._placing(entries, memory, known)
-            assembly = Assembly.of_placing(placing, memory)
-            self.repeats += len(keys) - len(placing.new)
+            resolution = await self._resolution(entries, memory, known)
+            assembly = Assembly.of_resolution(resolution, memory)
+            self.repeats += len(keys) - len(resolution.new)
         assembly.give_ids(self._leading(), self._wall_ns())
         self._positions.update((mark.source, mark.position) for mark in assembly.intake)
         return assembly
 
-    async def _placing(
+    async def _resolution(
         self, entries: Sequence[Entry], memory: KeyMemory, known: Mapping[str, Event]
-    ) -> Placing:
+    ) -> KeyResolution:
         """Place `entries`; fail the refused ones, and those whose marks follow a refused one."""
         while True:
-            placing = Placing(memory, known)
-            placing.add(entries)
-            for entry, refusal in placing.refused:
+            resolution = KeyResolution(memory, known)
+            resolution.add(entries)
+            for entry, refusal in resolution.refused:
                 entry.fail(refusal)
-            if all(entry.intake is None for entry, _ in placing.refused):
-                return placing
-            entries = await self._following([entry for entry, _ in placing.placed])
+            if all(entry.intake is None for entry, _ in resolution.refused):
+                return resolution
+            entries = await self._following([entry for entry, _ in resolution.placed])
 
     async def _following(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries whose marks follow the stored ones; refuse the others.

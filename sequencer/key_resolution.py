@@ -30,12 +30,12 @@ Place = Ack | int | OrderError
 no place."""
 
 
-class Placing:
+class KeyResolution:
     """Goes through the entries of a batch in order, and separates new orders from repeats.
 
-    An entry is taken or refused as a whole; if it was sifted, each order individually. `known`
-    holds the committed rows with the requested keys; a repeat gets the place of the first one,
-    within the batch or in the chain.
+    An entry is taken or refused as a whole; if its orders were checked before, each individually.
+    `known` holds the committed rows with the requested keys; a repeat gets the place of the first
+    one, within the batch or in the chain.
     """
 
     def __init__(self, memory: KeyMemory, known: Mapping[str, Event]) -> None:
@@ -53,7 +53,7 @@ class Placing:
     def add(self, entries: Sequence[Entry]) -> None:
         """Place `entries`, which follow those added before."""
         for entry in entries:
-            if entry.sifted is not None:
+            if entry.checked is not None:
                 self.placed.append((entry, list(map(self._place_or_refuse, entry.orders))))
                 continue
             mark = len(self.new)
@@ -160,14 +160,14 @@ class Assembly:
         self.began_ns = 0
 
     @classmethod
-    def of_placing(cls, placing: Placing, memory: KeyMemory) -> Assembly:
+    def of_resolution(cls, resolution: KeyResolution, memory: KeyMemory) -> Assembly:
         """Return the assembly of entries that were placed one by one."""
-        columns = columns_of(placing.new) if placing.new else None
+        columns = columns_of(resolution.new) if resolution.new else None
         return cls(
-            [entry for entry, _ in placing.placed],
+            [entry for entry, _ in resolution.placed],
             columns,
             memory.claims_of(columns) if columns else None,
-            [places for _, places in placing.placed],
+            [places for _, places in resolution.placed],
         )
 
     def give_ids(self, core: SequencerCore, wall_ns: int) -> None:

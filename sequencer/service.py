@@ -29,7 +29,7 @@ from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.submission import Batcher, Entry, check_positions, sift
+from sequencer.submission import Batcher, Entry, check_each, check_positions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -237,18 +237,18 @@ class Sequencer:
             )
         check_positions(positions, len(orders), intake)
         self._check_open()
-        sifted = sift(orders)
+        checked = check_each(orders)
         if intake is not None and positions is not None:
-            intake = sifted.mark(intake, positions)
-            positions = [positions[index] for index in sifted.indexes]
+            intake = checked.mark(intake, positions)
+            positions = [positions[index] for index in checked.indexes]
         done = asyncio.get_running_loop().create_future()
         entry = Entry(
-            sifted.orders,
-            sifted.bytes,
+            checked.orders,
+            checked.bytes,
             done,
             intake,
-            columns=sifted.columns,
-            sifted=sifted,
+            columns=checked.columns,
+            checked=checked,
             positions=positions,
         )
         await self._batcher.add(entry)

@@ -21,7 +21,7 @@ from sequencer.order import Order, OrderColumns, check_order, columns_of
 class Entry(Struct, eq=False, gc=False):
     """The orders of one call, never split over two batches. Without orders it asks whether we lead.
 
-    They are taken or refused as a whole; or, if sifted, each individually. The garbage collector
+    They are taken or refused as a whole; or, if `checked`, each individually. The garbage collector
     does not track an entry: with one entry per order, its passes would cost the most. So an entry
     must not be part of a reference cycle, and drops its future and its refused orders with the
     answer: an error refers to the stack frames that it passed, and they refer to the entry.
@@ -38,7 +38,7 @@ class Entry(Struct, eq=False, gc=False):
     """Whether the call was for one order, not for a list."""
     columns: OrderColumns | None = None
     """The columns of `orders`, if they were already made."""
-    sifted: Sifted | None = None
+    checked: CheckedOrders | None = None
     positions: Sequence[int] | None = None
     """The position of each order in the intake's source, for those that will be refused."""
     queued_at_seconds: float = 0.0
@@ -46,15 +46,15 @@ class Entry(Struct, eq=False, gc=False):
 
     def answer(self, outcomes: Sequence[Any]) -> None:
         """Answer the caller with the outcomes of `orders`, unless it is gone."""
-        done, sifted = self._let_go()
+        done, checked = self._let_go()
         if done is None or done.done():
             return
         if self.is_alone:
             done.set_result(outcomes[0])
-        elif sifted is None:
+        elif checked is None:
             done.set_result(outcomes)
         else:
-            done.set_result(sifted.together(outcomes))
+            done.set_result(checked.together(outcomes))
 
     def fail(self, error: BaseException) -> None:
         """Answer the caller with `error` for all `orders`, unless it has an answer."""
@@ -62,10 +62,10 @@ class Entry(Struct, eq=False, gc=False):
         if done is not None and not done.done():
             done.set_exception(error)
 
-    def _let_go(self) -> tuple[asyncio.Future[Any] | None, Sifted | None]:
+    def _let_go(self) -> tuple[asyncio.Future[Any] | None, CheckedOrders | None]:
         """Return the references that may lead back here, and drop them."""
-        held = self.done, self.sifted
-        self.done = self.sifted = None
+        held = self.done, self.checked
+        self.done = self.checked = None
         return held
 
 
@@ -88,7 +88,7 @@ class Refusal(Struct, frozen=True):
     error: OrderError
 
 
-class Sifted(Struct, frozen=True):
+class CheckedOrders(Struct, frozen=True):
     """The orders of one call, good and bad ones separated."""
 
     orders: Sequence[Order]
@@ -119,17 +119,17 @@ class Sifted(Struct, frozen=True):
         return [by_index[index] for index in range(len(by_index))]
 
 
-def sift(given: Sequence[Order | Refusal]) -> Sifted:
+def check_each(given: Sequence[Order | Refusal]) -> CheckedOrders:
     """Take the bad ones out of `given`. If there are none, which is common, this is cheap."""
     # The check also refuses what is not an Order.
     orders = cast("Sequence[Order]", given)
     if not orders:
-        return Sifted((), (), {}, 0)
+        return CheckedOrders((), (), {}, 0)
     try:
         columns = columns_of(orders)
     except OrderError:
-        return _sift_each(given)
-    return Sifted(orders, range(len(orders)), {}, columns.total_bytes, columns)
+        return _check_one_by_one(given)
+    return CheckedOrders(orders, range(len(orders)), {}, columns.total_bytes, columns)
 
 
 def reject_of(position: int, key: str | None, error: OrderError) -> IntakeReject:
@@ -151,7 +151,7 @@ def check_positions(positions: Sequence[int] | None, count: int, mark: IntakeMar
             raise OrderError("position", position, f"an integer from 0 to {ID_MAX}")
 
 
-def _sift_each(given: Sequence[Order | Refusal]) -> Sifted:
+def _check_one_by_one(given: Sequence[Order | Refusal]) -> CheckedOrders:
     good: list[tuple[int, Order]] = []
     refused: dict[int, Refusal] = {}
     size = 0
@@ -166,7 +166,7 @@ def _sift_each(given: Sequence[Order | Refusal]) -> Sifted:
         else:
             good.append((index, order))
     size += REJECT_BYTES * len(refused)
-    return Sifted([order for _, order in good], [index for index, _ in good], refused, size)
+    return CheckedOrders([order for _, order in good], [index for index, _ in good], refused, size)
 
 
 def _storable(key: object) -> str | None:

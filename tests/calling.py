@@ -44,7 +44,7 @@ def call_here(arguments: Sequence[object], settings: Mapping[str, str], folder: 
         patch.setattr(sys, "stdout", streams[0])
         patch.setattr(sys, "stderr", streams[1])
         # It is for a process that has nothing but the command in it.
-        patch.setattr("chainctl.running.calm_collector", lambda: None)
+        patch.setattr("chainctl.event_loop.calm_collector", lambda: None)
         with logging_as_before():
             code = main([str(argument) for argument in arguments])
     out, err = (stream.buffer.getvalue().decode() for stream in streams)

@@ -35,7 +35,7 @@ class DetachedTable(Struct, frozen=True, kw_only=True):
     """On the server's disk, with its index."""
 
 
-class Dropped(Struct, frozen=True, kw_only=True):
+class DropReport(Struct, frozen=True, kw_only=True):
     """What was, or would be, dropped."""
 
     chain_id: int
@@ -60,7 +60,9 @@ class DropRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
 
 
-def drop_detached(database: str | DatabaseConfig, archive: Path, request: DropRequest) -> Dropped:
+def drop_detached(
+    database: str | DatabaseConfig, archive: Path, request: DropRequest
+) -> DropReport:
     """Drop the detached tables whose rows all lie at or below `until_id`.
 
     All in one transaction with the act that records it: if a run is interrupted, none is dropped.
@@ -72,7 +74,7 @@ def drop_detached(database: str | DatabaseConfig, archive: Path, request: DropRe
     return asyncio.run(_drop(database, archive, request))
 
 
-async def _drop(database: str | DatabaseConfig, archive: Path, request: DropRequest) -> Dropped:
+async def _drop(database: str | DatabaseConfig, archive: Path, request: DropRequest) -> DropReport:
     chain_id = request.chain_id
     async with connection_to(database, OWNER) as connection:
         place = await read_place(connection, chain_id)
@@ -86,7 +88,7 @@ async def _drop(database: str | DatabaseConfig, archive: Path, request: DropRequ
             _require_held(archive, place, chain_id, tables)
             if not request.is_dry_run:
                 act_id = await _drop_all(connection, request, archive, tables)
-    return Dropped(chain_id=chain_id, tables=tuple(tables), act_id=act_id)
+    return DropReport(chain_id=chain_id, tables=tuple(tables), act_id=act_id)
 
 
 async def _detached(connection: Connection, chain_id: int) -> list[DetachedTable]:

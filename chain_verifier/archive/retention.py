@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
 
 
-class Retained(Struct, frozen=True, kw_only=True):
+class RetentionReport(Struct, frozen=True, kw_only=True):
     """What was, or would be, detached."""
 
     chain_id: int
@@ -59,7 +59,9 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
 
 
-def retain(database: str | DatabaseConfig, archive: Path, request: RetentionRequest) -> Retained:
+def retain(
+    database: str | DatabaseConfig, archive: Path, request: RetentionRequest
+) -> RetentionReport:
     """Detach the partitions whose rows all lie at or below `until_id`.
 
     The batch before the first row that stays becomes the boundary, in one transaction with the
@@ -75,7 +77,7 @@ def retain(database: str | DatabaseConfig, archive: Path, request: RetentionRequ
 
 async def _retain(
     database: str | DatabaseConfig, archive: Path, request: RetentionRequest
-) -> Retained:
+) -> RetentionReport:
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connection_to(database, OWNER) as connection:
         place = await read_place(connection, chain_id)
@@ -94,7 +96,7 @@ async def _retain(
                         SQL["detach"], chain_id, partition.name, partition.is_pending
                     )
                 )
-    return Retained(
+    return RetentionReport(
         chain_id=chain_id,
         boundary_id=boundary_id,
         partitions=tuple(partition.name for partition in old),

@@ -67,7 +67,7 @@ _GROUP_ROWS: Final = 20_000
 """Rows in memory, unless one batch holds more: 20 MB at 1 kB per row, and a row group of a file."""
 
 
-class Archived(Struct, frozen=True, kw_only=True):
+class ArchivedRun(Struct, frozen=True, kw_only=True):
     """What one run added to an archive."""
 
     chain_id: int
@@ -79,7 +79,7 @@ class Archived(Struct, frozen=True, kw_only=True):
 
 def write_archive(
     database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None = None
-) -> Archived:
+) -> ArchivedRun:
     """Add the rows after the archive's last one, up to the verified mark or `until_id`.
 
     The archive ends with a whole batch. Each part is written, read back and verified, and only then
@@ -93,7 +93,7 @@ def write_archive(
 
 async def _write(
     database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None
-) -> Archived:
+) -> ArchivedRun:
     async with connection_to(database, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
@@ -110,7 +110,7 @@ async def _write(
             manifest = replace(manifest, parts=(*manifest.parts, part))
             store_manifest(archive, manifest)
             rows += part.row_count
-    return Archived(
+    return ArchivedRun(
         chain_id=chain_id,
         after_id=began,
         last_id=run.at_id,

@@ -155,7 +155,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     end: int
 
 
-class Published(ABC):
+class PublishedTopic(ABC):
     """One topic, opened: every record was read once, to learn which frames there are."""
 
     name: str

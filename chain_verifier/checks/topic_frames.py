@@ -222,7 +222,7 @@ def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
     return LATE if row_id < mark.highest_before else FIRST
 
 
-class Arrived(Struct, frozen=True, kw_only=True):
+class ArrivedFrame(Struct, frozen=True, kw_only=True):
     """A genuine frame or heartbeat, with what the database says of it."""
 
     frame: FrameHead
@@ -244,11 +244,11 @@ class TopicFollower:
         """Return what to keep."""
         return self._walk.state()
 
-    def take(self, arrived: Sequence[Arrived], skips: Ranges) -> list[Finding]:
+    def take(self, arrived: Sequence[ArrivedFrame], skips: Ranges) -> list[Finding]:
         """Return what is wrong with these frames, given in the order of offsets."""
         return [finding for one in arrived for finding in self._take(one, skips)]
 
-    def _take(self, one: Arrived, skips: Ranges) -> Iterator[Finding]:
+    def _take(self, one: ArrivedFrame, skips: Ranges) -> Iterator[Finding]:
         frame, walk = one.frame, self._walk
         yield from self._gap(frame, skips)
         if one.is_heartbeat:

@@ -17,7 +17,7 @@ from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.scan import LocalScan, Scanner, in_buckets, is_placed, looked_at
 from chain_verifier.local.table import CONTENT, SQL, open_spool
-from chain_verifier.verification import Examined
+from chain_verifier.verification import ScannedSource
 from orderchain.errors import InputError, SourceBroken
 from orderchain.model import split_client_key
 from orderchain.text import counted
@@ -67,7 +67,7 @@ def _with_highest_before(table: LocalTable, horizon: Horizon) -> Iterator[list[t
         yield pairs
 
 
-def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
+def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource:
     """Scan one source, and locate its faults if there are any.
 
     Raises InputError for content that belongs to no chain, SourceBroken when the source cannot be
@@ -88,7 +88,7 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
         _nulls(table, horizon, found),
         _foreign(table, horizon, found),
     ]
-    return Examined(
+    return ScannedSource(
         buckets=found.buckets,
         findings=joined(findings),
         notes=table.notes(),
@@ -97,8 +97,8 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
     )
 
 
-def _faultless(whole: Bucket) -> Examined:
-    return Examined(
+def _faultless(whole: Bucket) -> ScannedSource:
+    return ScannedSource(
         buckets=[whole],
         findings=Findings(),
         notes=(),

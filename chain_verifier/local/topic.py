@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
@@ -172,7 +172,7 @@ class PublishedReader:
         self._runner.close()
 
 
-class LocalTopicTable(Published):
+class LocalTopicTable(PublishedTopic):
     """The rows of a topic, each at its first occurrence; an identical repeat is no further row.
 
     Opening it reads every record once, to learn which frames there are; the rows are decoded when

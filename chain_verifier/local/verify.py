@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
-    from chain_verifier.verification import Examined, Progress, Ranges, ScanPlan
+    from chain_verifier.verification import Progress, Ranges, ScannedSource, ScanPlan
 
 
 def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
@@ -138,7 +138,7 @@ class LocalMode:
         self._opened.callback(table.close)
         return table
 
-    def examine(self, table: LocalTable, horizon: Horizon, how: ScanPlan) -> Examined:
+    def examine(self, table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource:
         """Scan a source, and name its faults."""
         return examine(table, horizon, how)
 

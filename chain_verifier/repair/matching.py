@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.repair.survey import (
+    BatchEnd,
     Damaged,
     Hole,
     Pieces,
-    Place,
     Repair,
     Survey,
     left_range,
@@ -74,7 +74,7 @@ class SourceMatching:
     """Takes the batches of one source in any order, and names those that may be written back."""
 
     def __init__(
-        self, survey: Survey, head: Place, chain_id: int, source: str, *, has_tail: bool = True
+        self, survey: Survey, head: BatchEnd, chain_id: int, source: str, *, has_tail: bool = True
     ) -> None:
         """`head` is that of the database; `source` is what reasons call the source.
 
@@ -200,11 +200,13 @@ class SourceMatching:
     def _is_kept(self, entry: SealedBatch) -> bool:
         return self._survey.kept.get(entry.last_id) == entry.seal
 
-    def _fault(self, before: Place, entry: SealedBatch, rows: Sequence[ArchivedRow]) -> str | None:
+    def _fault(
+        self, before: BatchEnd, entry: SealedBatch, rows: Sequence[ArchivedRow]
+    ) -> str | None:
         """Return why `rows` are not those of a batch after `before`."""
         return SealRun(self._chain_id, before.id, before.seal).fault(entry, rows)
 
-    def _whole(self, before: Place, offer: Offer) -> SealedBatch | None:
+    def _whole(self, before: BatchEnd, offer: Offer) -> SealedBatch | None:
         """Return the entry that the source itself has for a batch after `before`, if its rows give
         its seal.
         """
@@ -239,7 +241,7 @@ class SourceMatching:
         offers.append(offer)
         offers.sort(key=lambda each: not each.is_signed)
 
-    def _path(self, before: Place, until_id: int | None) -> Iterator[tuple[Repair, Offer]]:
+    def _path(self, before: BatchEnd, until_id: int | None) -> Iterator[tuple[Repair, Offer]]:
         """Yield the batches of the source that follow each other from `before`."""
         place = before
         while until_id is None or place.id < until_id:
@@ -250,7 +252,7 @@ class SourceMatching:
             yield Repair(before=place, entry=entry, was=None, rows=offer.rows), offer
             place = place_after(entry)
 
-    def _next(self, place: Place) -> Iterator[tuple[SealedBatch, Offer]]:
+    def _next(self, place: BatchEnd) -> Iterator[tuple[SealedBatch, Offer]]:
         for offer in self._held.get(place.id, ()):
             entry = self._whole(place, offer)
             if entry is not None:
@@ -266,7 +268,7 @@ class SourceMatching:
             return []
         return [*path, *landing]
 
-    def _landing(self, hole: Hole, place: Place) -> list[Repair] | None:
+    def _landing(self, hole: Hole, place: BatchEnd) -> list[Repair] | None:
         """Return what is to be done with the batch after a hole; None if it does not fit."""
         if place.id != hole.until_id:
             return None
@@ -282,13 +284,13 @@ class SourceMatching:
                 return [Repair(before=place, entry=entry, was=entry, rows=offer.rows)]
         return None
 
-    def _leave(self, hole: Hole, place: Place) -> None:
+    def _leave(self, hole: Hole, place: BatchEnd) -> None:
         why = self._no_batch_after(place)
         if place.id >= hole.until_id:
             why = f"the batches of {self._source} do not lead to the seal after {hole.end_id}"
         self.left.add(left_range(hole.before.id, hole.end_id, why))
 
-    def _no_batch_after(self, place: Place) -> str:
+    def _no_batch_after(self, place: BatchEnd) -> str:
         if self._is_full:
             return f"more than {HELD_ROWS_MAX:,} rows at once: repair once more"
         return f"{self._source} has no batch after {place.id} whose seal fits"
@@ -337,7 +339,7 @@ class SourceMatching:
                 self.left.add(left_range(at_id, at_id, why))
 
 
-def _commit_time(before: Place, entry: SealedBatch, offer: Offer) -> datetime:
+def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime:
     """Return when a batch was committed, found by its seal; if it is not found, any other time.
 
     The time of the batch before is tried first: a clock that was set back repeats it.

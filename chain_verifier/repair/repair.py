@@ -30,7 +30,7 @@ from chain_verifier.config import DatabaseSource, KeptSeal
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import Offers, RepairSource, open_offers
-from chain_verifier.repair.survey import Piece, Place, Survey, left_range, stored_batch
+from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
 from chain_verifier.server import connection_to
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import InputError, RetryError
@@ -140,7 +140,7 @@ class _RepairWork:
         with closing(LocalDatabaseTable(database, chain_id)) as table:
             self._keys: FrameKeys = table.frame_keys()
             self._survey = self._look(table)
-            self._head = Place(
+            self._head = BatchEnd(
                 id=table.head.last_id,
                 seal=table.head.seal,
                 epoch=self._survey.at.epoch,
@@ -149,7 +149,7 @@ class _RepairWork:
 
     def _look(self, table: LocalDatabaseTable) -> Survey:
         start = self._start
-        place = Place(
+        place = BatchEnd(
             id=start["last_id"],
             seal=start["seal"],
             epoch=start["epoch"],
@@ -342,8 +342,8 @@ async def _move_head(
     connection: Connection,
     request: RepairRequest,
     leader: Any,  # noqa: ANN401 - a record of asyncpg
-    was: Place,
-    now: Place,
+    was: BatchEnd,
+    now: BatchEnd,
 ) -> None:
     chain_id, owner = request.chain_id, f"repair by {request.actor}"
     nonce = os.urandom(NONCE_BYTES)

@@ -22,7 +22,7 @@ _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class Place(Struct, frozen=True, kw_only=True, gc=False):
+class BatchEnd(Struct, frozen=True, kw_only=True, gc=False):
     """The end of a batch, from which the next one goes on."""
 
     id: int
@@ -50,7 +50,7 @@ class SurveyedBatch(Struct, frozen=True, kw_only=True, gc=False):
 class Repair(Struct, frozen=True, kw_only=True, gc=False):
     """One batch as it is to be, and how it is stored."""
 
-    before: Place
+    before: BatchEnd
     entry: SealedBatch
     was: SealedBatch | None
     """The stored entry; None where there is none."""
@@ -128,7 +128,7 @@ class Damaged(Struct, frozen=True, kw_only=True):
     where they do, but the head has another.
     """
 
-    before: Place
+    before: BatchEnd
     stored: SurveyedBatch
     following: SurveyedBatch | None = None
     """The batch after it, which proves a seal if it follows from it."""
@@ -145,7 +145,7 @@ class Damaged(Struct, frozen=True, kw_only=True):
 class Hole(Struct, frozen=True, kw_only=True):
     """A range without entries of batches, between two places."""
 
-    before: Place
+    before: BatchEnd
     until_id: int
     following: SurveyedBatch | None
     """The batch that names the row `until_id` before it; None at the head."""
@@ -160,7 +160,7 @@ class Hole(Struct, frozen=True, kw_only=True):
 class Survey:
     """Takes the stored batches in the order of ids, and names what does not fit."""
 
-    def __init__(self, start: Place, kept: Mapping[int, bytes]) -> None:
+    def __init__(self, start: BatchEnd, kept: Mapping[int, bytes]) -> None:
         """Begin at the genesis or the boundary; `kept` are seals that were verified, or kept
         elsewhere, by the last ids of their batches.
         """
@@ -232,14 +232,14 @@ class Survey:
         self.at = place_after(entry)
         self._meet(self.at)
 
-    def _meet(self, place: Place) -> None:
+    def _meet(self, place: BatchEnd) -> None:
         if self.unmet.get(place.id) == place.seal:
             del self.unmet[place.id]
 
 
-def place_after(entry: SealedBatch) -> Place:
+def place_after(entry: SealedBatch) -> BatchEnd:
     """Return the place after a batch."""
-    return Place(
+    return BatchEnd(
         id=entry.last_id, seal=entry.seal, epoch=entry.epoch, committed_at=entry.committed_at
     )
 

@@ -18,7 +18,13 @@ from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.published import place_of
-from chain_verifier.checks.topic_frames import FORGED, Arrived, FrameHead, TopicFollower, WalkState
+from chain_verifier.checks.topic_frames import (
+    FORGED,
+    ArrivedFrame,
+    FrameHead,
+    TopicFollower,
+    WalkState,
+)
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.database import DatabaseTable
@@ -331,8 +337,8 @@ class Follower:
         return list(findings_of(wrong, self._source, self._database.name).kept)
 
 
-def _arrived(row: Row) -> Arrived:
+def _arrived(row: Row) -> ArrivedFrame:
     frame = FrameHead(**{name: row[name] for name in FrameHead.__struct_fields__})
     is_heartbeat = row["is_heartbeat"]
     epoch = None if is_heartbeat else row["batch_epoch"]
-    return Arrived(frame=frame, is_heartbeat=is_heartbeat, batch_epoch=epoch)
+    return ArrivedFrame(frame=frame, is_heartbeat=is_heartbeat, batch_epoch=epoch)

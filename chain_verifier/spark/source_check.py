@@ -49,7 +49,7 @@ from chain_verifier.spark.table import (
     POSITION,
     ROWS,
 )
-from chain_verifier.verification import Examined
+from chain_verifier.verification import ScannedSource
 from orderchain.errors import InputError, SourceBroken
 from orderchain.text import counted
 
@@ -173,7 +173,7 @@ def _part(hashed: int, shift: int) -> int:
     return part if shift == _SHIFTS[-1] else part & _PART_MASK
 
 
-def examine(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
+def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
     """Scan one source, and locate its faults if there are any.
 
     Raises InputError for content that belongs to no chain, SourceBroken when the source cannot be
@@ -189,8 +189,8 @@ def examine(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
         return _examine_buckets(table, horizon, how)
 
 
-def _faultless(whole: Bucket) -> Examined:
-    return Examined(
+def _faultless(whole: Bucket) -> ScannedSource:
+    return ScannedSource(
         buckets=[whole],
         findings=Findings(),
         notes=(),
@@ -200,7 +200,7 @@ def _faultless(whole: Bucket) -> Examined:
     )
 
 
-def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
+def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
     found = scan(
         table.rows,
         horizon,
@@ -211,7 +211,7 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
     )
     notes = _notes_on_end(table, found)
     _require_own_rows(table, horizon, found)
-    return Examined(
+    return ScannedSource(
         buckets=found.buckets,
         findings=joined(_findings(table, horizon, how, found)),
         notes=notes,

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import Bounds, Published, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
@@ -209,7 +209,7 @@ _HEAD_COLUMNS: Final = (
 )  # fmt: skip
 
 
-class TopicTable(Published):
+class TopicTable(PublishedTopic):
     """The rows of a topic, each at its first occurrence; an identical repeat is no further row.
 
     Opening it reads every record once, to learn which frames there are; the rows are decoded when

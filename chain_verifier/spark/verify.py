@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from chain_verifier.report import Report
     from chain_verifier.spark.session import Progress as Stages
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import Examined, Progress, Ranges, ScanPlan
+    from chain_verifier.verification import Progress, Ranges, ScannedSource, ScanPlan
 
 
 _LONG_RUN_BYTES: Final = 128 * 2**20
@@ -153,7 +153,7 @@ class SparkMode:
                 return JournalTable(self._spark, source)
             return ParquetTable(self._spark, source)
 
-    def examine(self, table: Table, horizon: Horizon, how: ScanPlan) -> Examined:
+    def examine(self, table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
         """Scan a source, and name its faults."""
         return examine(table, horizon, how)
 

@@ -13,11 +13,11 @@ import click
 from msgspec import Struct
 
 from chainctl.demo_option import demo_option
+from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen, quiet_server
 from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import talk
-from chainctl.running import report_ready, run_async
 from chainctl.units import Span
 from orderchain.errors import SettingError
 
@@ -128,7 +128,7 @@ def _token_in(path: Path) -> str:
 async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
     from chainctl.console.app import Access, Console
     from chainctl.console.feed import Feed
-    from chainctl.console.reading import StateReader
+    from chainctl.console.state_reader import StateReader
     from outbox.service.server import StrictProtocol
 
     reader = StateReader(settings, asked.report)

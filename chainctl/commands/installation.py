@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from chainctl.commands.chain.chains import connected_topics
 from chainctl.database import SQL, connected, database_id
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
 from chainctl.options import (
     Command,
@@ -25,7 +26,6 @@ from chainctl.options import (
     uses_sourced_settings,
 )
 from chainctl.output import data_json, data_text, table, talk
-from chainctl.running import run_async
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION

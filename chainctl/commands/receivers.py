@@ -8,6 +8,7 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
@@ -23,7 +24,6 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data_json, repeated, table, talk
-from chainctl.running import run_async
 from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX

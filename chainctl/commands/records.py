@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from chainctl.database import SQL, looking, utc
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
@@ -24,7 +25,6 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
-from chainctl.running import run_async
 from orderchain.errors import FrameError, OrderchainError, SettingError
 from orderchain.text import printable
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from chainctl.database import SQL, connected
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
-from chainctl.running import run_async
 from chainctl.schema.facts import differences, read_facts, shipped_facts
 from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, grants_sql, sections
 from chainctl.schema.upgrade import apply_steps, migrations_of, read_version, steps_to

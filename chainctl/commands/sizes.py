@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from chainctl.database import SQL, looking
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import Command, json_option, uses_settings, watch_option
 from chainctl.output import data, data_json, repeated, table, talk
-from chainctl.running import run_async
 from chainctl.units import Size, Span
 from orderchain.errors import InputError, OrderchainError
 

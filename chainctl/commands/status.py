@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.demo_option import demo_option
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     Command,
@@ -22,7 +23,6 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
-from chainctl.running import run_async
 from chainctl.units import Span
 from orderchain.errors import SettingError
 

@@ -27,7 +27,7 @@ _Text = Annotated[str, Meta(max_length=1_000)]
 _Chain = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 
 
-class Asked(Struct, forbid_unknown_fields=True, kw_only=True):
+class ActRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """What every act is asked with."""
 
     reason: _Text
@@ -42,26 +42,26 @@ class Asked(Struct, forbid_unknown_fields=True, kw_only=True):
         return act_by_hand(self.actor or None, self.reason, self.dry_run)
 
 
-class LeaderAsked(Asked):
+class LeaderRequest(ActRequest):
     """An act on the leader of a chain."""
 
     chain: _Chain
 
 
-class ReceiverAsked(Asked):
+class ReceiverRequest(ActRequest):
     """An act on a receiver of a chain."""
 
     chain: _Chain
     receiver: _Text
 
 
-class MoveAsked(ReceiverAsked):
+class MoveRequest(ReceiverRequest):
     """A checkpoint to be moved."""
 
     to_id: Annotated[int, Meta(ge=0, le=ID_MAX)]
 
 
-class DeliveriesAsked(Asked):
+class DeliveriesRequest(ActRequest):
     """An act on deliveries: those of these messages, to this destination, for this consumer."""
 
     message_ids: Annotated[list[UUID], Meta(max_length=DELIVERIES_MAX)] = []
@@ -69,7 +69,7 @@ class DeliveriesAsked(Asked):
     consumer: _Text | None = None
 
 
-class Acted(Struct, frozen=True, kw_only=True):
+class ActReport(Struct, frozen=True, kw_only=True):
     """What an act did, or would do."""
 
     act: str
@@ -94,43 +94,43 @@ _LEADER_LINES: Final = {
 }
 
 
-def asked_by(act: str) -> type[Asked] | None:
+def asked_by(act: str) -> type[ActRequest] | None:
     """Return what `act` is asked with; None where there is no such act."""
     if act in OF_LEADERS:
-        return LeaderAsked
+        return LeaderRequest
     if act in OF_RECEIVERS:
-        return ReceiverAsked
+        return ReceiverRequest
     if act == "move":
-        return MoveAsked
-    return DeliveriesAsked if act in OF_DELIVERIES else None
+        return MoveRequest
+    return DeliveriesRequest if act in OF_DELIVERIES else None
 
 
-async def perform(settings: Settings, act: str, asked: Asked) -> Acted:
+async def perform(settings: Settings, act: str, asked: ActRequest) -> ActReport:
     """Do what is asked, with the checks and the record of the command. Raises as the command."""
-    if isinstance(asked, LeaderAsked):
+    if isinstance(asked, LeaderRequest):
         return await _on_leader(settings, act, asked)
-    if isinstance(asked, ReceiverAsked):
+    if isinstance(asked, ReceiverRequest):
         return await _on_receiver(settings, act, asked)
-    if isinstance(asked, DeliveriesAsked):
+    if isinstance(asked, DeliveriesRequest):
         return await _on_deliveries(settings, act, asked)
     raise SettingError("act", act, "an act of the console")
 
 
-async def _on_leader(settings: Settings, act: str, asked: LeaderAsked) -> Acted:
+async def _on_leader(settings: Settings, act: str, asked: LeaderRequest) -> ActReport:
     by = asked.by
     done = await change_leader(settings, asked.chain, act, by)
     lines = [_LEADER_LINES[act, by.is_dry_run], f"Epoch {done.epoch} ends with that."]
     return _acted(act, by, lines, done.act_id)
 
 
-async def _on_receiver(settings: Settings, act: str, asked: ReceiverAsked) -> Acted:
+async def _on_receiver(settings: Settings, act: str, asked: ReceiverRequest) -> ActReport:
     by = asked.by
-    to_id = asked.to_id if isinstance(asked, MoveAsked) else None
+    to_id = asked.to_id if isinstance(asked, MoveRequest) else None
     done = await change_receiver(settings, asked.chain, asked.receiver, act, by, to_id)
     return _acted(act, by, [f"From: {done.was}", f"To: {done.now}"], done.act_id)
 
 
-async def _on_deliveries(settings: Settings, act: str, asked: DeliveriesAsked) -> Acted:
+async def _on_deliveries(settings: Settings, act: str, asked: DeliveriesRequest) -> ActReport:
     by = asked.by
     what = next(each for each in OF_DELIVERIES if each == act)
     chosen = DeliveryFilter(
@@ -156,8 +156,8 @@ def _acted(
     lines: list[str],
     act_id: int | None,
     changed: list[Changed] | None = None,
-) -> Acted:
-    return Acted(
+) -> ActReport:
+    return ActReport(
         act=act,
         dry_run=by.is_dry_run,
         actor=by.actor,

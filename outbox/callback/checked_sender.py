@@ -28,9 +28,9 @@ from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.config import RelayStats
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
-from outbox.sender.sending import Parcel, Sending, Tally
+from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally
 from outbox.sender.store import SQL as STORE_SQL
-from outbox.sender.store import Abnormal, Applied, RelayStore, messages_of
+from outbox.sender.store import AbnormalDelivery, ConfirmOutcome, RelayStore, messages_of
 from outbox.sender.sweep import Alerts
 from outbox.sender.verdicts import CLAIMS_MAX
 from outbox.session import OutboxSession
@@ -92,7 +92,7 @@ class CheckedSender(ServiceOfParts):
         self._oldest = smallest_id(0)
         self._tally = Tally("left to the callback service and the sweep")
         # Nobody else sends for now what this process holds, so it waits for broker and topic.
-        self._sending = Sending(
+        self._parcel_sender = ParcelSender(
             self._sender,
             self._tally,
             self._send,
@@ -119,14 +119,14 @@ class CheckedSender(ServiceOfParts):
             raise
         self._parts = Parts("mode 5")
         durability = TopicDurability(self._config.kafka, "mode-5-topics", LOSS)
-        self._parts.begin("send", self._sending.run())
-        self._parts.begin("broker", endless("broker", self._sending.watch_broker))
+        self._parts.begin("send", self._parcel_sender.run())
+        self._parts.begin("broker", endless("broker", self._parcel_sender.watch_broker))
         self._parts.begin("outbox", endless("outbox", self._keep_looking))
         self._parts.begin("alerts", self._alerts.run())
         self._parts.begin("topics", durability.keep_looking(self._topics))
 
     async def _look(self) -> None:
-        self._sending.destinations = await self._store.destinations()
+        self._parcel_sender.destinations = await self._store.destinations()
         self._oldest = await self._store.oldest_unfinished()
 
     async def _keep_looking(self) -> None:
@@ -138,21 +138,21 @@ class CheckedSender(ServiceOfParts):
             await self._look()
 
     def _topics(self) -> set[str]:
-        return topics_of(self._sending.destinations.values()) | {self._checked.check_topic}
+        return topics_of(self._parcel_sender.destinations.values()) | {self._checked.check_topic}
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             for close in (self._store.close, self._session.close, self._sender.close):
                 closing.push_async_callback(close)
             closing.callback(self._tally.log)
-            closing.callback(self._sending.drop_waiting)
+            closing.callback(self._parcel_sender.drop_waiting)
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(self._config.stop_seconds):
                     await self._parts.during(self._finished)
 
     async def _finished(self) -> None:
-        await self._sending.finish()
+        await self._parcel_sender.finish()
         await self._alerts.finish()
 
     @asynccontextmanager
@@ -175,7 +175,7 @@ class CheckedSender(ServiceOfParts):
             if messages:
                 self._tally.give_up(len(messages), "the commit may not last")
             return
-        self._sending.hand_over(Parcel(claim, messages))
+        self._parcel_sender.hand_over(Parcel(claim, messages))
         if not self._is_known(messages):
             self._woken.set()
 
@@ -187,7 +187,7 @@ class CheckedSender(ServiceOfParts):
 
     async def confirmed(
         self, consumer: str, proofs: Mapping[UUID, bytes]
-    ) -> tuple[Applied, list[UUID]]:
+    ) -> tuple[ConfirmOutcome, list[UUID]]:
         """Move deliveries to `consumed`, all in one statement; `proofs` are the consumer's.
 
         Returns what became of them, and the messages whose proofs are wrong: those stay as they
@@ -197,7 +197,7 @@ class CheckedSender(ServiceOfParts):
         self._counters.forged += len(refused)
         applied = [(each, consumer) for each in proofs.keys() - set(refused)]
         if not applied:
-            return Applied(0, 0, 0, 0, 0), refused
+            return ConfirmOutcome(0, 0, 0, 0, 0), refused
         done = await self._store.apply(applied)
         self._counters.consumed += done.consumed
         self._counters.repeated += done.repeated
@@ -243,10 +243,12 @@ class CheckedSender(ServiceOfParts):
             )
         if not self._is_known(messages):
             await self._look()
-        messages = [each for each in messages if each.destination in self._sending.destinations]
+        messages = [
+            each for each in messages if each.destination in self._parcel_sender.destinations
+        ]
         sent: set[UUID] = set()
         oldest = await self._store.oldest_unfinished()
-        results = await self._sender.send(messages, self._sending.destinations, oldest)
+        results = await self._sender.send(messages, self._parcel_sender.destinations, oldest)
         for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
@@ -262,12 +264,12 @@ class CheckedSender(ServiceOfParts):
     def _report_abnormal(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counters.abnormal += len(rows)
-            self._alerts.report([Abnormal(*row) for row in rows])
+            self._alerts.report([AbnormalDelivery(*row) for row in rows])
 
     # ------------------------------------------------------------------------------ after a commit
 
     def _is_known(self, messages: Sequence[Message]) -> bool:
-        return all(message.destination in self._sending.destinations for message in messages)
+        return all(message.destination in self._parcel_sender.destinations for message in messages)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         """Send the checks first: a check without its message is fixed, the reverse is not."""

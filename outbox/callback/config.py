@@ -37,7 +37,7 @@ class AskRules(Config, frozen=True, kw_only=True):
     """How long after a question, or a return of confirms, that was not answered."""
 
 
-class Next(Struct, frozen=True):
+class NextQuestion(Struct, frozen=True):
     """What becomes of a delivery after a question."""
 
     is_ended: bool
@@ -46,18 +46,18 @@ class Next(Struct, frozen=True):
     again_seconds: float = 0.0
 
 
-def after_ask(rules: AskRules, ask_count: int, reply: Reply | None) -> Next:
+def after_ask(rules: AskRules, ask_count: int, reply: Reply | None) -> NextQuestion:
     """Return what follows from `reply`, after `ask_count` earlier answers; None: no answer.
 
     There is no bound here: the sender counts its tries, and ends the delivery when they are used
     up.
     """
     if reply is None:
-        return Next(False, ask_count, rules.unanswered_seconds)
+        return NextQuestion(False, ask_count, rules.unanswered_seconds)
     if reply is Reply.ENDED:
-        return Next(True, ask_count + 1)
+        return NextQuestion(True, ask_count + 1)
     again = step_seconds(rules.again_seconds, rules.again_seconds_max, ask_count)
-    return Next(False, ask_count + 1, again)
+    return NextQuestion(False, ask_count + 1, again)
 
 
 class CallbackConfig(Config, frozen=True, kw_only=True):

@@ -31,11 +31,11 @@ from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
 from outbox.consumer.config import METRICS, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
-from outbox.consumer.delivery import Handling, Pace
+from outbox.consumer.delivery import HandlerScope, Pace
 from outbox.consumer.filters import Filter, MemoryFilter
 from outbox.consumer.in_hand import KeyQueues
 from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
-from outbox.consumer.record_source import DestinationRecords, Receiving
+from outbox.consumer.record_source import DestinationRecords, RecordIntake
 from outbox.parts import Parts, uninterrupted
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Consumer(ClosedAtExit):
         # cut off each time, one that takes longer than the caller's patience would never come.
         self._opening: asyncio.Task[Delivery | None] | None = None
         self._waiting = asyncio.Lock()
-        self._handed: set[Handling[Any]] = set()
+        self._handed: set[HandlerScope[Any]] = set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,7 +160,7 @@ class Consumer(ClosedAtExit):
             inbox = await self._open_inbox()
             self._admission = self._admission_to(inbox)
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
-            receiving = Receiving(
+            receiving = RecordIntake(
                 self._config, source=self._source, queues=self._queues, pace=self._pace,
                 clock=self._clock, stats=self._counters,
             )  # fmt: skip
@@ -272,7 +272,7 @@ class Consumer(ClosedAtExit):
         if attempt is None:
             return None
         (delivery,) = attempt.deliveries
-        handling: Handling[Any] = Handling(attempt, self._ended)
+        handling: HandlerScope[Any] = HandlerScope(attempt, self._ended)
         self._handed.add(handling)
         delivery.handling = handling
         return delivery
@@ -334,7 +334,7 @@ class Consumer(ClosedAtExit):
             self._raise_failure()
             await self._pace.wait(TURN_SECONDS)
 
-    def _ended(self, handling: Handling[Any]) -> None:
+    def _ended(self, handling: HandlerScope[Any]) -> None:
         self._handed.discard(handling)
         self._pace.wake()
 

@@ -64,7 +64,7 @@ class Attempt(Protocol):
         ...
 
 
-class Handling(Generic[Given]):
+class HandlerScope(Generic[Given]):
     """`async with` it: at the end of the block the message is applied, or its retry is asked for.
 
     An error that the block raises is the message's failure: it is counted and logged, its message
@@ -72,7 +72,7 @@ class Handling(Generic[Given]):
     through.
     """
 
-    def __init__(self, attempt: Attempt, ended: Callable[[Handling[Given]], None]) -> None:
+    def __init__(self, attempt: Attempt, ended: Callable[[HandlerScope[Given]], None]) -> None:
         self.was_entered = False
         self._attempt = attempt
         self._ended = ended
@@ -143,18 +143,18 @@ class Delivery(Struct, eq=False):
     handling: Any = None
     """The block of `transaction` or `attempt`, if a loop got this delivery."""
 
-    def transaction(self) -> Handling[Connection]:
+    def transaction(self) -> HandlerScope[Connection]:
         """`async with delivery.transaction() as connection`: the effect, and its record, as one.
 
         Only for deliveries of `async for`. An error that the block raises is this message's
         failure, and does not reach the loop.
         """
-        handling: Handling[Connection] = self._handling(is_idempotent=False)
+        handling: HandlerScope[Connection] = self._handling(is_idempotent=False)
         return handling
 
-    def attempt(self) -> Handling[None]:
+    def attempt(self) -> HandlerScope[None]:
         """`async with delivery.attempt()`: the same for a consumer that says it is idempotent."""
-        handling: Handling[None] = self._handling(is_idempotent=True)
+        handling: HandlerScope[None] = self._handling(is_idempotent=True)
         return handling
 
     def __post_init__(self) -> None:

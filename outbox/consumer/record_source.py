@@ -227,7 +227,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
         """Do nothing: the reader finds them at its next look."""
 
 
-class Receiving:
+class RecordIntake:
     """Takes records into the queues, as many as may be held in memory.
 
     It reads continuously, and records which messages the senders may resend.

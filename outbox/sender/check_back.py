@@ -25,7 +25,7 @@ from orderchain.errors import OrderchainError, RefusedError, SettingError
 from orderchain.sql import load_sql
 from orderchain.text import printable, reason_of
 from outbox.parts import endless
-from outbox.sender.store import Abnormal
+from outbox.sender.store import AbnormalDelivery
 from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status, sources
@@ -47,7 +47,7 @@ _UNDECIDED: Final = {
 _STATEMENTS: Final = {Change.COMMITTED: "committed", Change.ROLLED_BACK: "rolled_back"}
 
 
-class Checked(Struct, frozen=True):
+class DueCheck(Struct, frozen=True):
     """A prepared message whose sender is to be asked."""
 
     message_id: UUID
@@ -56,7 +56,7 @@ class Checked(Struct, frozen=True):
     sender: str | None
 
 
-class Again(Struct, frozen=True):
+class NextCheck(Struct, frozen=True):
     """A check to be repeated."""
 
     message_id: UUID
@@ -66,7 +66,7 @@ class Again(Struct, frozen=True):
     """What was answered, or why nothing was."""
 
 
-class MessageStanding(Struct, frozen=True):
+class MessageState(Struct, frozen=True):
     """The state of a stored message."""
 
     message_id: UUID
@@ -104,25 +104,25 @@ async def decide_messages(
 
 async def standings(
     session: OutboxSession, message_ids: Sequence[UUID]
-) -> dict[UUID, MessageStanding]:
+) -> dict[UUID, MessageState]:
     """Return the state of messages; unknown ones are left out. Raises RetryError."""
     if not message_ids:
         return {}
     ids = sorted(message_ids)
     rows = await session.fetch(SQL["standing"], ids, ids[0], ids[-1])
-    found = (MessageStanding(r[0], r[1], tuple(r[2]), r[3], tuple(r[4])) for r in rows)
+    found = (MessageState(r[0], r[1], tuple(r[2]), r[3], tuple(r[4])) for r in rows)
     return {standing.message_id: standing for standing in found}
 
 
 async def claim_checks(
     session: OutboxSession, now: datetime, token: UUID, until: datetime, rows_max: int
-) -> list[Checked]:
+) -> list[DueCheck]:
     """Claim checks that are due; unfinished ones fall due again at `until`."""
     rows = await session.fetch(SQL["claim_checks"], now, token, until, rows_max)
-    return [Checked(*row) for row in rows]
+    return [DueCheck(*row) for row in rows]
 
 
-async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[Again]) -> None:
+async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[NextCheck]) -> None:
     """Leave messages prepared, each with its next check at its time."""
     await session.execute(
         SQL["ask_again"],
@@ -136,7 +136,7 @@ async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[Again]
 
 async def give_up_checks(
     session: OutboxSession, token: UUID, checks: Sequence[tuple[UUID, int]]
-) -> list[Abnormal]:
+) -> list[AbnormalDelivery]:
     """Make messages abnormal whose checks are used up."""
     rows = await session.fetch(
         SQL["checks_used_up"],
@@ -145,7 +145,7 @@ async def give_up_checks(
         token,
         _UNDECIDED[Change.CHECKS_USED_UP],
     )
-    return [Abnormal(*row) for row in rows]
+    return [AbnormalDelivery(*row) for row in rows]
 
 
 _log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class CheckBack:
         config: CheckingConfig | None = None,
         *,
         clock: Clock | None = None,
-        on_abnormal: Callable[[Sequence[Abnormal]], None] | None = None,
+        on_abnormal: Callable[[Sequence[AbnormalDelivery]], None] | None = None,
     ) -> None:
         self._config = config or CheckingConfig()
         self._session = OutboxSession(database, "check-back")
@@ -204,8 +204,8 @@ class CheckBack:
         # A process that dies in between leaves its claims until then; asking twice does no harm.
         until = now + timedelta(seconds=self._config.ask_seconds * 3)
         due = await claim_checks(self._session, now, token, until, self._config.rows_max)
-        by_sender: dict[str | None, list[Checked]] = {}
-        used_up: list[Checked] = []
+        by_sender: dict[str | None, list[DueCheck]] = {}
+        used_up: list[DueCheck] = []
         for check in due:
             if may_ask(self._config.rules, check.check_count):
                 by_sender.setdefault(check.sender, []).append(check)
@@ -225,7 +225,7 @@ class CheckBack:
         await self._session.close()
 
     async def _answers(
-        self, sender: str | None, checks: Sequence[Checked]
+        self, sender: str | None, checks: Sequence[DueCheck]
     ) -> tuple[Mapping[UUID, Answer], str]:
         """Return what a sender answered, and what to note if it did not."""
         if sender is None:
@@ -241,13 +241,13 @@ class CheckBack:
     async def _write(
         self,
         token: UUID,
-        checks: Sequence[Checked],
+        checks: Sequence[DueCheck],
         answered: Mapping[UUID, Answer],
         trouble: str,
     ) -> None:
         now = self._now()
         decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
-        again: list[Again] = []
+        again: list[NextCheck] = []
         for check in checks:
             answer = answered.get(check.message_id)
             outcome = after_check(self._config.rules, check.check_count, answer)
@@ -256,14 +256,14 @@ class CheckBack:
             else:
                 at = now + timedelta(seconds=outcome.again_seconds)
                 note = trouble if answer is None else f"its sender said: {answer.value}"
-                again.append(Again(check.message_id, outcome.check_count, at, note))
+                again.append(NextCheck(check.message_id, outcome.check_count, at, note))
         for change, message_ids in decided.items():
             if message_ids:
                 await decide_messages(self._session, change, message_ids, token)
         if again:
             await ask_again(self._session, token, again)
 
-    async def _give_up(self, token: UUID, used_up: Sequence[Checked]) -> None:
+    async def _give_up(self, token: UUID, used_up: Sequence[DueCheck]) -> None:
         if used_up:
             counts = [(check.message_id, check.check_count) for check in used_up]
             if abnormal := await give_up_checks(self._session, token, counts):
@@ -273,7 +273,7 @@ class CheckBack:
         return time_of(self._clock.wall_ns())
 
 
-def _log_abnormal(abnormal: Sequence[Abnormal]) -> None:
+def _log_abnormal(abnormal: Sequence[AbnormalDelivery]) -> None:
     for each in abnormal:
         _log.error(
             "message %s for %s is abnormal: %s",

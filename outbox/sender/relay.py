@@ -30,8 +30,8 @@ from outbox.sender.business import (
 )
 from outbox.sender.config import METRICS, WAITING, RelayStats
 from outbox.sender.message_sender import MessageSender
+from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 from outbox.sender.results import AckWriter, ConfirmIntake
-from outbox.sender.sending import NO_CLAIM, Parcel, Sending, Tally
 from outbox.sender.store import RelayStore
 from outbox.sender.sweep import Alerts, Sweep
 from outbox.sender.upkeep import Retention
@@ -121,7 +121,7 @@ class Relay(ServiceOfParts):
         self._alerts = Alerts(config, self.counters)
         self._acks = AckWriter(config, self._store, self.counters)
         self._oldest = smallest_id(0)
-        self._sending = Sending(
+        self._parcel_sender = ParcelSender(
             self._sender,
             self._acks,
             self._send,
@@ -129,13 +129,18 @@ class Relay(ServiceOfParts):
             round_rows_max=config.send_rows_max,
             probe_seconds=config.probe_seconds,
         )
-        self._sending.on_room = self._woken.set
+        self._parcel_sender.on_room = self._woken.set
         self._sweep = Sweep(
-            config, self._store, self._sending, self.counters, self._alerts, consumer_logs or {}
+            config,
+            self._store,
+            self._parcel_sender,
+            self.counters,
+            self._alerts,
+            consumer_logs or {},
         )
         troubles = self._sender.troubles
         self._intake = ConfirmIntake(
-            config, self._store, self._sending, self._acks, self.counters, troubles
+            config, self._store, self._parcel_sender, self._acks, self.counters, troubles
         )
         self._retention = Retention(
             config, self._store.history, clock or SystemClock(), self.counters
@@ -148,11 +153,11 @@ class Relay(ServiceOfParts):
     @property
     def waiting(self) -> int:
         """Messages in memory that are still to be sent."""
-        return self._sending.waiting_rows
+        return self._parcel_sender.waiting_rows
 
     def stats(self) -> RelayStats:
         """Return the counters as they are now."""
-        return replace(deepcopy(self.counters), broker_away=self._sending.times_away)
+        return replace(deepcopy(self.counters), broker_away=self._parcel_sender.times_away)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics at this instant; see `orderchain.monitoring`.
@@ -175,7 +180,7 @@ class Relay(ServiceOfParts):
             return reason_of(self._parts.failure)
         if not self._parts.are_begun:
             return "the relay has not started"
-        return "relay: the broker is away" if self._sending.is_broker_away else None
+        return "relay: the broker is away" if self._parcel_sender.is_broker_away else None
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker may be away.
@@ -184,7 +189,7 @@ class Relay(ServiceOfParts):
         """
         try:
             self._sender.confirm_key = await self._store.confirm_key()
-            self._sending.destinations = await self._store.destinations()
+            self._parcel_sender.destinations = await self._store.destinations()
             self._oldest = await self._store.oldest_unfinished()
         except BaseException:
             await self._store.close()
@@ -194,8 +199,8 @@ class Relay(ServiceOfParts):
             ("alerts", self._alerts.run),
             ("acks", self._acks.run),
             ("failed", self._failed.run),
-            ("send", self._sending.run),
-            ("broker", self._sending.watch_broker),
+            ("send", self._parcel_sender.run),
+            ("broker", self._parcel_sender.watch_broker),
             ("confirms", self._intake.run),
             ("troubles", self._keep_troubles),
             ("sweep", self._keep_sweeping),
@@ -216,7 +221,7 @@ class Relay(ServiceOfParts):
             if self._parts.failure is None:
                 await self._last(self.settle)
             await self._parts.end(2 * self._config.stop_seconds)
-            self._sending.drop_waiting()
+            self._parcel_sender.drop_waiting()
             await self._last(self._acks.write)
             await self._last(self._failed.write)
 
@@ -247,7 +252,7 @@ class Relay(ServiceOfParts):
         self._parts.check()
         # Claimed for us as it is stored: one write less. If we can't send, it is due at once for
         # any relay that can.
-        has_room = self._parts.are_begun and self._sending.has_room
+        has_room = self._parts.are_begun and self._parcel_sender.has_room
         business = BusinessTransaction(
             connection, uuid4() if has_room else None, self._parts.check, remembers=keep_failed
         )
@@ -264,7 +269,7 @@ class Relay(ServiceOfParts):
         if business.messages and business.claim is not None:
             parcel = Parcel(business.claim, business.messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
-                self._sending.hand_over(parcel)
+                self._parcel_sender.hand_over(parcel)
             else:
                 self._acks.released(parcel.claims, "the commit may not last")
 
@@ -277,7 +282,7 @@ class Relay(ServiceOfParts):
 
         It reports consumers that are not heard from.
         """
-        self._sending.destinations = await self._store.destinations()
+        self._parcel_sender.destinations = await self._store.destinations()
         self._intake.refresh()
         await self._report_silent()
         await self._retention.keep()
@@ -290,7 +295,7 @@ class Relay(ServiceOfParts):
         await self._parts.during(self._settled)
 
     async def _settled(self) -> None:
-        await self._sending.finish()
+        await self._parcel_sender.finish()
         await self._acks.write()
         await self._failed.write()
         await self._alerts.finish()
@@ -308,7 +313,9 @@ class Relay(ServiceOfParts):
             self._woken.clear()
 
     async def _look_at_topics(self) -> None:
-        await self._durability.keep_looking(lambda: topics_of(self._sending.destinations.values()))
+        await self._durability.keep_looking(
+            lambda: topics_of(self._parcel_sender.destinations.values())
+        )
 
     async def _report_silent(self) -> None:
         seconds = self._config.silent_seconds
@@ -351,7 +358,7 @@ _PROBE_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 10.0
 
 
-class Firing:
+class HeldMessages:
     """Messages of one business transaction that are sent if it commits."""
 
     def __init__(self, destinations: Mapping[str, Destination]) -> None:
@@ -397,7 +404,7 @@ class FireAfterCommit(ServiceOfParts):
         """`kafka`: a KafkaConfig, or the plaintext bootstrap servers. Raises SettingError."""
         self._sender = MessageSender(kafka, send_seconds)
         self._tally = Tally("lost")
-        self._sending = Sending(
+        self._parcel_sender = ParcelSender(
             self._sender,
             self._tally,
             self._send,
@@ -405,7 +412,7 @@ class FireAfterCommit(ServiceOfParts):
             round_rows_max=_ROUND_MAX,
             probe_seconds=_PROBE_SECONDS,
         )
-        self._sending.destinations = {each.name: each for each in destinations}
+        self._parcel_sender.destinations = {each.name: each for each in destinations}
         self._parts = Parts("fire after commit")
 
     @property
@@ -421,39 +428,39 @@ class FireAfterCommit(ServiceOfParts):
     async def start(self) -> None:
         """Begin. The broker may be away."""
         self._parts = Parts("fire after commit")
-        self._parts.begin("send", self._sending.run())
-        self._parts.begin("broker", endless("broker", self._sending.watch_broker))
+        self._parts.begin("send", self._parcel_sender.run())
+        self._parts.begin("broker", endless("broker", self._parcel_sender.watch_broker))
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._sender.close)
             closing.callback(self._tally.log)
-            closing.callback(self._sending.drop_waiting)
+            closing.callback(self._parcel_sender.drop_waiting)
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(_STOP_SECONDS):
                     await self.finish()
 
     @asynccontextmanager
-    async def transaction(self, connection: Connection) -> AsyncIterator[Firing]:
+    async def transaction(self, connection: Connection) -> AsyncIterator[HeldMessages]:
         """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
 
         A send error is never raised here. Raises PartEnded if nothing is sent any more,
         SettingError inside of a transaction.
         """
-        firing = Firing(self._sending.destinations)
+        held = HeldMessages(self._parcel_sender.destinations)
         self._parts.check()
         async with watched_transaction(connection) as commit:
-            yield firing
-            commit.matters = bool(firing.messages)
+            yield held
+            commit.matters = bool(held.messages)
         if commit.was_cut:
-            self._tally.give_up(len(firing.messages), "the commit may not outlive a failover")
+            self._tally.give_up(len(held.messages), "the commit may not outlive a failover")
         else:
-            self._sending.hand_over(Parcel(NO_CLAIM, firing.messages))
+            self._parcel_sender.hand_over(Parcel(NO_CLAIM, held.messages))
 
     async def finish(self) -> None:
         """Return once nothing waits to be sent. Raises PartEnded if nothing is sent any more."""
-        await self._parts.during(self._sending.finish)
+        await self._parts.during(self._parcel_sender.finish)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         # No table shows what other processes still have to send: only time does.

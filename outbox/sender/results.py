@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats
     from outbox.sender.message_sender import Sent, TopicTroubles
-    from outbox.sender.sending import Claims, Sending
+    from outbox.sender.parcel_sender import Claims, ParcelSender
     from outbox.sender.store import RelayStore
     from outbox.sender.verdicts import Place
 
@@ -193,7 +193,7 @@ class ConfirmIntake:
         self,
         config: RelayConfig,
         store: RelayStore,
-        sending: Sending,
+        parcel_sender: ParcelSender,
         acks: AckWriter,
         stats: RelayStats,
         troubles: TopicTroubles,
@@ -201,7 +201,7 @@ class ConfirmIntake:
         self._config = config
         self._kafka = KafkaConfig.of(config.kafka)
         self._store = store
-        self._sending = sending
+        self._parcel_sender = parcel_sender
         self._acks = acks
         self._stats = stats
         self._troubles = troubles
@@ -221,7 +221,7 @@ class ConfirmIntake:
     async def _take_in(self) -> None:
         self._confirm_key = await self._store.confirm_key()
         while True:
-            topics = _confirm_topics(self._sending.destinations.values())
+            topics = _confirm_topics(self._parcel_sender.destinations.values())
             self._changed.clear()
             if not topics:
                 await self._changed.wait()
@@ -275,7 +275,7 @@ class ConfirmIntake:
         while True:
             if self._changed.is_set():
                 self._changed.clear()
-                if _confirm_topics(self._sending.destinations.values()) != topics:
+                if _confirm_topics(self._parcel_sender.destinations.values()) != topics:
                     return
             if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
                 if await self._there(consumer, topics) != there:
@@ -357,7 +357,7 @@ class ConfirmIntake:
             moved = {place[:2] for place in known}
             await self._store.hear_of(
                 (destination.name, consumer)
-                for destination in self._sending.destinations.values()
+                for destination in self._parcel_sender.destinations.values()
                 for consumer in destination.consumers
                 if (consumer, destination.topic) in moved
             )
@@ -377,7 +377,7 @@ class ConfirmIntake:
         """Leave out what none of our destinations asks for: strangers must not fill a table."""
         wanted = {
             (consumer, destination.topic)
-            for destination in self._sending.destinations.values()
+            for destination in self._parcel_sender.destinations.values()
             for consumer in destination.consumers
         }
         return {place: offset for place, offset in progress.items() if place[:2] in wanted}

@@ -20,7 +20,7 @@ from orderchain.text import reason_of
 from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
 from outbox.message import Message, check_message
-from outbox.sender.verdicts import Due, Place
+from outbox.sender.verdicts import DueDelivery, Place
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
     from outbox.records import Progress
     from outbox.sender.config import RelayConfig
-    from outbox.sender.sending import Share
+    from outbox.sender.parcel_sender import Share
 
 
 SQL: Final = load_sql("outbox", "sql/store.sql")
@@ -132,7 +132,7 @@ class BrokerAck(Struct, frozen=True, gc=False):
     offset: int
 
 
-class Abnormal(Struct, frozen=True):
+class AbnormalDelivery(Struct, frozen=True):
     """A delivery that has become abnormal, and why."""
 
     message_id: UUID
@@ -142,7 +142,7 @@ class Abnormal(Struct, frozen=True):
     reason: str
 
 
-class Applied(Struct, frozen=True):
+class ConfirmOutcome(Struct, frozen=True):
     """What became of the confirms of one intake."""
 
     consumed: int
@@ -156,7 +156,7 @@ class Applied(Struct, frozen=True):
     """There is no such delivery, or it is no longer remembered."""
 
 
-class Silent(Struct, frozen=True):
+class SilentConsumer(Struct, frozen=True):
     """A consumer that is not heard from, although messages wait for it."""
 
     destination: str
@@ -205,7 +205,7 @@ class RelayStore:
         return self._oldest
 
     def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
-        """Hold a transaction in which what is due is locked and claimed; see `Claiming`."""
+        """Hold a transaction in which what is due is locked and claimed; see `SweepRound`."""
         return self._sweep.transaction()
 
     # ------------------------------------------------------------------ what sends have led to
@@ -252,7 +252,7 @@ class RelayStore:
 
     # ---------------------------------------------------------------------------------- confirms
 
-    async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> Applied:
+    async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> ConfirmOutcome:
         """Move deliveries, by message and consumer, to `consumed`; each of them once."""
         ordered = sorted(set(confirms))
         ids = [message_id for message_id, _ in ordered]
@@ -267,7 +267,7 @@ class RelayStore:
             # Those of this same statement are done by now, too.
             before = max(rows[0]["repeated"] - consumed, 0)
             repeated, missing = repeated + before, max(missing - before, 0)
-        return Applied(consumed, early, late, repeated, missing)
+        return ConfirmOutcome(consumed, early, late, repeated, missing)
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
         """Resend nothing before the consumer's retry, whose time is in unix nanoseconds."""
@@ -308,10 +308,10 @@ class RelayStore:
             await self._confirm.execute(SQL["heard_from"], destinations, consumers)
             self._heard_at.update(dict.fromkeys(due, now))
 
-    async def silent(self, seconds: float, again_seconds: float) -> list[Silent]:
+    async def silent(self, seconds: float, again_seconds: float) -> list[SilentConsumer]:
         """Return consumers that are not heard from, each to one relay per `again_seconds`."""
         rows = await self._write.fetch(SQL["silent"], seconds, again_seconds)
-        return [Silent(*row) for row in rows]
+        return [SilentConsumer(*row) for row in rows]
 
     # ------------------------------------------------------------------------ what is kept beside
 
@@ -339,20 +339,20 @@ class RelayStore:
             await session.close()
 
 
-class Claiming:
+class SweepRound:
     """One round of the sweep, in one transaction: what it locks, nobody else claims meanwhile."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def due(self, floor: datetime, share: Share) -> list[Due]:
+    async def due(self, floor: datetime, share: Share) -> list[DueDelivery]:
         """Lock and return what is due, from `floor` on, for each destination its share."""
         names = sorted(share.of)
         rows = await self._connection.fetch(
             SQL["due"], floor, share.rows, _SENDABLE,
             names, [share.of[name] for name in names], share.rows_in_all,
         )  # fmt: skip
-        return [Due(*row) for row in rows]
+        return [DueDelivery(*row) for row in rows]
 
     async def now(self) -> datetime:
         """Return the time by which rows were found due."""
@@ -375,7 +375,7 @@ class Claiming:
         return sum(row["consumed"] for row in rows)
 
     async def messages(
-        self, due: Sequence[tuple[Due, float]]
+        self, due: Sequence[tuple[DueDelivery, float]]
     ) -> tuple[list[Message], dict[UUID, str]]:
         """Return the messages to be sent, and by id what is wrong with those that can't be."""
         if not due:
@@ -383,7 +383,7 @@ class Claiming:
         ids = sorted({row.message_id for row, _ in due})
         return messages_of(await self._connection.fetch(SQL["messages"], ids, ids[0], ids[-1]))
 
-    async def claim(self, due: Sequence[tuple[Due, float]], token: UUID) -> None:
+    async def claim(self, due: Sequence[tuple[DueDelivery, float]], token: UUID) -> None:
         """Claim deliveries for sending; each falls due again after its seconds."""
         await self._connection.execute(
             SQL["claim"],
@@ -393,7 +393,7 @@ class Claiming:
             token,
         )
 
-    async def wait(self, due: Sequence[tuple[Due, float]]) -> None:
+    async def wait(self, due: Sequence[tuple[DueDelivery, float]]) -> None:
         """Make deliveries due again after their seconds; that is no try."""
         await self._connection.execute(
             SQL["wait"],
@@ -402,7 +402,7 @@ class Claiming:
             [seconds for _, seconds in due],
         )
 
-    async def give_up(self, due: Sequence[tuple[Due, str]]) -> list[Abnormal]:
+    async def give_up(self, due: Sequence[tuple[DueDelivery, str]]) -> list[AbnormalDelivery]:
         """Make deliveries abnormal, each with its reason unless a send has left one."""
         rows = await self._connection.fetch(
             SQL["give_up"],
@@ -411,7 +411,7 @@ class Claiming:
             [reason for _, reason in due],
             sources(Change.TRIES_USED_UP),
         )
-        return [Abnormal(*row) for row in rows]
+        return [AbnormalDelivery(*row) for row in rows]
 
 
 def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:

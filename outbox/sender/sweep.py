@@ -20,10 +20,10 @@ import msgspec
 
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted, printable, reason_of
-from outbox.sender.sending import Parcel
-from outbox.sender.store import Claiming
+from outbox.sender.parcel_sender import Parcel
+from outbox.sender.store import SweepRound
 from outbox.sender.verdicts import (
-    Due,
+    DueDelivery,
     ResendVerdict,
     judge,
     queue_wait_seconds,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from outbox.destination import Destination
     from outbox.sender.config import RelayConfig, RelayStats
-    from outbox.sender.sending import Sending, Share
-    from outbox.sender.store import Abnormal, RelayStore, Silent
+    from outbox.sender.parcel_sender import ParcelSender, Share
+    from outbox.sender.store import AbnormalDelivery, RelayStore, SilentConsumer
 
 
 _log = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ class Sweep:
         self,
         config: RelayConfig,
         store: RelayStore,
-        sending: Sending,
+        parcel_sender: ParcelSender,
         stats: RelayStats,
         alerts: Alerts,
         consumer_logs: Mapping[str, ConsumerLog],
     ) -> None:
         self._config = config
         self._store = store
-        self._sending = sending
+        self._parcel_sender = parcel_sender
         self._stats = stats
         self._alerts = alerts
         self._consumer_logs = consumer_logs
@@ -93,8 +93,8 @@ class Sweep:
         looked_at = 0
         began = time.monotonic()
         floor = _ALL if everything else self._floor(began)
-        while not self._sending.is_broker_away:
-            share, leaves_out = self._sending.share(self._config.sweep_rows_max)
+        while not self._parcel_sender.is_broker_away:
+            share, leaves_out = self._parcel_sender.share(self._config.sweep_rows_max)
             rows, is_full = await self._round(floor, share)
             looked_at += rows
             if not is_full:
@@ -115,16 +115,16 @@ class Sweep:
     async def _round(self, floor: datetime, share: Share) -> tuple[int, bool]:
         """Claim one round; return the rows looked at, and whether there may be more."""
         token = uuid4()
-        abnormal: list[Abnormal] = []
+        abnormal: list[AbnormalDelivery] = []
         async with self._store.sweep() as connection:
-            claiming = Claiming(connection)
+            sweep_round = SweepRound(connection)
             if floor == _ALL:
-                self._base = (await claiming.now(), time.monotonic())
-            due = await claiming.due(floor, share)
+                self._base = (await sweep_round.now(), time.monotonic())
+            due = await sweep_round.due(floor, share)
             if not due:
                 return 0, False
-            send, wait, give_up, is_cut = await self._sorted(claiming, due)
-            messages, unreadable = await claiming.messages(send)
+            send, wait, give_up, is_cut = await self._sorted(sweep_round, due)
+            messages, unreadable = await sweep_round.messages(send)
             if unreadable:
                 give_up += [
                     (row, unreadable[row.message_id])
@@ -133,34 +133,39 @@ class Sweep:
                 ]
                 send = [each for each in send if each[0].message_id not in unreadable]
             if wait:
-                await claiming.wait(wait)
+                await sweep_round.wait(wait)
             if give_up:
-                abnormal = await claiming.give_up(give_up)
+                abnormal = await sweep_round.give_up(give_up)
             if send:
-                await claiming.claim(send, token)
+                await sweep_round.claim(send, token)
         # Committed: the claims are ours.
         self._stats.queued += len(wait)
         self._stats.swept += len(send)
         self._stats.resent += sum(_may_be_sent(row) for row, _ in send)
         if messages:
-            self._sending.hand_over(Parcel(token, messages))
+            self._parcel_sender.hand_over(Parcel(token, messages))
         if abnormal:
             self._stats.abnormal += len(abnormal)
             self._alerts.report(abnormal)
         return len(due), is_cut or _is_full(due, share)
 
     async def _sorted(
-        self, claiming: Claiming, due: list[Due]
-    ) -> tuple[list[tuple[Due, float]], list[tuple[Due, float]], list[tuple[Due, str]], bool]:
+        self, sweep_round: SweepRound, due: list[DueDelivery]
+    ) -> tuple[
+        list[tuple[DueDelivery, float]],
+        list[tuple[DueDelivery, float]],
+        list[tuple[DueDelivery, str]],
+        bool,
+    ]:
         """Return what to send and what to leave, each with its seconds, and what to give up."""
-        destinations = await self._known(claiming, due)
+        destinations = await self._known(sweep_round, due)
         is_acked = any(row.status == Status.CONFIRMED for row in due)
-        progress = await claiming.progress() if is_acked else {}
-        send: list[tuple[Due, float]] = []
-        wait: list[tuple[Due, float]] = []
-        give_up: list[tuple[Due, str]] = []
+        progress = await sweep_round.progress() if is_acked else {}
+        send: list[tuple[DueDelivery, float]] = []
+        wait: list[tuple[DueDelivery, float]] = []
+        give_up: list[tuple[DueDelivery, str]] = []
         room = self._config.sweep_bytes_max
-        for row in await self._unapplied(claiming, due):
+        for row in await self._unapplied(sweep_round, due):
             rules = destinations.get(row.destination)
             if rules is None:
                 _log.error("destination %r is not set up any more", row.destination)
@@ -181,14 +186,18 @@ class Sweep:
                 send.append((row, wait_seconds(rules, row.send_count + row.claim_count)))
         return send, wait, give_up, False
 
-    async def _known(self, claiming: Claiming, due: list[Due]) -> dict[str, Destination]:
+    async def _known(
+        self, sweep_round: SweepRound, due: list[DueDelivery]
+    ) -> dict[str, Destination]:
         """Return the destinations, read again if one of `due` is new."""
-        known = self._sending.destinations
+        known = self._parcel_sender.destinations
         if any(row.destination not in known for row in due):
-            known = self._sending.destinations = await claiming.destinations()
+            known = self._parcel_sender.destinations = await sweep_round.destinations()
         return known
 
-    async def _unapplied(self, claiming: Claiming, due: list[Due]) -> list[Due]:
+    async def _unapplied(
+        self, sweep_round: SweepRound, due: list[DueDelivery]
+    ) -> list[DueDelivery]:
         """Leave out what consumers' own logs show as applied: that counts as their confirm."""
         found: set[tuple[str, UUID]] = set()
         for consumer, log in self._consumer_logs.items():
@@ -197,16 +206,16 @@ class Sweep:
                 found |= {(consumer, each) for each in await _asked(consumer, log, sent)}
         if not found:
             return due
-        applied = await claiming.apply(sorted((each, consumer) for consumer, each in found))
+        applied = await sweep_round.apply(sorted((each, consumer) for consumer, each in found))
         self._stats.found_applied += applied
         return [row for row in due if (row.consumer, row.message_id) not in found]
 
 
-def _may_be_sent(row: Due) -> bool:
+def _may_be_sent(row: DueDelivery) -> bool:
     return row.send_count > 0 or row.claim_count > 0
 
 
-def _is_full(due: list[Due], share: Share) -> bool:
+def _is_full(due: list[DueDelivery], share: Share) -> bool:
     """Whether more may be due: some destination has had its full share."""
     if len(due) >= share.rows_in_all:
         return True
@@ -258,7 +267,7 @@ class Alerts:
         self._finished = asyncio.Event()
         self._finished.set()
 
-    def report(self, abnormal: Sequence[Abnormal]) -> None:
+    def report(self, abnormal: Sequence[AbnormalDelivery]) -> None:
         """Report deliveries; never waits and never raises."""
         for each in abnormal[:LINES_MAX]:
             _log.error(
@@ -277,7 +286,7 @@ class Alerts:
             }
         )
 
-    def report_silent(self, silent: Sequence[Silent], seconds: float) -> None:
+    def report_silent(self, silent: Sequence[SilentConsumer], seconds: float) -> None:
         """Report consumers that are not heard from; never waits and never raises."""
         for each in silent:
             _log.error(

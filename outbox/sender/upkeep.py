@@ -68,7 +68,7 @@ def droppable(
     return found
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class UpkeepReport(Struct, frozen=True, kw_only=True):
     """What a round has done."""
 
     partitions_dropped: int
@@ -95,7 +95,7 @@ class Retention:
         self._stats = stats
         self._was_full = False
 
-    async def keep(self) -> Kept:
+    async def keep(self) -> UpkeepReport:
         """Do one round. Raises RetryError if a lock was not available: retry later.
 
         Raises DurabilityError if the database was set to lose what it has committed.
@@ -108,7 +108,7 @@ class Retention:
         finally:
             # Also if history could not be dropped: that is when the disk fills.
             space = await self._measure()
-        return Kept(
+        return UpkeepReport(
             partitions_dropped=dropped, survivors=survivors, partitions_left=left,
             bytes=space.bytes, bytes_max=space.bytes_max, is_full=space.is_full,
         )  # fmt: skip
@@ -150,7 +150,7 @@ class Retention:
         return space
 
 
-async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> Kept:
+async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> UpkeepReport:
     """Do one round of retention by hand, alongside any relays.
 
     Raises ConnectError, SchemaError, DurabilityError; RetryError if a lock was not available.

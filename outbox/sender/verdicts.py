@@ -42,7 +42,7 @@ class ResendVerdict(enum.Enum):
     """Its tries are used up: abnormal."""
 
 
-class Due(Struct, frozen=True, gc=False):
+class DueDelivery(Struct, frozen=True, gc=False):
     """A delivery whose `next_send_at` has come."""
 
     message_id: UUID
@@ -64,7 +64,7 @@ class Due(Struct, frozen=True, gc=False):
     """Bytes of the payload; None if the message itself is missing."""
 
 
-def judge(due: Due, rules: Destination, progress: Mapping[Place, int]) -> ResendVerdict:
+def judge(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> ResendVerdict:
     """Return what to do with `due`.
 
     `progress` holds, by place, the smallest offset that the consumer has not finished: a record
@@ -76,7 +76,7 @@ def judge(due: Due, rules: Destination, progress: Mapping[Place, int]) -> Resend
     return ResendVerdict.SEND if is_left else ResendVerdict.GIVE_UP
 
 
-def why_given_up(due: Due, rules: Destination) -> str:
+def why_given_up(due: DueDelivery, rules: Destination) -> str:
     """Return the reason that is stored with a delivery that becomes abnormal."""
     if due.send_count >= rules.tries_max:
         return f"no end after {counted(due.send_count, 'try', 'tries')}"
@@ -84,7 +84,7 @@ def why_given_up(due: Due, rules: Destination) -> str:
     return f"claimed {claims} to be sent, by processes that ended before they had written more"
 
 
-def _is_queued(due: Due, rules: Destination, progress: Mapping[Place, int]) -> bool:
+def _is_queued(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> bool:
     if not rules.resend_filter:
         return False
     if due.topic is None or due.partition is None or due.offset is None:
@@ -100,7 +100,7 @@ def wait_seconds(rules: Destination, before: int) -> float:
     return step_seconds(rules.resend_seconds, rules.resend_seconds_max, before)
 
 
-def queue_wait_seconds(due: Due, rules: Destination) -> float:
+def queue_wait_seconds(due: DueDelivery, rules: Destination) -> float:
     """Return after how many seconds to look again at a delivery that is queued.
 
     The longer it has waited, the longer the time: a backlog of many messages must not cost one

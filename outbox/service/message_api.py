@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from orderchain.errors import RefusedError
-    from outbox.sender.check_back import MessageStanding
+    from outbox.sender.check_back import MessageState
     from outbox.sender.config import RelayConfig
-    from outbox.sender.store import Applied
+    from outbox.sender.store import ConfirmOutcome
     from outbox.service.config import ServiceConfig
 
 
@@ -232,7 +232,7 @@ class MessageApi:
                 await session.barrier()
         return Decided(len(decided), len(message_ids) - len(decided))
 
-    async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> Applied:
+    async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> ConfirmOutcome:
         """Move deliveries to `consumed`, as a consumer's confirm on Kafka does."""
         applied = await self._confirms.apply([(each, consumer) for each in message_ids])
         if applied.repeated:
@@ -351,7 +351,7 @@ def draw_missing(ids: Sequence[UUID | None]) -> list[UUID]:
 
 
 def _is_undecided(
-    sender: str, change: Change, message_id: UUID, standing: MessageStanding | None
+    sender: str, change: Change, message_id: UUID, standing: MessageState | None
 ) -> bool:
     """Return whether to make `change`; False: it was. Raises HttpRefusal, TransitionRefused."""
     if standing is None or standing.sender != sender:

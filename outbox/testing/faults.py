@@ -228,7 +228,7 @@ class CrashingAttempt:
         await stand_still()
 
 
-class Stepped:
+class SteppedWork:
     """Awaits `work`, and asks at each of its awaits whether its process ends there."""
 
     def __init__(self, work: Coroutine[Any, Any, None], is_end: Callable[[], bool]) -> None:

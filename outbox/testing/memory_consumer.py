@@ -19,7 +19,7 @@ from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, shown
-from outbox.testing.faults import CrashingAttempt, Stepped
+from outbox.testing.faults import CrashingAttempt, SteppedWork
 from outbox.testing.memory_broker import MemoryConfirms, MemorySource
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Parked:
+class ParkedMessage:
     """A parked message."""
 
     delivery: Delivery
@@ -51,10 +51,10 @@ class InboxRows:
 
     consumer: str
     applied: dict[UUID, Delivery] = field(default_factory=dict)
-    parked: dict[UUID, Parked] = field(default_factory=dict)  # in the order of arrival
+    parked: dict[UUID, ParkedMessage] = field(default_factory=dict)  # in the order of arrival
     dead: dict[UUID, DeadLetter] = field(default_factory=dict)
 
-    def head(self, key: bytes | None) -> Parked | None:
+    def head(self, key: bytes | None) -> ParkedMessage | None:
         """Return the first parked message of a key; None if none is parked."""
         if key is None:
             return None
@@ -256,7 +256,7 @@ class MemoryInbox(Inbox):
             stored = replace(
                 delivery, oldest_unfinished=None, is_alone=False, looked_before=False, handling=None
             )
-            rows.parked[delivery.message_id] = Parked(stored, failures, due, error)
+            rows.parked[delivery.message_id] = ParkedMessage(stored, failures, due, error)
 
     async def _insert(self, transaction: OutboxTransaction, delivery: Delivery) -> bool:
         name = ("inbox", self._rows.consumer, delivery.message_id)
@@ -304,11 +304,11 @@ class MemoryConsumer(Consumer):
         first: Delivery = given[0] if isinstance(given, list | tuple) else given
         attempt = next(each for each in self._at_work if first in each.deliveries)
         await attempt.before()
-        await Stepped(_call(handler, given, connection), attempt.is_end)
+        await SteppedWork(_call(handler, given, connection), attempt.is_end)
 
     async def serve(self, service: Callable[[Consumer], Coroutine[Any, Any, None]]) -> None:
         """Run a user's own loop; its awaits count while it works on a message."""
-        await Stepped(service(self), self._is_end_of_service)
+        await SteppedWork(service(self), self._is_end_of_service)
 
     def _is_end_of_service(self) -> bool:
         at_work = [each for each in self._at_work if not each.is_over]

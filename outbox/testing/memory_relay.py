@@ -34,7 +34,7 @@ from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.sender.verdicts import (
     Answer,
     CheckRules,
-    Due,
+    DueDelivery,
     ResendVerdict,
     after_check,
     judge,
@@ -340,9 +340,9 @@ class MemoryRelay:
         return virtual_clock().wall_ns() / 1e9
 
 
-def _as_due(row: Row, now: float) -> Due:
+def _as_due(row: Row, now: float) -> DueDelivery:
     topic, partition, offset = row.place or (None, None, None)
-    return Due(
+    return DueDelivery(
         message_id=row.message.message_id,
         consumer=row.consumer,
         destination=row.message.destination,

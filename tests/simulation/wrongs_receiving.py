@@ -13,7 +13,7 @@ from gapfill import PreferredSources
 from matcher_receiver import Receiver, cancellable_wait
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
-from matcher_receiver.fill import Filling
+from matcher_receiver.fill import OpenFill
 from matcher_receiver.head_poller import HeadWatch
 from matcher_receiver.stats import GapLedger
 from orderchain.model import Mark
@@ -149,14 +149,14 @@ def cancelled_wait_ends_its_work() -> Iterator[None]:
 @contextmanager
 def head_moved_before_a_wait() -> Iterator[None]:
     """The same, and the source is let go of after the head has moved, not before."""
-    take = Filling._take
+    take = OpenFill._take
 
-    async def take_and_wait(self: Filling, run: Run | None) -> Run | None:
+    async def take_and_wait(self: OpenFill, run: Run | None) -> Run | None:
         taken = await take(self, run)
         await asyncio.sleep(0)
         return taken
 
-    with cancelled_wait_ends_its_work(), patch.object(Filling, "_take", take_and_wait):
+    with cancelled_wait_ends_its_work(), patch.object(OpenFill, "_take", take_and_wait):
         yield
 
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from chainctl.commands.verifier.verify_mark import verify_mark
 from chainctl.database import SQL, connected, database_id
+from chainctl.event_loop import run_async
 from chainctl.options import CHAIN_ID, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, table, talk
-from chainctl.running import run_async
 from orderchain.errors import SettingError, TopicError
 from orderchain.frame import default_topic
 from orderchain.limits import FRAME_BYTES_MAX

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from msgspec import Struct
 
 from chainctl.database import SQL, connected, database_id
+from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
-from chainctl.running import report_ready
 from orderchain.errors import ChainMissing, InputError, OrderError, SettingError, SteppedDown
 from orderchain.model import IntakeMark
 from orderchain.sql import SEQUENCER_WRITER
@@ -49,7 +49,7 @@ class Remainder(NamedTuple):
     """How far the file had been taken when it was looked up."""
 
 
-class Fed:
+class FileIntakeCounts:
     """What was added to the chain so far."""
 
     def __init__(self) -> None:
@@ -147,9 +147,13 @@ async def _read(intake: FileIntake, read: Callable[[], _T]) -> _T:
 
 
 async def feed(
-    sequencer: Sequencer, remainder: Remainder, batch_rows: int, fed: Fed, bar: ProgressBar
+    sequencer: Sequencer,
+    remainder: Remainder,
+    batch_rows: int,
+    counts: FileIntakeCounts,
+    bar: ProgressBar,
 ) -> None:
-    """Add the rest of the file to the chain, and count it in `fed`.
+    """Add the rest of the file to the chain, and count it in `counts`.
 
     Where a row cannot be read, or its key is refused, the rows before it are committed, none after
     it, and InputError is raised. So a batch is handed over only when the one before it is in the
@@ -158,7 +162,7 @@ async def feed(
     """
     portion: Portion | InputError | None = remainder.first
     while isinstance(portion, Portion):
-        commit = asyncio.create_task(_submit(sequencer, portion, fed))
+        commit = asyncio.create_task(_submit(sequencer, portion, counts))
         upcoming: Portion | InputError | None
         try:
             # The commit must have begun before the next portion is read: reading blocks.
@@ -168,24 +172,24 @@ async def feed(
             upcoming = error
         finally:
             await commit
-        bar.move_to(remainder.intake.file_position, f"id {fed.last_id}")
+        bar.move_to(remainder.intake.file_position, f"id {counts.last_id}")
         portion = upcoming
     if portion is not None:
         raise portion
 
 
-async def _submit(sequencer: Sequencer, portion: Portion, fed: Fed) -> None:
+async def _submit(sequencer: Sequencer, portion: Portion, counts: FileIntakeCounts) -> None:
     """Commit a portion. Raises InputError for an order that is refused, once those before it are
     committed."""
     try:
-        fed.add(await sequencer.submit_many(portion.orders, intake=portion.mark))
+        counts.add(await sequencer.submit_many(portion.orders, intake=portion.mark))
     except OrderError as error:
-        await _submit_up_to_bad(sequencer, portion, error, fed)
+        await _submit_up_to_bad(sequencer, portion, error, counts)
         raise
 
 
 async def _submit_up_to_bad(
-    sequencer: Sequencer, portion: Portion, refusal: OrderError, fed: Fed
+    sequencer: Sequencer, portion: Portion, refusal: OrderError, counts: FileIntakeCounts
 ) -> None:
     """Commit the orders before the one that is refused, and raise InputError with its line.
 
@@ -197,10 +201,10 @@ async def _submit_up_to_bad(
             continue
         if start < index:
             before = portion.part(start, index)
-            fed.add(await sequencer.submit_many(before.orders, intake=before.mark))
+            counts.add(await sequencer.submit_many(before.orders, intake=before.mark))
         alone = portion.part(index, index + 1)
         try:
-            fed.add(await sequencer.submit_many(alone.orders, intake=alone.mark))
+            counts.add(await sequencer.submit_many(alone.orders, intake=alone.mark))
         except OrderError as error:
             raise InputError(
                 error.field, error.value, error.expected, portion.line_of(index)
@@ -211,7 +215,7 @@ async def _submit_up_to_bad(
 # -- a topic ------------------------------------------------------------------------------------
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class TopicIntakeReport(Struct, frozen=True, kw_only=True):
     """What `sequence` took from a topic, in one term as the leader."""
 
     chain: int
@@ -228,7 +232,7 @@ class Taken(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Taking:
+class TopicIntakeRun:
     """An intake from a topic under way; `taken` returns what it did, even after a failure."""
 
     def __init__(self, config: SequencerConfig, topic: TopicIntakeConfig) -> None:
@@ -285,12 +289,12 @@ class Taking:
             f"{counted(self._intake.stats().records, 'record')} of {self._topic.topic} taken"
         )
 
-    def taken(self) -> Taken | None:
+    def taken(self) -> TopicIntakeReport | None:
         """Return what was done; None where it never led."""
         if self._sequencer is None or self._intake is None:
             return None
         intake, sequencer = self._intake.stats(), self._sequencer.stats()
-        return Taken(
+        return TopicIntakeReport(
             chain=self._config.chain_id,
             topic=self._topic.topic,
             epoch=sequencer.epoch,

@@ -10,11 +10,11 @@ import click
 from msgspec import Struct
 
 from chainctl.demo_option import demo_option
+from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
 from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
-from chainctl.running import report_ready, run_async
 from chainctl.units import Span
 from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
 from orderchain.text import counted
@@ -98,7 +98,7 @@ class Count:
         self.last_id = run.last_id
 
 
-class Received(Struct, frozen=True, kw_only=True):
+class ReceiveReport(Struct, frozen=True, kw_only=True):
     """What `receive` did."""
 
     chain: int
@@ -204,7 +204,7 @@ def receive(
     _report(path, count)
     if as_json:
         data_json(
-            Received(
+            ReceiveReport(
                 chain=chain_id,
                 journal=str(path),
                 rows=count.rows,

@@ -9,11 +9,11 @@ import click
 from msgspec import Struct
 
 from chainctl.commands.chain.chains import check_topic_name
+from chainctl.event_loop import run_async
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
-from chainctl.running import run_async
 from chainctl.settings import owner_of
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted
@@ -21,7 +21,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chainctl.commands.chain.intake import Fed, Remainder, Taking
+    from chainctl.commands.chain.intake import FileIntakeCounts, Remainder, TopicIntakeRun
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
@@ -173,10 +173,12 @@ def sequence(
         settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
     )
     if intake_topic is not None:
-        from chainctl.commands.chain.intake import Taking, topic_config
+        from chainctl.commands.chain.intake import TopicIntakeRun, topic_config
 
-        taking = Taking(config, topic_config(settings, intake_topic, start or "earliest"))
-        _take_topic(taking, intake_topic, http, as_json=as_json)
+        intake_run = TopicIntakeRun(
+            config, topic_config(settings, intake_topic, start or "earliest")
+        )
+        _take_topic(intake_run, intake_topic, http, as_json=as_json)
     elif path is not None:
         from chainctl.commands.chain.intake import standard_input
         from sequencer.intake.file import FileIntake, FileOptions
@@ -228,13 +230,15 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
             raise click.UsageError(f"{other} cannot be given with {option}")
 
 
-def _take_topic(taking: Taking, topic: str, http: Address | None, *, as_json: bool) -> None:
+def _take_topic(
+    intake_run: TopicIntakeRun, topic: str, http: Address | None, *, as_json: bool
+) -> None:
     """Run until interrupted or replaced, and report what was done, however it ends."""
     try:
         with progress(topic, None) as bar:
-            run_async(taking.run(bar, http))
+            run_async(intake_run.run(bar, http))
     finally:
-        done = taking.taken()
+        done = intake_run.taken()
         if done is not None:
             talk(
                 f"chainctl: {rate(done.records, 'record', done.seconds)} of {topic}: "
@@ -258,32 +262,36 @@ async def _sequence(
     settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
 ) -> SequenceResult:
     """Add what is new in the file; an error gets a note of the orders added before it."""
-    from chainctl.commands.chain.intake import Fed
+    from chainctl.commands.chain.intake import FileIntakeCounts
 
-    fed = Fed()
+    counts = FileIntakeCounts()
     try:
         if config.standby:
-            taken, seconds = await _add_as_standby(config, intake, fed, bar)
+            taken, seconds = await _add_as_standby(config, intake, counts, bar)
         else:
-            taken, seconds = await _add(settings, config, intake, fed, bar)
+            taken, seconds = await _add(settings, config, intake, counts, bar)
     except Exception as error:
-        if fed.orders:
-            error.add_note(f"orders added before that: {fed.orders}")
+        if counts.orders:
+            error.add_note(f"orders added before that: {counts.orders}")
         raise
     return SequenceResult(
         chain=config.chain_id,
         source=intake.source,
-        orders=fed.orders,
-        first_id=fed.first_id,
-        last_id=fed.last_id,
-        repeats=fed.repeats,
+        orders=counts.orders,
+        first_id=counts.first_id,
+        last_id=counts.last_id,
+        repeats=counts.repeats,
         rows_before=0 if taken is None else taken.position,
         seconds=seconds,
     )
 
 
 async def _add(
-    settings: Settings, config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+    settings: Settings,
+    config: SequencerConfig,
+    intake: FileIntake,
+    counts: FileIntakeCounts,
+    bar: ProgressBar,
 ) -> tuple[IntakeMark | None, float]:
     """Take the chain over only once there is something to add, and add it.
 
@@ -299,11 +307,11 @@ async def _add(
     async with under_way(open_sequencer(config)) as sequencer:
         if await sequencer.intake(intake.source) != taken:
             raise RetryError(f"another process adds {intake.source} to the chain too")
-        return taken, await _feed(sequencer, remainder, fed, bar)
+        return taken, await _feed(sequencer, remainder, counts, bar)
 
 
 async def _add_as_standby(
-    config: SequencerConfig, intake: FileIntake, fed: Fed, bar: ProgressBar
+    config: SequencerConfig, intake: FileIntake, counts: FileIntakeCounts, bar: ProgressBar
 ) -> tuple[IntakeMark | None, float]:
     """Wait for the chain first: the leader may be adding this very file. Returns as `_add`."""
     from sequencer import open_sequencer
@@ -313,7 +321,7 @@ async def _add_as_standby(
         remainder = await _remainder(config, intake, taken, bar)
         if remainder is None:
             return taken, 0.0
-        return taken, await _feed(sequencer, remainder, fed, bar)
+        return taken, await _feed(sequencer, remainder, counts, bar)
 
 
 async def _remainder(
@@ -328,13 +336,15 @@ async def _remainder(
     return None if first is None else Remainder(first, intake, taken)
 
 
-async def _feed(sequencer: Sequencer, remainder: Remainder, fed: Fed, bar: ProgressBar) -> float:
+async def _feed(
+    sequencer: Sequencer, remainder: Remainder, counts: FileIntakeCounts, bar: ProgressBar
+) -> float:
     """Add the rest of the file; returns the seconds that it took."""
     from chainctl.commands.chain.intake import feed
 
-    fed.start(sequencer.stats().head_persisted)
+    counts.start(sequencer.stats().head_persisted)
     stopwatch = Stopwatch()
-    await feed(sequencer, remainder, sequencer.batch_rows_max, fed, bar)
+    await feed(sequencer, remainder, sequencer.batch_rows_max, counts, bar)
     return stopwatch.seconds
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.database import connected
+from chainctl.event_loop import run_async
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings, who
 from chainctl.output import data, data_json, talk
-from chainctl.running import run_async
 from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR

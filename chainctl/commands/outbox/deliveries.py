@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from chainctl.database import SQL, connected
+from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     Command,
@@ -23,7 +24,6 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
-from chainctl.running import run_async
 from chainctl.schema.parts import PARTS
 from chainctl.units import Span
 from orderchain.errors import SchemaError, SettingError

@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from chainctl.commands.outbox.deliveries import cell, outbox_of
+from chainctl.event_loop import run_async
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
-from chainctl.running import run_async
 from chainctl.units import Size, Span
 from orderchain.errors import SettingError
 

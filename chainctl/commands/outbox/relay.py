@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from chainctl.commands.outbox.deliveries import cell
+from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
 from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
-from chainctl.running import report_ready, run_async
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
 from orderchain.errors import SettingError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox import InboxLog, Relay
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.upkeep import Kept
+    from outbox.sender.upkeep import UpkeepReport
     from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
     return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
 
 
-async def _keep(settings: Settings, given: dict[str, Any]) -> Kept:
+async def _keep(settings: Settings, given: dict[str, Any]) -> UpkeepReport:
     from outbox import KeepConfig, keep_outbox
 
     chosen = {name: value for name, value in given.items() if value is not None}

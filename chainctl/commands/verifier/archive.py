@@ -23,8 +23,8 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chain_verifier.archive.drop import Dropped
-    from chain_verifier.archive.retention import Retained
+    from chain_verifier.archive.drop import DropReport
+    from chain_verifier.archive.retention import RetentionReport
     from chainctl.settings import Settings
 
 
@@ -159,7 +159,7 @@ def retention(
     _show(done, dropped, as_json=as_json)
 
 
-def _show(done: Retained, dropped: Dropped | None, *, as_json: bool) -> None:
+def _show(done: RetentionReport, dropped: DropReport | None, *, as_json: bool) -> None:
     if as_json and dropped is None:
         data_json(done)
         return

@@ -12,9 +12,9 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, looking, utc
+from chainctl.event_loop import run_async
 from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
 from chainctl.output import data, data_json, data_json_line, table, talk
-from chainctl.running import run_async
 from chainctl.units import Span
 from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
 from orderchain.text import reason_of

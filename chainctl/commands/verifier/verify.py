@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chainctl.commands.verifier.verifying import VerifyOptions, run_verification
+from chainctl.commands.verifier.verify_run import VerifyOptions, run_verification
 from chainctl.demo_option import demo_option
 from chainctl.monitor_server import http_option
 from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings

@@ -8,6 +8,7 @@ import click
 from msgspec import Struct
 
 from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.event_loop import run_async
 from chainctl.options import (
     ROW_ID,
     SuggestingGroup,
@@ -18,7 +19,6 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, table, talk
-from chainctl.running import run_async
 from orderchain.errors import SettingError
 from orderchain.text import counted
 
@@ -51,7 +51,7 @@ class MarkLine(Struct, frozen=True, kw_only=True):
     mark_id: int
 
 
-class Revoked(Struct, frozen=True, kw_only=True):
+class RevokedMarks(Struct, frozen=True, kw_only=True):
     """What was, or would be, revoked."""
 
     chain: int
@@ -133,7 +133,7 @@ async def _list(settings: Settings, chain_id: int, limit: int) -> list[MarkLine]
 
 async def _revoke(
     settings: Settings, chain_id: int, from_id: int | None, act: ActByHand
-) -> Revoked:
+) -> RevokedMarks:
     """Remove the marks and record what they were, both or neither; a dry run does neither."""
     async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
         await connection.execute(SQL["lock_marks"])
@@ -144,7 +144,7 @@ async def _revoke(
         act_id = await connection.fetchval(
             SQL["record_act"], chain_id, None, "revoke mark", act.actor, act.reason, _detail(rows)
         )
-    return Revoked(
+    return RevokedMarks(
         chain=chain_id,
         marks=tuple(sorted(row["until_id"] for row in rows)),
         begins_after=begins_after,

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from chain_verifier.findings import Finding
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import Examined
+    from chain_verifier.verification import ScannedSource
     from local_stack import KafkaServer
 
     MakeFollower = Callable[[Callable[[Finding], None]], Follower]
     MakeFrames = Callable[[Sequence[Row]], list[bytes]]
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
-    Examine = Callable[..., Examined]
+    Examine = Callable[..., ScannedSource]
 
 _TYPES = EVENT_TYPES | {"payload": "string"}
 LINE_SCHEMA = f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in _TYPES.items())}>>"
@@ -102,7 +102,7 @@ def examine_table() -> Examine:
     With fingerprints, since buckets are looked at then even if the chain is whole.
     """
 
-    def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> Examined:
+    def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> ScannedSource:
         horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
         how = ScanPlan(
             key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=True
@@ -128,7 +128,7 @@ class RowTable:
 def examine_rows(spark: SparkSession, examine_table: Examine) -> Examine:
     """Examines rows as a source named `rows`."""
 
-    def run(rows: Sequence[Row], head: int | None, **options: int) -> Examined:
+    def run(rows: Sequence[Row], head: int | None, **options: int) -> ScannedSource:
         return examine_table(RowTable(spark, rows), head, **options)
 
     return run

@@ -13,8 +13,8 @@ import pytest
 
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import verify_archive
-from chain_verifier.archive.retention import Retained, RetentionRequest, retain
-from chain_verifier.archive.write_archive import Archived, write_archive
+from chain_verifier.archive.retention import RetentionReport, RetentionRequest, retain
+from chain_verifier.archive.write_archive import ArchivedRun, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
@@ -52,10 +52,10 @@ class Chain:
     def __init__(self, owner: str, audit: str, folder: Path) -> None:
         self.owner, self.audit, self.folder = owner, audit, folder
 
-    def archive(self, until_id: int | None = None) -> Archived:
+    def archive(self, until_id: int | None = None) -> ArchivedRun:
         return write_archive(self.audit, self.folder, CHAIN_ID, until_id)
 
-    def retain(self, until_id: int, **options: Any) -> Retained:
+    def retain(self, until_id: int, **options: Any) -> RetentionReport:
         known: dict[str, Any] = {"actor": "eve", "key_window_rows": 0}
         request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **(known | options))
         return retain(self.owner, self.folder, request)

@@ -14,9 +14,9 @@ from tests.integration.chain_verifier.planting import chain_of, head_of, id_of, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chain_verifier.verification import Examined
+    from chain_verifier.verification import ScannedSource
 
-    Examine = Callable[..., Examined]
+    Examine = Callable[..., ScannedSource]
 
 ROWS = chain_of(random.Random(1), 60)
 HEAD = head_of(ROWS)
@@ -28,9 +28,9 @@ def finding(kind: Kind, **fields: Any) -> Finding:
 
 @pytest.mark.parametrize("bits", [2, 6, 40])
 def test_check_with_a_clean_chain_finds_nothing(examine_rows: Examine, bits: int) -> None:
-    examined = examine_rows(ROWS, HEAD, bits=bits)
-    assert examined.findings.total == 0
-    assert examined.rows == len(ROWS)
+    scanned = examine_rows(ROWS, HEAD, bits=bits)
+    assert scanned.findings.total == 0
+    assert scanned.rows == len(ROWS)
 
 
 def test_check_with_rows_in_any_order_finds_nothing(examine_rows: Examine) -> None:
@@ -50,9 +50,9 @@ def test_check_with_no_rows_finds_nothing_at_head_0_and_a_gap_at_another(
 def test_check_with_a_start_looks_only_behind_it(examine_rows: Examine) -> None:
     start = ROWS[20].id
     damaged = [*ROWS[:3], *ROWS[5:]]
-    examined = examine_rows(damaged, HEAD, start=start)
-    assert examined.findings.total == 0
-    assert examined.rows == len(ROWS) - 21
+    scanned = examine_rows(damaged, HEAD, start=start)
+    assert scanned.findings.total == 0
+    assert scanned.rows == len(ROWS) - 21
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -61,9 +61,9 @@ def test_check_with_random_faults_finds_these_and_no_others(
 ) -> None:
     rng = random.Random(seed)
     planted = plant(rng, chain_of(rng, 800), "rows", faults=(20, 60))
-    examined = examine_rows(planted.rows, head_of(planted.rows), bits=rng.choice([3, 5, 7]))
-    assert sorted(examined.findings.kept, key=str) == sorted(planted.expected, key=str)
-    assert examined.findings.total == len(planted.expected)
+    scanned = examine_rows(planted.rows, head_of(planted.rows), bits=rng.choice([3, 5, 7]))
+    assert sorted(scanned.findings.kept, key=str) == sorted(planted.expected, key=str)
+    assert scanned.findings.total == len(planted.expected)
 
 
 def edges(rows: list[Any], bits: int) -> list[int]:
@@ -143,6 +143,6 @@ def test_check_with_rows_of_another_chain_names_them(examine_rows: Examine) -> N
 
 
 def test_check_with_rows_behind_the_head_counts_them(examine_rows: Examine) -> None:
-    examined = examine_rows(ROWS, ROWS[-3].id)
-    assert examined.findings.total == 0
-    assert (examined.rows_beyond, examined.beyond_id) == (2, ROWS[-1].id)
+    scanned = examine_rows(ROWS, ROWS[-3].id)
+    assert scanned.findings.total == 0
+    assert (scanned.rows_beyond, scanned.beyond_id) == (2, ROWS[-1].id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.verification import Examined
+    from chain_verifier.verification import ScannedSource
 
 ROWS = chain_of(random.Random(3), 60)
 HEAD = head_of(ROWS)
@@ -32,12 +32,12 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def examined(
-    spark: SparkSession, journal: Path, examine_table: Callable[..., Examined]
-) -> Callable[..., Examined]:
+def scanned(
+    spark: SparkSession, journal: Path, examine_table: Callable[..., ScannedSource]
+) -> Callable[..., ScannedSource]:
     """Writes rows to the journal and examines it."""
 
-    def run(rows: Sequence[Row], head: int | None = HEAD, torn: str = "") -> Examined:
+    def run(rows: Sequence[Row], head: int | None = HEAD, torn: str = "") -> ScannedSource:
         write_journal(journal, rows, torn)
         return examine_table(JournalTable(spark, JournalSource(path=str(journal))), head)
 
@@ -54,26 +54,26 @@ def finding(name: str, kind: Kind, **fields: Any) -> Finding:
 
 
 def test_journal_with_many_blocks_is_read_in_order(
-    spark: SparkSession, examined: Callable[..., Examined], name: str
+    spark: SparkSession, scanned: Callable[..., ScannedSource], name: str
 ) -> None:
     usual = spark.conf.get("spark.sql.files.maxPartitionBytes")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "1000")
     try:
-        assert examined(ROWS).findings.total == 0
+        assert scanned(ROWS).findings.total == 0
         moved = [*ROWS[:5], *ROWS[6:50], ROWS[5], *ROWS[50:]]
         expected = finding(
             name, Kind.OUT_OF_ORDER, id=ROWS[5].id, until_id=ROWS[5].id,
             after_id=ROWS[49].id, count=1,
         )  # fmt: skip
-        assert examined(moved).findings.kept == (expected,)
+        assert scanned(moved).findings.kept == (expected,)
     finally:
         spark.conf.set("spark.sql.files.maxPartitionBytes", usual or "128MB")
 
 
 def test_journal_with_the_head_in_the_torn_line_lacks_it(
-    examined: Callable[..., Examined], name: str
+    scanned: Callable[..., ScannedSource], name: str
 ) -> None:
-    found = examined(ROWS[:-1], torn=ROWS[-1].line()[:50])
+    found = scanned(ROWS[:-1], torn=ROWS[-1].line()[:50])
     expected = finding(name, Kind.GAP, after_id=ROWS[-2].id, until_id=HEAD)
     assert found.findings.kept == (expected,)
 
@@ -92,19 +92,19 @@ class _Line:
 
 
 def test_journal_with_garbage_as_its_whole_last_line_is_refused(
-    examined: Callable[..., Examined],
+    scanned: Callable[..., ScannedSource],
 ) -> None:
     rows: list[Any] = [*ROWS, _Line("garbage")]
     with pytest.raises(InputError) as refused:
-        examined(rows)
+        scanned(rows)
     assert refused.value.line == len(ROWS) + 1
 
 
 def test_journal_with_a_missing_field_has_a_null(
-    examined: Callable[..., Examined], name: str
+    scanned: Callable[..., ScannedSource], name: str
 ) -> None:
     without = _Line(LINE.replace('"event_time_ns"', '"other"'))
-    found = examined([*ROWS[:30], without, *ROWS[31:]])
+    found = scanned([*ROWS[:30], without, *ROWS[31:]])
     expected = finding(
         name, Kind.NULL, id=ROWS[30].id, pid=ROWS[30].pid, columns=("event_time_ns",)
     )
@@ -112,10 +112,10 @@ def test_journal_with_a_missing_field_has_a_null(
 
 
 def test_journal_with_only_rows_of_another_chain_is_refused(
-    examined: Callable[..., Examined],
+    scanned: Callable[..., ScannedSource],
 ) -> None:
     with pytest.raises(InputError, match="none of chain 7"):
-        examined([replace(row, chain_id=8) for row in ROWS])
+        scanned([replace(row, chain_id=8) for row in ROWS])
 
 
 def test_journal_with_no_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_journal_with_no_file_is_refused(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_journal_that_grows_while_it_is_read_is_read_as_it_was(
-    spark: SparkSession, journal: Path, examine_table: Callable[..., Examined]
+    spark: SparkSession, journal: Path, examine_table: Callable[..., ScannedSource]
 ) -> None:
     write_journal(journal, ROWS[:40], torn=ROWS[40].line()[:20])
     table = JournalTable(spark, JournalSource(path=str(journal)))

@@ -82,8 +82,8 @@ async def test_fire_after_commit_says_what_may_still_come(sender: Sender) -> Non
     ids = []
     async with FireAfterCommit(sender.kafka, [destination]) as fire:
         for _ in range(MESSAGES):
-            async with fire.transaction(business) as firing:
-                ids.append(firing.send("prices", b"1.25"))
+            async with fire.transaction(business) as held:
+                ids.append(held.send("prices", b"1.25"))
             await fire.finish()
     check_floors(await floors(sender, destination), ids)
 

@@ -11,7 +11,7 @@ import pytest
 from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
-from outbox.sender.relay import Firing
+from outbox.sender.relay import HeldMessages
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
@@ -196,9 +196,9 @@ async def test_fire_after_commit_that_is_gone_accepts_nothing(sender: Sender) ->
             with pytest.raises(PartEnded):
                 await fire.finish()
             with pytest.raises(PartEnded):  # noqa: PT012 - the block is what ends so
-                async with fire.transaction(business) as firing:
+                async with fire.transaction(business) as held:
                     await business.execute("INSERT INTO trade VALUES (1)")
-                    firing.send("clearing", b"1")
+                    held.send("clearing", b"1")
     assert await sender.admin.fetchval("SELECT count(*) FROM trade") == 0
 
 
@@ -275,7 +275,7 @@ async def test_stop_of_modes_1_and_5_cancelled_at_each_await_sends_all_and_leave
             mode = make()
             await mode.__aenter__()
             async with mode.transaction(business) as transaction:
-                if isinstance(transaction, Firing):
+                if isinstance(transaction, HeldMessages):
                     transaction.send("clearing", b"1")
                 else:
                     await transaction.add("clearing", b"1")

@@ -316,7 +316,7 @@ async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> N
     for _ in range(4):
         await sender.let_time_pass()
         relay = Relay(sender.config())  # it claims, and dies before it sends
-        relay._sending.destinations = await killed.destinations()
+        relay._parcel_sender.destinations = await killed.destinations()
         await relay._sweep.sweep()
         await relay._store.close()
     await killed.close()

@@ -11,8 +11,8 @@ import pytest
 
 from outbox import Message, Status, acts, draw_message_ids
 from outbox.sender.business import store_messages
-from outbox.sender.sending import Share
-from outbox.sender.store import BrokerAck, Claiming, RelayStore
+from outbox.sender.parcel_sender import Share
+from outbox.sender.store import BrokerAck, RelayStore, SweepRound
 from outbox.sender.verdicts import ResendVerdict, judge, wait_seconds
 from outbox.statuses import FINAL, TRANSITIONS
 
@@ -65,18 +65,18 @@ class Walk:
         token = uuid4()
         await self.sender.let_time_pass()
         async with self.store.sweep() as connection:
-            claiming = Claiming(connection)
-            due = await claiming.due(ALWAYS, Share(5, {}, 5))
+            sweep_round = SweepRound(connection)
+            due = await sweep_round.due(ALWAYS, Share(5, {}, 5))
             verdicts = [(row, judge(row, self.clearing, {})) for row in due]
             send = [row for row, verdict in verdicts if verdict is ResendVerdict.SEND]
             if send:
                 waits = [(row, wait_seconds(self.clearing, row.claim_count)) for row in send]
-                await claiming.claim(waits, token)
+                await sweep_round.claim(waits, token)
             give_up = [
                 (row, "why") for row, verdict in verdicts if verdict is ResendVerdict.GIVE_UP
             ]
             if give_up:
-                await claiming.give_up(give_up)
+                await sweep_round.give_up(give_up)
         self.claims += [(row.message_id, token) for row in send]
 
     async def acknowledge(self) -> None:

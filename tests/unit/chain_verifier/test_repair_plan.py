@@ -13,8 +13,8 @@ from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
 from chain_verifier.repair.survey import (
     PIECES_MAX,
+    BatchEnd,
     Pieces,
-    Place,
     Repair,
     Survey,
     SurveyedBatch,
@@ -77,8 +77,8 @@ def sent(batch: Batch, after: timedelta = timedelta(milliseconds=5), **changed: 
     return offer_of(batch, committed_at=None, sent_at=cut, is_signed=True, **changed)
 
 
-def start_of(chain: Chain) -> Place:
-    return Place(id=0, seal=chain.genesis, epoch=0, committed_at=time_of(0))
+def start_of(chain: Chain) -> BatchEnd:
+    return BatchEnd(id=0, seal=chain.genesis, epoch=0, committed_at=time_of(0))
 
 
 def survey_of(
@@ -97,7 +97,7 @@ def survey_of(
 def matched(
     chain: Chain, survey: Survey, head: Batch, offers: Iterable[Offer]
 ) -> tuple[list[Repair], SourceMatching]:
-    place = Place(
+    place = BatchEnd(
         id=head.last_id, seal=head.seal, epoch=head.epoch,
         committed_at=time_of(head.committed_at_us),
     )  # fmt: skip
@@ -318,7 +318,7 @@ def test_tail_ends_where_the_source_lacks_a_batch_or_an_epoch_falls(chain: Chain
     repairs, matching = matched(chain, survey, head, [sent(tail[0]), sent(tail[2])])
     assert ends(repairs) == [tail[0].last_id]
     assert "has no batch after" in matching.left.listed[0].why
-    place = Place(id=head.last_id, seal=head.seal, epoch=9, committed_at=time_of(0))
+    place = BatchEnd(id=head.last_id, seal=head.seal, epoch=9, committed_at=time_of(0))
     matching = SourceMatching(survey, place, CHAIN_ID, "the source")
     assert list(matching.repairs(map(sent, tail))) == []
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_verifier.checks.topic_frames import Arrived, FrameHead, TopicFollower, TopicWalk
+from chain_verifier.checks.topic_frames import ArrivedFrame, FrameHead, TopicFollower, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
 from orderchain.errors import InputError
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def frame(pid: int, last_id: int, epoch: int = 1, batch_epoch: int = 1) -> Arrived:
+def frame(pid: int, last_id: int, epoch: int = 1, batch_epoch: int = 1) -> ArrivedFrame:
     head = FrameHead(0, pid, pid + 1, last_id, last_id - pid, epoch)
-    return Arrived(frame=head, is_heartbeat=False, batch_epoch=batch_epoch)
+    return ArrivedFrame(frame=head, is_heartbeat=False, batch_epoch=batch_epoch)
 
 
-def heartbeat(head: int) -> Arrived:
-    return Arrived(frame=FrameHead(0, head, head, head, 0, 1), is_heartbeat=True, batch_epoch=None)
+def heartbeat(head: int) -> ArrivedFrame:
+    return ArrivedFrame(
+        frame=FrameHead(0, head, head, head, 0, 1), is_heartbeat=True, batch_epoch=None
+    )
 
 
 def finding(kind: Kind, **fields: Any) -> Finding:

@@ -8,7 +8,7 @@ from chain_verifier.checks.buckets import Horizon
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import (
     Bounds,
-    Published,
+    PublishedTopic,
     TopicLog,
     TopicRecord,
     without_skipped,
@@ -27,7 +27,7 @@ def frame(offset: int, pid: int, last_id: int, **fields: Any) -> TopicRecord:
     )
 
 
-class Topic(Published):
+class Topic(PublishedTopic):
     """A topic of which only its places are known."""
 
     name = "topic"

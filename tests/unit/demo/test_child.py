@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chainctl.event_loop import run_async
 from chainctl.main import main
-from chainctl.running import run_async
 from demo.processes import CheckingJob, Child, ChildDied, GoOn
 
 if TYPE_CHECKING:

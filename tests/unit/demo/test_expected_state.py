@@ -10,7 +10,7 @@ import pytest
 
 from demo import DemoOptions
 from demo.handlers import MATCHING, PAYLOADS, VENUE, Matching, PayloadDigest
-from demo.preparation import apply_straight, check_input, preparing, write_order_flow
+from demo.preparation import check_input, expected_state, input_in_background, write_order_flow
 from orderchain.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,37 +40,37 @@ def test_apply_straight_with_a_flow_comes_to_what_matching_does(
     matching = Matching()
     matching.apply(flow_payloads(SEED, 12_000))
     told: list[int] = []
-    straight = apply_straight(path, told.append)
-    assert straight.handler == MATCHING
-    assert (straight.rows, straight.last_key) == (12_000, "flow.csv#12000")
-    assert (straight.digest, straight.counters) == (matching.digest(), matching.counters())
+    expected = expected_state(path, told.append)
+    assert expected.handler == MATCHING
+    assert (expected.rows, expected.last_key) == (12_000, "flow.csv#12000")
+    assert (expected.digest, expected.counters) == (matching.digest(), matching.counters())
     assert told == [5_000, 10_000, 12_000]
 
 
 def test_apply_straight_with_a_venues_feed_rebuilds_its_books(tmp_path: Path) -> None:
     path = tmp_path / "feed.csv"
     path.write_text(f"{SSE}\n1,9,X,A,8,,S,100,10\n4,9,X,T,9,8,B,100,4\n9,8,X,D,8,,S,100,6\n")
-    straight = apply_straight(path, nobody)
-    assert straight.handler == VENUE
-    assert straight.counters["deletes"] == 1
-    assert straight.counters["resting_orders"] == 0
+    expected = expected_state(path, nobody)
+    assert expected.handler == VENUE
+    assert expected.counters["deletes"] == 1
+    assert expected.counters["resting_orders"] == 0
 
 
 def test_apply_straight_with_other_columns_digests_the_payloads(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps({"at": number, "what": "x"}) + "\n" for number in range(9))
-    straight = apply_straight(path, nobody)
-    assert straight.handler == PAYLOADS
-    assert straight.counters == {"payloads": 9}
-    assert straight.digest != PayloadDigest().digest()
+    expected = expected_state(path, nobody)
+    assert expected.handler == PAYLOADS
+    assert expected.counters == {"payloads": 9}
+    assert expected.digest != PayloadDigest().digest()
 
 
 def test_apply_straight_with_a_row_that_cannot_be_read_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("a,b\n1,2\n1\n")
     with pytest.raises(InputError, match="line 3"):
-        apply_straight(path, nobody)
+        expected_state(path, nobody)
 
 
 def test_check_input_with_a_wrong_file_is_refused(tmp_path: Path) -> None:
@@ -79,15 +79,18 @@ def test_check_input_with_a_wrong_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_preparing_without_an_input_generates_one(tmp_path: Path) -> None:
-    with preparing(options(), tmp_path) as preparation:
-        prepared = preparation.result(timeout=30)
-    assert prepared.path == tmp_path / "orders.csv"
-    assert prepared.straight.rows == 300
+    with input_in_background(options(), tmp_path) as preparation:
+        demo_input = preparation.result(timeout=30)
+    assert demo_input.path == tmp_path / "orders.csv"
+    assert demo_input.expected.rows == 300
 
 
 def test_preparing_left_early_ends_its_thread(tmp_path: Path) -> None:
     before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), preparing(options(orders=10_000_000), tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        input_in_background(options(orders=10_000_000), tmp_path),
+    ):
         raise KeyboardInterrupt
     assert threading.active_count() == before
 
@@ -95,5 +98,8 @@ def test_preparing_left_early_ends_its_thread(tmp_path: Path) -> None:
 def test_preparing_with_a_bad_row_raises_it_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("a,b\n1,2\n1\n")
-    with preparing(options(input=path), tmp_path) as preparation, pytest.raises(InputError):
+    with (
+        input_in_background(options(input=path), tmp_path) as preparation,
+        pytest.raises(InputError),
+    ):
         preparation.result(timeout=30)

@@ -10,19 +10,19 @@ from chainctl import main as chainctl_main
 from demo import DemoOptions
 from demo import run as demo_run
 from demo.lossy_link import LinkCounters
-from demo.preparation import Prepared, Straight
+from demo.preparation import DemoInput, ExpectedState
 from demo.processes import Delivered, Finished, ReceiverCounters, Resumed, Sequenced
-from demo.scenario import Life, Plan, ScenarioOutcome, Stage
+from demo.scenario import ChainSetup, Life, Plan, ScenarioOutcome
 from demo.summary import Summary, summarize, summary_rows
 
 ROWS = 1_000
 
 OPTIONS = DemoOptions(input=None, orders=ROWS, loss=0.1, duplicate=0.1, reorder=0.1, seed=4)
-STRAIGHT = Straight(
+STRAIGHT = ExpectedState(
     rows=ROWS, last_key="orders.csv#1000", handler="payloads", counters={"payloads": ROWS},
     digest="d" * 64,
 )  # fmt: skip
-STAGE = Stage(
+SETUP = ChainSetup(
     chain_id=3, topic="t", kafka="k", sequencer_database="", receiver_database="",
     gap_database="", audit_database="",
 )  # fmt: skip
@@ -46,10 +46,10 @@ def sources(**amiss: object) -> dict[str, object]:
 
 
 def plan(rows: int = ROWS) -> Plan:
-    straight = msgspec.structs.replace(STRAIGHT, rows=rows)
+    expected = msgspec.structs.replace(STRAIGHT, rows=rows)
     return Plan(
-        stage=STAGE,
-        prepared=Prepared(path=Path("orders.csv"), straight=straight),
+        setup=SETUP,
+        demo_input=DemoInput(path=Path("orders.csv"), expected=expected),
         faults=OPTIONS.faults(),
         journal=Path("journal.jsonl"),
     )

@@ -34,9 +34,9 @@ async def test_message_is_sent_after_the_commit_and_nothing_is_stored(sender: Se
     prices = await quiet(sender)
     business = await sender.connect()
     async with FireAfterCommit(sender.kafka, [prices]) as fire:
-        async with fire.transaction(business) as firing:
+        async with fire.transaction(business) as held:
             await business.execute("INSERT INTO trade VALUES (1)")
-            message_id = firing.send("prices", b"1.25", key="EUR", headers={"a": "b"})
+            message_id = held.send("prices", b"1.25", key="EUR", headers={"a": "b"})
             assert await sender.sent(prices) == []  # never before the commit
         await fire.finish()
         assert (fire.sent, fire.lost) == (1, 0)
@@ -60,8 +60,8 @@ async def test_transaction_that_rolls_back_fires_nothing(sender: Sender) -> None
 
 
 async def fire_twice(fire: FireAfterCommit, business: asyncpg.Connection) -> None:
-    async with fire.transaction(business) as firing:
-        firing.send("prices", b"x")
+    async with fire.transaction(business) as held:
+        held.send("prices", b"x")
         await business.execute("INSERT INTO trade VALUES (1), (1)")
 
 
@@ -75,8 +75,8 @@ async def main():
     business = await asyncpg.connect(given["business"])
     prices = Destination(name="prices", topic=given["topic"], confirm="none")
     async with FireAfterCommit(given["kafka"], [prices]) as fire:
-        async with fire.transaction(business) as firing:
-            firing.send("prices", b"lost")
+        async with fire.transaction(business) as held:
+            held.send("prices", b"lost")
             await business.execute("INSERT INTO trade VALUES (1)")
         # No await since the commit: nothing can have been sent.
         os.kill(os.getpid(), 9)
@@ -99,8 +99,8 @@ async def test_crash_between_commit_and_send_loses_the_message_and_keeps_the_cha
     # Nothing remembers it: the next process sends only what is new.
     business = await sender.connect()
     async with FireAfterCommit(sender.kafka, [prices]) as fire:
-        async with fire.transaction(business) as firing:
-            later = firing.send("prices", b"later")
+        async with fire.transaction(business) as held:
+            later = held.send("prices", b"later")
         await fire.finish()
     assert await sender.sent(prices) == [later]
 
@@ -113,20 +113,20 @@ async def test_broker_away_loses_messages_counts_them_and_spares_the_business(
     business = await sender.connect()
     await asyncio.to_thread(kafka_to_break.kill)
     async with FireAfterCommit(sender.kafka, [prices], send_seconds=1.0) as fire:
-        async with fire.transaction(business) as firing:
-            firing.send("prices", b"lost")
+        async with fire.transaction(business) as held:
+            held.send("prices", b"lost")
             await business.execute("INSERT INTO trade VALUES (1)")
         await fire.finish()
         assert (fire.sent, fire.lost) == (0, 1)
         # It is known to be away now: the next one is lost, and counted, without a wait.
-        async with fire.transaction(business) as firing:
-            firing.send("prices", b"lost")
+        async with fire.transaction(business) as held:
+            held.send("prices", b"lost")
         assert (fire.sent, fire.lost) == (0, 2)
         await asyncio.to_thread(kafka_to_break.start)
 
         async def is_sent() -> bool:
-            async with fire.transaction(business) as firing:
-                firing.send("prices", b"later")
+            async with fire.transaction(business) as held:
+                held.send("prices", b"later")
             await fire.finish()
             return fire.sent > 0
 
@@ -143,9 +143,9 @@ async def test_missing_topic_loses_its_own_messages_alone_and_is_named_once(
     ids = []
     async with FireAfterCommit(sender.kafka, [prices, nowhere]) as fire:
         for _ in range(3):
-            async with fire.transaction(business) as firing:
-                firing.send("nowhere", b"lost")
-                ids.append(firing.send("prices", b"1.25"))
+            async with fire.transaction(business) as held:
+                held.send("nowhere", b"lost")
+                ids.append(held.send("prices", b"1.25"))
             await fire.finish()
         assert (fire.sent, fire.lost) == (3, 3)
     assert await sender.sent(prices) == ids
@@ -173,9 +173,9 @@ async def test_destination_that_hangs_holds_up_no_other_and_a_stop_counts_what_i
 
         monkeypatch.setattr(fire._sender, "_send_group", hangs)
         for _ in range(3):
-            async with fire.transaction(business) as firing:
-                firing.send("slow", b"never")
-                firing.send("prices", b"1.25")
+            async with fire.transaction(business) as held:
+                held.send("slow", b"never")
+                held.send("prices", b"1.25")
 
         async def are_sent() -> bool:
             return fire.sent == 3
@@ -190,10 +190,10 @@ async def test_bad_input_is_refused_before_the_commit(sender: Sender) -> None:
     business = await sender.connect()
     async with (
         FireAfterCommit(sender.kafka, [prices]) as fire,
-        fire.transaction(business) as firing,
+        fire.transaction(business) as held,
     ):
         with pytest.raises(DestinationMissing):
-            firing.send("nowhere", b"x")
+            held.send("nowhere", b"x")
         with pytest.raises(MessageError, match="key"):
-            firing.send("prices", b"x", key="")
-        assert firing.messages == []
+            held.send("prices", b"x", key="")
+        assert held.messages == []

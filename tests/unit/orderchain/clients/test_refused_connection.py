@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.running import run_async
+from chainctl.event_loop import run_async
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError

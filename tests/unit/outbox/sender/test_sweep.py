@@ -10,7 +10,7 @@ import pytest
 
 from outbox.sender import sweep
 from outbox.sender.config import RelayConfig, RelayStats
-from outbox.sender.store import Abnormal
+from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import Alerts
 from tests.unit.outbox.answering import answering
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HOSTILE = "no\nchainctl: error: forged\x1b[2J\u202e"
 ESCAPED = "no\\nchainctl: error: forged\\x1b[2J\\u202e"
 
-ABNORMAL = Abnormal(
+ABNORMAL = AbnormalDelivery(
     message_id=UUID(int=1), consumer="ledger", destination="clearing", send_count=3, reason=HOSTILE
 )
 

@@ -14,7 +14,7 @@ from outbox import Destination, Status
 from outbox.sender.verdicts import (
     Answer,
     CheckRules,
-    Due,
+    DueDelivery,
     ResendVerdict,
     after_check,
     judge,
@@ -32,14 +32,14 @@ BLIND = Destination(name="d", topic="t", consumers=("c",), resend_filter=False)
 PLACE = ("c", "t", 0)
 
 
-def due(**fields: Any) -> Due:
+def due(**fields: Any) -> DueDelivery:
     given = {
         "message_id": UUID(int=1), "consumer": "c", "destination": "d",
         "status": Status.CONFIRMED, "send_count": 1, "claim_count": 0,
         "topic": "t", "partition": 0, "offset": 50,
         "sent_seconds": 30.0, "size": 1,
     }  # fmt: skip
-    return Due(**{**given, **fields})
+    return DueDelivery(**{**given, **fields})
 
 
 @pytest.mark.parametrize(

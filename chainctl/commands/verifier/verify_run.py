@@ -145,7 +145,7 @@ def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
     if not asked.all_chains:
         return asked.chains
     from chainctl.database import SQL, connected, database_id
-    from chainctl.running import run_async
+    from chainctl.event_loop import run_async
 
     async def read() -> list[int]:
         async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:

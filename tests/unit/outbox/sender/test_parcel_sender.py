@@ -10,10 +10,10 @@ import pytest
 
 from outbox import Destination, Message, draw_message_ids
 from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
-from outbox.sender.sending import NO_CLAIM, Parcel, Sending, Tally
+from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 
 if TYPE_CHECKING:
-    from outbox.sender.sending import Claims
+    from outbox.sender.parcel_sender import Claims
 
 ROWS_MAX = 60
 NAMES = ("clearing", "prices", "slow")
@@ -91,8 +91,8 @@ class Book:
         self._note("cut off", claims)
 
 
-def sending_of(broker: Broker, book: Any, *, keeps: bool) -> Sending:
-    made = Sending(
+def sending_of(broker: Broker, book: Any, *, keeps: bool) -> ParcelSender:
+    made = ParcelSender(
         cast("Any", broker), book, broker.send,
         rows_max=ROWS_MAX, round_rows_max=7, probe_seconds=0.0, keeps=keeps,
     )  # fmt: skip
@@ -175,7 +175,7 @@ async def test_what_is_lost_is_counted_at_once_and_logged_by_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("outbox.sender.sending.monotonic", lambda: now)
+    monkeypatch.setattr("outbox.sender.parcel_sender.monotonic", lambda: now)
     tally = Tally("lost")
     for _ in range(1_000):
         tally.give_up(2, "the broker is away")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
-from chainctl.running import report_ready, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

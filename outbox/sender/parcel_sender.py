@@ -148,7 +148,7 @@ class _DestinationQueue:
         self.trouble: str | None = None  # the topic whose trouble stopped a send
 
 
-class Sending:
+class ParcelSender:
     """Sends parcels in rounds, each destination separately, and settles what became of them.
 
     A slow destination delays only itself: it has its own rounds, and there is always room for what
