@@ -58,7 +58,7 @@ class FilledGap(Struct, frozen=True, kw_only=True):
     found_at: datetime
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class ChartData(Struct, frozen=True, kw_only=True):
     """One chain as its database shows it."""
 
     tiles: tuple[Tile, ...] = ()
@@ -103,14 +103,14 @@ class _Scale(Struct, frozen=True):
         return round(self.first + share * (self.last - self.first), 1)
 
 
-def chain_chart(picture: Picture) -> str:
+def chain_chart(chart_data: ChartData) -> str:
     """Return ids over time with epochs and filled gaps, and below it the sizes of batches.
 
     Empty for a chain without batches.
     """
-    if not picture.tiles:
+    if not chart_data.tiles:
         return ""
-    tiles = picture.tiles
+    tiles = chart_data.tiles
     times = _Scale(
         min(tile.began_at for tile in tiles).timestamp(),
         max(tile.ended_at for tile in tiles).timestamp(),
@@ -118,7 +118,7 @@ def chain_chart(picture: Picture) -> str:
         _WIDTH,
     )
     bands = _epochs(tiles, times)
-    drawn = [*_bands(bands), *_ids(picture, times)]
+    drawn = [*_bands(bands), *_ids(chart_data, times)]
     most = max(tile.rows_max for tile in tiles)
     span = f"from {tiles[0].first_id:,} to {tiles[-1].last_id:,}"
     ends = _ends(
@@ -222,15 +222,15 @@ def _labels(bands: _Bands) -> str:
     return f'<div class="epochs">{"".join(labels)}</div>'
 
 
-def _ids(picture: Picture, times: _Scale) -> Iterator[str]:
-    tiles = picture.tiles
+def _ids(chart_data: ChartData, times: _Scale) -> Iterator[str]:
+    tiles = chart_data.tiles
     ids = _Scale(tiles[0].first_id, tiles[-1].last_id, _IDS_HEIGHT - 4, 4)
     points = []
     for tile in tiles:
         points.append(f"{times.at(tile.began_at.timestamp())},{ids.at(tile.first_id)}")
         points.append(f"{times.at(tile.ended_at.timestamp())},{ids.at(tile.last_id)}")
     yield f'<polyline class="ids" points="{" ".join(points)}"/>'
-    for gap in picture.gaps:
+    for gap in chart_data.gaps:
         top, bottom = ids.at(gap.until_id), ids.at(gap.after_id)
         at = times.at(gap.found_at.timestamp())
         span = f"after {gap.after_id:,} up to {gap.until_id:,}"
@@ -276,15 +276,15 @@ _SHOWN_MAX: Final = 1_000
 _STYLE: Final = (files("chain_verifier") / "report.css").read_text(encoding="utf-8")
 
 
-def html_report(report: Report, picture: Picture | None, origin: Origin) -> str:
-    """Return the page; `picture` is None without a database that shows batches and epochs."""
+def html_report(report: Report, chart_data: ChartData | None, origin: Origin) -> str:
+    """Return the page; `chart_data` is None without a database that shows batches and epochs."""
     title = f"Chain {report.chain_id}: {report.verdict}"
     body = [*_verdict(report), _facts([*_facts_of(report), *_facts_of_origin(origin)])]
-    return _page(title, [*body, *_body(report, picture)], is_clean=report.is_clean)
+    return _page(title, [*body, *_body(report, chart_data)], is_clean=report.is_clean)
 
 
 def html_chains_report(
-    chains: ChainsReport, pictures: Mapping[int, Picture | None], origin: Origin
+    chains: ChainsReport, pictures: Mapping[int, ChartData | None], origin: Origin
 ) -> str:
     """Return one page for several chains: the verdict of each, then everything of each."""
     body = [*_verdicts(chains, origin)]
@@ -297,9 +297,9 @@ def html_chains_report(
     return _page(title, body, is_clean=chains.is_clean)
 
 
-def _body(report: Report, picture: Picture | None) -> Iterable[str]:
+def _body(report: Report, chart_data: ChartData | None) -> Iterable[str]:
     yield from _findings(report)
-    yield from _chain(report, picture)
+    yield from _chain(report, chart_data)
     yield from _sources(report)
     yield from _durations(report)
 
@@ -415,12 +415,12 @@ def _findings(report: Report) -> Iterable[str]:
         yield f'<p class="note">{total - len(rows):,} more, not shown here.</p>'
 
 
-def _chain(report: Report, picture: Picture | None) -> Iterable[str]:
+def _chain(report: Report, chart_data: ChartData | None) -> Iterable[str]:
     yield "<h2>The chain</h2>"
-    drawn = "" if picture is None else chain_chart(picture)
-    if picture is not None and drawn:
-        batches = counted(sum(tile.batches for tile in picture.tiles), "batch")
-        gaps = f"{counted(len(picture.gaps), 'gap')} filled by receivers"
+    drawn = "" if chart_data is None else chain_chart(chart_data)
+    if chart_data is not None and drawn:
+        batches = counted(sum(tile.batches for tile in chart_data.tiles), "batch")
+        gaps = f"{counted(len(chart_data.gaps), 'gap')} filled by receivers"
         names = (f"ids; mean rows of {batches}", "rows of the largest batch", gaps, "epochs")
         keys = (
             f'<span><i class="key k{number}"></i>{name}</span>'

@@ -157,7 +157,7 @@ class Mode(Protocol[T]):
         """
         ...
 
-    def strays(self, topic: T, base: T, horizon: Horizon) -> Findings:
+    def forged_findings(self, topic: T, base: T, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
         ...
 
@@ -325,7 +325,7 @@ class Verification(Generic[T]):
             horizon = one.horizon.within(base.horizon)
             found = self._differences(one, base, horizon)
             if isinstance(one.table, PublishedTopic):
-                found = joined([found, self._mode.strays(one.table, base.table, horizon)])
+                found = joined([found, self._mode.forged_findings(one.table, base.table, horizon)])
         comparison = Comparison(
             source=name,
             against=against,

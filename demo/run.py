@@ -17,7 +17,7 @@ from msgspec import Struct
 from chainctl.event_loop import run_async
 from chainctl.output import Stopwatch, progress, talk
 from demo.preparation import DemoInput, check_input, input_in_background
-from demo.scenario import ChainSetup, Plan, ScenarioOutcome, play, set_up_chain
+from demo.scenario import ChainSetup, Plan, ScenarioOutcome, run_scenario, set_up_chain
 from demo.spark_check import STEPS, checked_by, require_spark, starting_spark
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
@@ -108,7 +108,7 @@ async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[ScenarioOutcom
     talk(f"Sequencing {counted(rows, 'order')} into chain {chain_id}, seed {plan.faults.seed}")
     async with starting_spark(plan) as verifier:
         with progress("orders", rows) as bar:
-            outcome = await play(plan, bar)
+            outcome = await run_scenario(plan, bar)
         phases["orders"] = watch.seconds
         talk("Spark verifies database and journal")
         with progress("Spark", STEPS) as bar:

@@ -238,15 +238,15 @@ class Life(Struct, frozen=True, kw_only=True):
 
 
 class ScenarioOutcome(Struct, frozen=True, kw_only=True):
-    """How the play ended: everything is delivered."""
+    """How the scenario ended: everything is delivered."""
 
     sequenced: Sequenced
     lives: list[Life]
     finished: Finished
 
 
-async def play(plan: Plan, bar: ProgressBar) -> ScenarioOutcome:
-    """Play to the end. Every process it starts has ended when this returns or raises.
+async def run_scenario(plan: Plan, bar: ProgressBar) -> ScenarioOutcome:
+    """Run to the end. Every process it starts has ended when this returns or raises.
 
     Raises ChildDied when one ends early, OrderchainError when nothing moves any more.
     """

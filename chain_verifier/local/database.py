@@ -13,7 +13,7 @@ from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.html import GAPS_MAX, TILES_MAX, FilledGap, Picture, Tile
+from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
 from chain_verifier.server import connection_to, session_config
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
@@ -255,7 +255,7 @@ def _ends(sizes: Sequence[Any]) -> Iterator[int]:
             yield batch["last_id"]
 
 
-def read_picture(request: VerifyRequest) -> Picture | None:
+def read_picture(request: VerifyRequest) -> ChartData | None:
     """Return the picture of the chain; None when the database is not among the sources.
 
     Raises SourceBroken.
@@ -269,10 +269,10 @@ def read_picture(request: VerifyRequest) -> Picture | None:
         raise SourceBroken(source.name, reason_of(error)) from error
 
 
-async def _read(database: str | DatabaseConfig, chain_id: int, start: int) -> Picture:
+async def _read(database: str | DatabaseConfig, chain_id: int, start: int) -> ChartData:
     async with connection_to(database, AUDITOR) as connection:
         tiles = await connection.fetch(_CHART_SQL["tiles"], chain_id, start, TILES_MAX)
         gaps = await connection.fetch(_CHART_SQL["gaps"], chain_id, start, GAPS_MAX)
-    return Picture(
+    return ChartData(
         tiles=tuple(Tile(**row) for row in tiles), gaps=tuple(FilledGap(**row) for row in gaps)
     )

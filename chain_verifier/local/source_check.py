@@ -16,7 +16,7 @@ from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.scan import LocalScan, Scanner, in_buckets, is_placed, looked_at
-from chain_verifier.local.table import CONTENT, SQL, open_spool
+from chain_verifier.local.table import CONTENT, SQL, open_scratch
 from chain_verifier.verification import ScannedSource
 from orderchain.errors import InputError, SourceBroken
 from orderchain.model import split_client_key
@@ -40,10 +40,10 @@ def rows_out_of_order(table: LocalTable, horizon: Horizon) -> Findings:
     """
 
     def look() -> Iterator[Finding]:
-        with open_spool("firsts", table.name) as spool:
+        with open_scratch("firsts", table.name) as scratch:
             for pairs in _with_highest_before(table, horizon):
-                spool.executemany(SQL["first"], pairs)
-            for first_id, last_id, highest, rows in spool.execute(SQL["late"]):
+                scratch.executemany(SQL["first"], pairs)
+            for first_id, last_id, highest, rows in scratch.execute(SQL["late"]):
                 yield Finding(
                     kind=Kind.OUT_OF_ORDER,
                     source=table.name,
@@ -217,9 +217,9 @@ def _in_order(table: LocalTable, look: Callable[[], Iterator[Finding]]) -> Findi
     """Return the findings that `look` yields in any order; they are sorted on disk."""
 
     def look_in_order() -> Iterator[Finding]:
-        with open_spool("found", table.name) as spool:
-            spool.executemany(SQL["keep_found"], map(_packed, look()))
-            for (found,) in spool.execute(SQL["found_in_order"]):
+        with open_scratch("found", table.name) as scratch:
+            scratch.executemany(SQL["keep_found"], map(_packed, look()))
+            for (found,) in scratch.execute(SQL["found_in_order"]):
                 yield msgspec.msgpack.decode(found, type=Finding)
 
     return collected(look_in_order)
@@ -239,15 +239,15 @@ def repeated_keys(table: LocalTable, horizon: Horizon, window_rows: int) -> Find
     """
 
     def look() -> Iterator[Finding]:
-        with open_spool("keys", table.name) as spool:
-            _keep_keys(spool, table, horizon)
-            spool.execute(SQL["repeats"])
+        with open_scratch("keys", table.name) as scratch:
+            _keep_keys(scratch, table, horizon)
+            scratch.execute(SQL["repeats"])
             # Ids skip numbers, so few rows may lie between two ids that are far apart.
-            (is_far,) = spool.execute(SQL["is_far"], (window_rows,)).fetchone()
-            spool.execute(SQL["places"])
+            (is_far,) = scratch.execute(SQL["is_far"], (window_rows,)).fetchone()
+            scratch.execute(SQL["places"])
             if is_far:
-                spool.execute(SQL["fill_places"])
-            for before_id, row_id, key, rows in spool.execute(SQL["repeated"]):
+                scratch.execute(SQL["fill_places"])
+            for before_id, row_id, key, rows in scratch.execute(SQL["repeated"]):
                 text = key.decode()
                 near = row_id - before_id if rows is None else rows
                 if near <= window_rows or split_client_key(text) is not None:
@@ -262,12 +262,12 @@ def repeated_keys(table: LocalTable, horizon: Horizon, window_rows: int) -> Find
     return collected(look)
 
 
-def _keep_keys(spool: sqlite3.Connection, table: LocalTable, horizon: Horizon) -> None:
+def _keep_keys(scratch: sqlite3.Connection, table: LocalTable, horizon: Horizon) -> None:
     for page in table.pages(_ids_of(horizon)):
         rows = (row for row in looked_at(page, horizon) if is_placed(row, horizon))
         # As bytes: for some functions of SQLite, a text ends at a NUL.
         values = ((row[1], None if row[3] is None else row[3].encode()) for row in rows)
-        spool.executemany(SQL["keep_key"], values)
+        scratch.executemany(SQL["keep_key"], values)
 
 
 def _rows(table: LocalTable, horizon: Horizon) -> Iterator[Row]:
@@ -293,17 +293,17 @@ def compare(
     """Return what `table` lacks, has in surplus, or holds otherwise in the `differing` buckets."""
 
     def look() -> Iterator[Finding]:
-        with open_spool("pairs", f"{table.name} against {base.name}") as spool:
-            _keep(spool, table, differing, horizon, is_base=False)
-            _keep(spool, base, differing, horizon, is_base=True)
-            for found in _findings(spool, table.name, base.name):
+        with open_scratch("pairs", f"{table.name} against {base.name}") as scratch:
+            _keep(scratch, table, differing, horizon, is_base=False)
+            _keep(scratch, base, differing, horizon, is_base=True)
+            for found in _findings(scratch, table.name, base.name):
                 if found.kind is not Kind.LACKING or not _is_in(found.id or 0, skips):
                     yield found
 
     return collected(look)
 
 
-def strays(topic: LocalTopicTable, base: LocalTable) -> Findings:
+def forged_findings(topic: LocalTopicTable, base: LocalTable) -> Findings:
     """Return the rows of forged frames that `base` does not hold, or holds with other content.
 
     The rows to look for are written to disk first, then `base` is read once.
@@ -312,18 +312,18 @@ def strays(topic: LocalTopicTable, base: LocalTable) -> Findings:
         return Findings()
 
     def look() -> Iterator[Finding]:
-        with open_spool("pairs", f"{topic.name} against {base.name}") as spool:
-            spool.execute(SQL["wanted"])
+        with open_scratch("pairs", f"{topic.name} against {base.name}") as scratch:
+            scratch.execute(SQL["wanted"])
             for page in topic.forged_pages():
-                spool.executemany(SQL["want"], ((row[1],) for row in page))
-                spool.executemany(SQL["pair"], (_kept(row, is_base=False) for row in page))
-            first_id, last_id = spool.execute(SQL["wanted_range"]).fetchone()
+                scratch.executemany(SQL["want"], ((row[1],) for row in page))
+                scratch.executemany(SQL["pair"], (_kept(row, is_base=False) for row in page))
+            first_id, last_id = scratch.execute(SQL["wanted_range"]).fetchone()
             for page in base.pages((first_id, last_id + 1)):
                 own = (row for row in page if row[0] == topic.chain_id and row[1] is not None)
                 values = ((*_kept(row, is_base=True), row[1]) for row in own)
-                spool.executemany(SQL["pair_if_wanted"], values)
-            spool.execute(SQL["without_repeats"])
-            for found in _findings(spool, topic.name, base.name):
+                scratch.executemany(SQL["pair_if_wanted"], values)
+            scratch.execute(SQL["without_repeats"])
+            for found in _findings(scratch, topic.name, base.name):
                 if found.kind is not Kind.LACKING:
                     yield found
 
@@ -335,7 +335,7 @@ def _is_in(row_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 def _keep(
-    spool: sqlite3.Connection,
+    scratch: sqlite3.Connection,
     table: LocalTable,
     buckets: Sequence[Bucket],
     horizon: Horizon,
@@ -345,7 +345,7 @@ def _keep(
     ids, membership = in_buckets(buckets)
     for page in table.pages(ids):
         rows = membership.chosen(page, horizon)
-        spool.executemany(SQL["pair"], (_kept(row, is_base=is_base) for row in rows))
+        scratch.executemany(SQL["pair"], (_kept(row, is_base=is_base) for row in rows))
 
 
 def _kept(row: Row, *, is_base: bool) -> tuple[Any, ...]:
@@ -354,8 +354,8 @@ def _kept(row: Row, *, is_base: bool) -> tuple[Any, ...]:
     return row_id, is_base, pid, None if key is None else key.encode(), event_time_ns, payload
 
 
-def _findings(spool: sqlite3.Connection, source: str, against: str) -> Iterator[Finding]:
-    for kind, row_id, pid, columns in _differences(spool.execute(SQL["sorted"])):
+def _findings(scratch: sqlite3.Connection, source: str, against: str) -> Iterator[Finding]:
+    for kind, row_id, pid, columns in _differences(scratch.execute(SQL["sorted"])):
         yield Finding(
             kind=kind, source=source, against=against, id=row_id, pid=pid, columns=columns
         )

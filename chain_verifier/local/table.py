@@ -132,21 +132,23 @@ class LocalJournalTable:
         return ("the last line is incomplete, and was left out",) if self._is_torn else ()
 
 
-SQL: Final = load_sql("chain_verifier.local", "spool.sql")
+SQL: Final = load_sql("chain_verifier.local", "scratch.sql")
 
 
 @contextmanager
-def open_spool(table: str, reading: str) -> Iterator[sqlite3.Connection]:
-    """Open a table of `spool.sql` in a temporary folder, which is removed at the end.
+def open_scratch(table: str, reading: str) -> Iterator[sqlite3.Connection]:
+    """Open a table of `scratch.sql` in a temporary folder, which is removed at the end.
 
     `reading` names the source in the SourceBroken that a full disk raises.
     """
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         try:
-            with closing(sqlite3.connect(Path(folder) / "spool", isolation_level=None)) as spool:
+            with closing(
+                sqlite3.connect(Path(folder) / "scratch", isolation_level=None)
+            ) as scratch:
                 for statement in ("without_journal", "without_sync", table, "one_transaction"):
-                    spool.execute(SQL[statement])
-                yield spool
+                    scratch.execute(SQL[statement])
+                yield scratch
         except (sqlite3.Error, OSError) as error:
             raise SourceBroken(
                 reading, f"rows could not be kept in {folder}: {reason_of(error)}"

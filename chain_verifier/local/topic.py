@@ -21,7 +21,7 @@ from chain_verifier.checks.topic_frames import (
 )
 from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_spool
+from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_scratch
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     AIOKafkaConsumer,
@@ -320,7 +320,7 @@ class LocalTopicTable(PublishedTopic):
             return
         low, high = min(after for after, _ in seen), max(until for _, until in seen)
         removed = self.first_start if self._bounds.first else 0
-        spool = opened.enter_context(open_spool("pairs", self.name))
+        scratch = opened.enter_context(open_scratch("pairs", self.name))
         for standings, is_first, above in (
             ({FIRST, LATE}, True, low),
             ({REPEATED}, False, removed),
@@ -331,9 +331,9 @@ class LocalTopicTable(PublishedTopic):
                     for row in page
                     if row[1] > above and row[1] <= high
                 )
-                spool.executemany(SQL["pair"], rows)
-        spool.execute(SQL["changed"])
-        self._changed = spool
+                scratch.executemany(SQL["pair"], rows)
+        scratch.execute(SQL["changed"])
+        self._changed = scratch
 
     def _changed_pages(self) -> Iterator[Sequence[Row]]:
         at = 0

@@ -19,7 +19,13 @@ from chain_verifier.config import (
 )
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.database import LocalDatabaseTable
-from chain_verifier.local.source_check import compare, examine, repeated_keys, rows_beyond, strays
+from chain_verifier.local.source_check import (
+    compare,
+    examine,
+    forged_findings,
+    repeated_keys,
+    rows_beyond,
+)
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.verification import Verification, silent
@@ -157,11 +163,11 @@ class LocalMode:
         """Compare two sources row by row, in the buckets that differ."""
         return compare(table, base, differing, horizon, skips)
 
-    def strays(self, topic: LocalTable, base: LocalTable, horizon: Horizon) -> Findings:
+    def forged_findings(self, topic: LocalTable, base: LocalTable, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
         from chain_verifier.local.topic import LocalTopicTable
 
-        return strays(topic, base) if isinstance(topic, LocalTopicTable) else Findings()
+        return forged_findings(topic, base) if isinstance(topic, LocalTopicTable) else Findings()
 
     def check_seals(self, table: LocalTable, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""

@@ -319,9 +319,12 @@ class Follower:
         found = self._difference(rows, None)
         if forged:
             # Their ids may be anywhere, so these rows are read one by one.
-            strays = decoded.where(F.col(STANDING) == FORGED).select(*CONTENT).distinct()
-            ids = [row[0] for row in strays.select("id").distinct().limit(FINDINGS_MAX).collect()]
-            found += self._difference(strays.where(F.col("id").isin(ids)), ids)
+            forged_findings = decoded.where(F.col(STANDING) == FORGED).select(*CONTENT).distinct()
+            ids = [
+                row[0]
+                for row in forged_findings.select("id").distinct().limit(FINDINGS_MAX).collect()
+            ]
+            found += self._difference(forged_findings.where(F.col("id").isin(ids)), ids)
         return found
 
     def _difference(self, rows: DataFrame, ids: list[int] | None) -> list[Finding]:

@@ -48,7 +48,7 @@ def compare(
         return findings_of(pairs, table.name, base.name)
 
 
-def strays(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findings:
+def forged_findings(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findings:
     """Return the rows of forged frames that `base` does not hold, or holds with other content."""
     here = by_id(forged.distinct())
     there = base.rows.where(F.col("chain_id") == horizon.chain_id)

@@ -20,7 +20,7 @@ from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import require_free, write_findings
-from chain_verifier.spark.reconcile import compare, repeated_keys, strays
+from chain_verifier.spark.reconcile import compare, forged_findings, repeated_keys
 from chain_verifier.spark.seals import check_seals
 from chain_verifier.spark.session import open_session, watched_stages
 from chain_verifier.spark.source_check import examine, rows_beyond
@@ -173,10 +173,10 @@ class SparkMode:
         """Compare two sources row by row, in the buckets that differ."""
         return compare(table, base, differing, horizon, skips)
 
-    def strays(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
+    def forged_findings(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
         forged = topic.forged_rows if isinstance(topic, TopicTable) else None
-        return Findings() if forged is None else strays(topic.name, forged, base, horizon)
+        return Findings() if forged is None else forged_findings(topic.name, forged, base, horizon)
 
     def check_seals(self, table: Table, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""

@@ -272,9 +272,9 @@ class Consumer(ClosedAtExit):
         if attempt is None:
             return None
         (delivery,) = attempt.deliveries
-        handling: HandlerScope[Any] = HandlerScope(attempt, self._ended)
-        self._handed.add(handling)
-        delivery.handling = handling
+        scope: HandlerScope[Any] = HandlerScope(attempt, self._ended)
+        self._handed.add(scope)
+        delivery.scope = scope
         return delivery
 
     # -- work ------------------------------------------------------------------------------------
@@ -324,18 +324,18 @@ class Consumer(ClosedAtExit):
     async def _await_turn(self) -> None:
         """Wait until fewer than `at_once` deliveries are handed out and not finished."""
         if self._config.at_once == 1:
-            for handling in list(self._handed):
-                if not handling.was_entered:
+            for scope in list(self._handed):
+                if not scope.was_entered:
                     expected = "`async with delivery.transaction()`, or `.attempt()`"
                     refusal = SettingError("delivery", "not worked on", expected)
-                    await handling.abandon(asyncio.CancelledError())
+                    await scope.abandon(asyncio.CancelledError())
                     raise refusal
         while len(self._handed) >= self._config.at_once and not self._pace.is_stopping:
             self._raise_failure()
             await self._pace.wait(TURN_SECONDS)
 
-    def _ended(self, handling: HandlerScope[Any]) -> None:
-        self._handed.discard(handling)
+    def _ended(self, scope: HandlerScope[Any]) -> None:
+        self._handed.discard(scope)
         self._pace.wake()
 
     # -- partitions that go ----------------------------------------------------------------------
@@ -381,8 +381,8 @@ class Consumer(ClosedAtExit):
             opening.cancel()
             await asyncio.wait([opening])
             self._opening = None
-        for handling in list(self._handed):
-            await handling.abandon(asyncio.CancelledError())
+        for scope in list(self._handed):
+            await scope.abandon(asyncio.CancelledError())
 
     async def _end_confirms(self) -> None:
         if self._confirm_loop is None or self._confirming is None:

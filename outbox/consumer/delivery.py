@@ -140,7 +140,7 @@ class Delivery(Struct, eq=False):
     """Whether another worker was found at work on it, and was given time."""
     queue_key: bytes = b""
     """What it is worked on in turn with: its key, or itself if it has none."""
-    handling: Any = None
+    scope: Any = None
     """The block of `transaction` or `attempt`, if a loop got this delivery."""
 
     def transaction(self) -> HandlerScope[Connection]:
@@ -149,13 +149,13 @@ class Delivery(Struct, eq=False):
         Only for deliveries of `async for`. An error that the block raises is this message's
         failure, and does not reach the loop.
         """
-        handling: HandlerScope[Connection] = self._handling(is_idempotent=False)
-        return handling
+        scope: HandlerScope[Connection] = self._scope(is_idempotent=False)
+        return scope
 
     def attempt(self) -> HandlerScope[None]:
         """`async with delivery.attempt()`: the same for a consumer that says it is idempotent."""
-        handling: HandlerScope[None] = self._handling(is_idempotent=True)
-        return handling
+        scope: HandlerScope[None] = self._scope(is_idempotent=True)
+        return scope
 
     def __post_init__(self) -> None:
         """Name the queue: keys begin with a letter, so none is taken for an id of 16 bytes."""
@@ -177,13 +177,13 @@ class Delivery(Struct, eq=False):
         """The topic and partition that it came from."""
         return self.topic, self.partition
 
-    def _handling(self, *, is_idempotent: bool) -> Any:  # noqa: ANN401
-        if self.handling is None:
+    def _scope(self, *, is_idempotent: bool) -> Any:  # noqa: ANN401
+        if self.scope is None:
             raise SettingError("delivery", "a handler's", "one that `async for` has given")
-        if self.handling.is_idempotent != is_idempotent:
+        if self.scope.is_idempotent != is_idempotent:
             expected = "`attempt` if the consumer is idempotent, else `transaction`"
             raise SettingError("block", "the other one", expected)
-        return self.handling
+        return self.scope
 
 
 def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:

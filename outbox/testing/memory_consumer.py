@@ -254,7 +254,7 @@ class MemoryInbox(Inbox):
             due = due_ns if rows.head(delivery.key_bytes) is None else None
             # As a table returns it: what this attempt has noted on it is not stored.
             stored = replace(
-                delivery, oldest_unfinished=None, is_alone=False, looked_before=False, handling=None
+                delivery, oldest_unfinished=None, is_alone=False, looked_before=False, scope=None
             )
             rows.parked[delivery.message_id] = ParkedMessage(stored, failures, due, error)
 

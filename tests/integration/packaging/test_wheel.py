@@ -138,7 +138,7 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "matcher_receiver/queries.sql",
         "outbox/sql/schema.sql",
         "chain_verifier/database.sql",
-        "chain_verifier/local/spool.sql",
+        "chain_verifier/local/scratch.sql",
         "chain_verifier/local/chart_data.sql",
         "chain_verifier/marks.sql",
         "chain_verifier/archive/archive.sql",

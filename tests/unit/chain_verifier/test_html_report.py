@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.html import FilledGap, Origin, Picture, Tile, html_chains_report, html_report
+from chain_verifier.html import ChartData, FilledGap, Origin, Tile, html_chains_report, html_report
 from chain_verifier.report import (
     ChainsReport,
     Comparison,
@@ -36,7 +36,7 @@ CLEAN = Report(
     chain_id=7, verdict=Verdict.COMPLETE, start=0, head=400, sources=(SOURCE,), comparisons=(),
     counts={}, row_counts={}, findings=(), spark_start_seconds=2.0, seconds=4.0,
 )  # fmt: skip
-PICTURE = Picture(
+PICTURE = ChartData(
     tiles=tuple(
         Tile(
             first_id=n * 10 + 1, last_id=n * 10 + 10, began_at=NOW + timedelta(seconds=n),
@@ -202,8 +202,8 @@ def test_label_of_an_epoch_that_begins_at_the_edge_stands_within_the_picture() -
     assert '<span style="right: 0">epoch 3<' in text
 
 
-@pytest.mark.parametrize("picture", [None, Picture(), replace(PICTURE, tiles=PICTURE.tiles[:1])])
-def test_page_without_much_to_draw_is_whole(picture: Picture | None) -> None:
+@pytest.mark.parametrize("picture", [None, ChartData(), replace(PICTURE, tiles=PICTURE.tiles[:1])])
+def test_page_without_much_to_draw_is_whole(picture: ChartData | None) -> None:
     page = _Page(html_report(CLEAN, picture, MADE))
     assert "None." in page.text
     assert page.open == []
@@ -212,7 +212,7 @@ def test_page_without_much_to_draw_is_whole(picture: Picture | None) -> None:
 def test_page_of_an_empty_chain_without_head_says_so() -> None:
     empty = replace(SOURCE, rows=0, first_id=None, last_id=None)
     report = replace(CLEAN, verdict=Verdict.CONTIGUOUS, head=None, sources=(empty,))
-    text = _Page(html_report(report, Picture(), MADE)).text
+    text = _Page(html_report(report, ChartData(), MADE)).text
     assert "Headnot known" in text
     assert "No rows." in text
 
