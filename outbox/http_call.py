@@ -12,6 +12,7 @@ import ssl
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import msgspec
@@ -50,7 +51,9 @@ class CallRefused(RefusedError):
         self.body = answered.body
 
 
-async def call_json(method: str, url: str, token: str, content: object, seconds: float) -> Answered:
+async def call_json(
+    method: str, url: str, token: str, content: object, seconds: float, proxy: str | None = None
+) -> Answered:
     """Send `content` as JSON (None: nothing) and return the answer, which has a 2xx status.
 
     `token` is sent as a bearer token, unless empty. Raises CallRefused for a 4xx, RetryError for a
@@ -66,7 +69,7 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
     try:
         async with (
             asyncio.timeout(seconds),
-            sent_request(method, url, headers, body) as response,
+            sent_request(method, url, headers, body, proxy) as response,
         ):
             answered = Answered(response.status_code, await _body(response))
     except CALL_ERRORS as error:
@@ -108,6 +111,15 @@ def check_url(field: str, url: str) -> None:
 def shown_url(url: str) -> str:
     """Return a URL as it may be logged: without a user, and without the query."""
     return url.partition("?")[0].rpartition("@")[2]
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy through which the environment wants a URL to be called, if any."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 @asynccontextmanager

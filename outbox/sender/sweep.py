@@ -13,7 +13,6 @@ from collections import Counter, deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 from uuid import UUID, uuid4
 
 import msgspec
@@ -331,11 +330,11 @@ class Alerts:
             _log.error("alert %s failed: %s", hook, reason_of(error))
 
     async def _post(self, body: bytes) -> None:
-        from outbox.http_call import CALL_ERRORS, sent_request  # late: it takes 0.1 s
+        from outbox.http_call import CALL_ERRORS, proxy_of, sent_request  # late: it takes 0.1 s
 
         url, headers = self._config.alert_webhook, {"Content-Type": "application/json"}
         try:
-            async with sent_request("POST", url, headers, body, _proxy_of(url)) as response:
+            async with sent_request("POST", url, headers, body, proxy_of(url)) as response:
                 status = response.status_code
         except CALL_ERRORS as error:
             raise RetryError(reason_of(error)) from error
@@ -355,12 +354,3 @@ class Alerts:
                     await process.wait()  # otherwise it remains as a zombie
         if process.returncode:
             raise OSError(f"it ended with {process.returncode}")
-
-
-def _proxy_of(url: str) -> str | None:
-    """Return the proxy through which the environment wants a URL to be called, if any."""
-    parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme)
-    if not proxy or proxy_bypass(parts.netloc):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import click
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from chainctl.database import SQL, looking, utc
 from chainctl.event_loop import run_async
@@ -17,7 +17,6 @@ from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_ho
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.units import Span
 from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from chain_verifier.seal_files import SealFile
@@ -75,6 +74,10 @@ def export(
         return
     from chain_verifier.seal_files import read_key
 
+    if _is_url(place):
+        from outbox.http_call import check_url
+
+        check_url("--to", place)
     key = None if key_file is None else read_key(key_file)
     while True:
         try:
@@ -205,35 +208,28 @@ def _file_of(line: SealLine, key: Any) -> SealFile:  # noqa: ANN401 - an Ed25519
     return seal if key is None else signed(seal, key)
 
 
+def _is_url(place: str) -> bool:
+    return urlsplit(place).scheme in {"http", "https"}
+
+
 def _deliver(place: str, seal: SealFile, *, as_json: bool) -> None:
     from chain_verifier.seal_files import store
 
-    if urlsplit(place).scheme in {"http", "https"}:
-        stored = _put(place, seal)
-    else:
-        stored = str(store(Path(place), seal))
+    stored = run_async(_put(place, seal)) if _is_url(place) else str(store(Path(place), seal))
     talk(f"chainctl: seal of chain {seal.chain_id} at {seal.id} stored as {stored}")
     if as_json:
         data_json_line(seal)
 
 
-def _put(url: str, seal: SealFile) -> str:
+async def _put(url: str, seal: SealFile) -> str:
     """PUT the seal's file below `url`. Raises RetryError, SettingError."""
-    import urllib.error
-    import urllib.request
-
     from chain_verifier.seal_files import encoded
+    from outbox.http_call import CallRefused, call_json, proxy_of
 
-    target = f"{url.rstrip('/')}/{seal.name}"
-    request = urllib.request.Request(  # noqa: S310 - the scheme is http or https
-        target, encoded(seal), {"Content-Type": "application/json"}, method="PUT"
-    )
+    target, content = f"{url.rstrip('/')}/{seal.name}", Raw(encoded(seal))
     try:
-        with urllib.request.urlopen(request, timeout=_UPLOAD_SECONDS):  # noqa: S310 - as above
-            return target
-    except urllib.error.HTTPError as error:
-        if 400 <= error.code < 500:
-            raise SettingError("--to", url, f"a place that takes files ({error})") from error
-        raise RetryError(f"{target}: {reason_of(error)}") from error
-    except OSError as error:
-        raise RetryError(f"{target}: {reason_of(error)}") from error
+        await call_json("PUT", target, "", content, _UPLOAD_SECONDS, proxy_of(target))
+    except CallRefused as error:
+        expected = f"a place that takes files (status {error.status})"
+        raise SettingError("--to", url, expected) from error
+    return target
