@@ -19,9 +19,12 @@ PRODUCT: Final = (
     "chainctl", "demo", "local_stack",
 )  # fmt: skip
 ALL: Final = (*PRODUCT, "benchmarks")
+TESTS: Final = ("tests/unit", "tests/integration")
 DRIVERS: Final = {"asyncpg", "aiokafka"}
 FOLDER_FILES_MAX: Final = 15
 SMALL_LINES: Final = 60
+NO_PACKAGE: Final = {"deploy", "examples", "house", "packaging", "schema"}
+"""Folders of tests that are about no package."""
 LIKE_STATEMENTS: Final = 6
 """Functions of so many statements whose trees are equal count as a duplicated pair."""
 
@@ -120,6 +123,29 @@ class House:
         return [" = ".join(names) for names in where.values() if len(names) > 1]
 
 
+def unmirrored(house: House) -> list[str]:
+    """Return the test files that are neither named after a module, nor beside what they import.
+
+    `tests/unit/a/b/test_c_more.py` mirrors `a/b/c.py`; with any name, a file mirrors the package in
+    whose folder it is, if it imports several modules, and one of them from there.
+    """
+    found = []
+    for name in house.paths:
+        top, *folder, stem = name.split(".")
+        if top != "tests" or not stem.startswith("test_") or folder[1] in NO_PACKAGE:
+            continue
+        del folder[0]  # unit or integration
+        words = stem.split("_")[1:]
+        names = {"_".join(words[: count + 1]) for count in range(len(words))}
+        if any(".".join([*folder, each]) in house.paths for each in names):
+            continue
+        own = {each for each in house.imports[name] if each.startswith(f"{folder[0]}.")}
+        beside = [each for each in own if each.startswith(f"{'.'.join(folder)}.")]
+        if own and not (beside and len(own | house.imports[name] & {folder[0]}) > 1):
+            found.append(f"{name}: {', '.join(sorted(own))}")
+    return found
+
+
 def _roots(tree: ast.Module) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -151,6 +177,7 @@ def main(arguments: list[str]) -> int:
         ("importers of a driver outside orderchain.clients", product.driver_importers()),
         ("class names that are used twice", product.classes_twice()),
         ("duplicated functions", house.duplicates()),
+        ("test files that mirror no module", unmirrored(House((*ALL, *TESTS)))),
     ):
         marks.append((title, len(found), found))
     for title, value, found in marks:

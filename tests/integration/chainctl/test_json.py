@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call
 
 ELSEWHERE = {
-    "demo": "test_demo.py", "archive": "test_archive.py", "retention": "test_archive.py",
-    "stack up": "test_stack.py", "stack env": "test_stack.py", "stack status": "test_stack.py",
-    "unhalt": "test_receive.py", "outbox relay": "test_outbox.py",
+    "demo": "test_local_demo.py", "stack up": "test_local_stack.py",
+    "stack env": "test_local_stack.py", "stack status": "test_local_stack.py",
+    "archive": "verifier/test_archive.py", "retention": "verifier/test_archive.py",
+    "repair": "verifier/test_repair.py", "seal show": "verifier/test_seal.py",
+    "chain verify-mark list": "verifier/test_verify_mark.py",
+    "chain verify-mark revoke": "verifier/test_verify_mark.py",
     "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
-    "receivers reset": "test_receivers.py", "step-down": "test_sequence_topic.py",
-    "takeover": "test_sequence_topic.py", "seal show": "test_seal.py",
-    "repair": "test_repair.py", "chain verify-mark list": "test_verify_mark.py",
-    "chain verify-mark revoke": "test_verify_mark.py",
+    "receivers reset": "test_receivers.py", "unhalt": "chain/test_receive.py",
+    "step-down": "chain/test_sequence_topic.py", "takeover": "chain/test_sequence_topic.py",
+    "outbox relay": "outbox/test_outbox.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 
@@ -95,7 +97,7 @@ def test_every_command_with_json_is_called_here_or_read_elsewhere(tmp_path: Path
     assert called | set(ELSEWHERE) == set(WITH_JSON)
     assert set(WITH_JSON) >= ROWS
     for path, name in ELSEWHERE.items():
-        text = (Path(__file__).parent / name).read_text()
+        text = (Path(__file__).parent / "commands" / name).read_text()
         assert "json.loads" in text, path
         assert f'"{path.split()[-1]}"' in text, path
 

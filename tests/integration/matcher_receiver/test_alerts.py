@@ -11,10 +11,10 @@ import pytest
 
 from matcher_receiver import Receiver
 from orderchain.errors import PrimaryBehind
+from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.prometheus import Prometheus, scraped
 
 from .test_forged_frames import forgeries
-from .test_receiving import next_events
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.builders.topics import make_topics
-
-from .test_receiving import next_events
+from tests.integration.matcher_receiver.test_receiver import next_events
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

@@ -27,9 +27,9 @@ from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
+from tests.integration.matcher_receiver.test_receiver import next_events
 
 from .conftest import publish_frames
-from .test_receiving import next_events
 
 if TYPE_CHECKING:
     from orderchain.model import Run

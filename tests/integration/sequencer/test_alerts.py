@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
-from tests.integration.sequencer.test_topic_intake import Topic
+from tests.integration.sequencer.intake.test_topic import Topic
 from tests.prometheus import scraped
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def test_alert_asks_for_metrics_that_are_exported_and_has_a_line_in_the_runbook(
 
 
 def test_each_alert_is_made_to_fire_by_a_test_over_a_real_prometheus() -> None:
-    tests = (ROOT / "tests/integration").rglob("test_alerts.py")
+    tests = (ROOT / "tests/integration").rglob("test_*alerts.py")
     made = {
         alert
         for test in tests

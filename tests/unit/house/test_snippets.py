@@ -47,7 +47,7 @@ def test_each_block_says_in_which_language_it_is(page: Path) -> None:
 def test_calls_of_chainctl_are_taken(block: Block) -> None:
     for words in command_lines(block.text):
         if "--demo" in words:
-            continue  # tests/integration/chainctl/test_demo.py runs those, after a demo
+            continue  # test_local_demo.py runs those, after a demo
         assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
 
 

@@ -14,10 +14,9 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import ConnectError, PrimaryBehind, RetryError, SettingError
 from orderchain.model import Gap, Mark
-
-from .memory import MemoryCheckpoints, MemoryRecords
-from .rig import Rig, take, virtual
-from .virtual_time import virtual_clock
+from tests.unit.matcher_receiver.memory import MemoryCheckpoints, MemoryRecords
+from tests.unit.matcher_receiver.rig import Rig, take, virtual
+from tests.unit.matcher_receiver.virtual_time import virtual_clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

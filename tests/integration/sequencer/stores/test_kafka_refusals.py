@@ -16,7 +16,7 @@ from tests.silent_server import silent_server
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import MakeChain
+    from tests.integration.sequencer.conftest import MakeChain
 
 
 async def test_start_with_a_login_of_another_role_names_the_login_and_the_role(

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from tests.builders.stored_chain import StoredChain
-
-    from .conftest import RoleDsn
+    from tests.integration.matcher_receiver.conftest import RoleDsn
 
 
 @pytest.fixture

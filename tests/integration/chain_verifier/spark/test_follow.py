@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
     from tests.integration.chain_verifier.publishing import Topic
-
-    from .conftest import MakeFollower, MakeFrames
 
     Follow = Callable[[], list[Finding]]
 

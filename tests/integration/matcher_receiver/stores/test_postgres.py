@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.builders.stored_chain import StoredChain
-
-    from .conftest import RoleDsn
+    from tests.integration.matcher_receiver.conftest import RoleDsn
 
 
 def mark(at_id: int, seal: bytes = b"\5" * 32) -> Mark:

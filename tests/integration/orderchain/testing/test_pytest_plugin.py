@@ -12,7 +12,7 @@ from tests.pages import blocks_of
 
 pytest_plugins = ["pytester"]
 
-OUTBOX_GUIDE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
+OUTBOX_GUIDE = Path(__file__).parents[4] / "docs" / "choosing-a-delivery-mode.md"
 CARELESS = """
 import json
 

@@ -19,7 +19,7 @@ from orderchain.sql import RECEIVER_WRITER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Call, Refused
+    from tests.integration.chainctl.conftest import Call, Refused
 
 Settings = dict[str, str]
 

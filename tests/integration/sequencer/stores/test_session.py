@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from local_stack import PostgresServer
     from sequencer import SequencerConfig
-
-    from .conftest import Chain, MakeChain
+    from tests.integration.sequencer.conftest import Chain, MakeChain
 
 DAY_NS = 24 * 3600 * 10**9
 

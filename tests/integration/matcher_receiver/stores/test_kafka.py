@@ -14,9 +14,8 @@ from local_stack.ports import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
 from tests.builders.topics import make_topics
+from tests.integration.matcher_receiver.conftest import publish_frames
 from tests.silent_server import silent_server
-
-from .conftest import publish_frames
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer

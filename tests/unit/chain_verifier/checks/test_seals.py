@@ -60,7 +60,7 @@ def misfits(of: dict[str, Any], *held: dict[str, list[Any]]) -> list[dict[str, o
 
 
 def test_batch_with_its_own_rows_is_clean() -> None:
-    vectors = Path(__file__).parents[2] / "vectors" / "seals.json"
+    vectors = Path(__file__).parents[3] / "vectors" / "seals.json"
     assert SEAL.hex() in json.dumps(json.loads(vectors.read_text(encoding="utf-8")))
     assert misfits(batch(), rows()) == []
 

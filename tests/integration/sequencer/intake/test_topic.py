@@ -20,7 +20,7 @@ from tests.builders.topics import make_topics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from .conftest import Chain, MakeChain
+    from tests.integration.sequencer.conftest import Chain, MakeChain
 
 DEADLINE_SECONDS = 60.0
 

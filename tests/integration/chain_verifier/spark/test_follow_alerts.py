@@ -14,9 +14,8 @@ from tests.prometheus import scraped
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
     from tests.integration.chain_verifier.publishing import Topic
-
-    from .conftest import MakeFollower, MakeFrames
 
 
 def test_frame_that_is_missing_and_then_silence_and_every_panel_of_a_verifier(
