@@ -126,22 +126,24 @@ class House:
 def unmirrored(house: House) -> list[str]:
     """Return the test files that are neither named after a module, nor beside what they import.
 
-    `tests/unit/a/b/test_c_more.py` mirrors `a/b/c.py`; with any name, a file mirrors the package in
-    whose folder it is, if it imports several modules, and one of them from there.
+    `tests/unit/a/b/test_c_more.py` mirrors `a/b/c.py`. With any name, a file mirrors the package in
+    whose folder it is, if it imports the front door of `a`, or several modules and one from there.
     """
     found = []
     for name in house.paths:
-        top, *folder, stem = name.split(".")
-        if top != "tests" or not stem.startswith("test_") or folder[1] in NO_PACKAGE:
+        if not name.startswith("tests."):
             continue
-        del folder[0]  # unit or integration
+        _, _, *folder, stem = name.split(".")
+        if not stem.startswith("test_") or folder[0] in NO_PACKAGE:
+            continue
         words = stem.split("_")[1:]
         names = {"_".join(words[: count + 1]) for count in range(len(words))}
         if any(".".join([*folder, each]) in house.paths for each in names):
             continue
-        own = {each for each in house.imports[name] if each.startswith(f"{folder[0]}.")}
-        beside = [each for each in own if each.startswith(f"{'.'.join(folder)}.")]
-        if own and not (beside and len(own | house.imports[name] & {folder[0]}) > 1):
+        imported = house.imports[name]
+        own = {each for each in imported if each.startswith(f"{folder[0]}.")}
+        is_beside = any(each.startswith(f"{'.'.join(folder)}.") for each in own)
+        if own and folder[0] not in imported and not (is_beside and len(own) > 1):
             found.append(f"{name}: {', '.join(sorted(own))}")
     return found
 
