@@ -88,10 +88,10 @@ PROGRAMS = {
     ),
     "outbox_latency": Program(
         "From a business commit to the handler, at a steady load",
-        "outbox_load", 180, {"repeats": 3, "seconds": 6, "rate": 1_000, "warm": 10},
+        "outbox", 180, {"repeats": 3, "seconds": 6, "rate": 1_000, "warm": 10},
     ),
     "outbox_delayed_check": Program(
-        "Mode 5 of the outbox beside mode 3", "outbox_load", 150, {"repeats": 3, "messages": 60_000}
+        "Mode 5 of the outbox beside mode 3", "outbox", 150, {"repeats": 3, "messages": 60_000}
     ),
     "spark_check": Program(
         "The verifier's check beside a scan, lag() and an anti join",

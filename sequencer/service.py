@@ -27,8 +27,7 @@ from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
 from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
-from sequencer.stores.keys import PostgresKeyStore
-from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.postgres import PostgresChainStore, PostgresKeyStore
 from sequencer.submission import Batcher, Entry, check_each, check_positions
 
 if TYPE_CHECKING:

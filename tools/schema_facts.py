@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chainctl.database import connected
-from chainctl.schema.facts import encode_facts, read_facts
-from chainctl.schema.parts import PARTS
+from chainctl.schema.parts import PARTS, encode_facts, read_facts
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OWNER
 
 if TYPE_CHECKING:
-    from chainctl.schema.facts import Fact
-    from chainctl.schema.parts import SchemaPart
+    from chainctl.schema.parts import Fact, SchemaPart
 
 SHIPPED: Final = Path(__file__).parents[1] / "chainctl" / "schema" / "shipped"
 

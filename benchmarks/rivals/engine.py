@@ -21,8 +21,7 @@ from orderchain.seal import event_pages, genesis_seal, next_seal
 from sequencer import Order, Sequencer, SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
-from sequencer.stores.keys import PostgresKeyStore
-from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.postgres import PostgresChainStore, PostgresKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -233,8 +233,7 @@ async def _login(connection: Connection) -> list[DoctorLine]:
 
 async def _schema(settings: Settings) -> list[DoctorLine]:
     """Look at the tables; needs one of our roles."""
-    from chainctl.schema.facts import differences, is_lacking, read_facts, shipped_facts
-    from chainctl.schema.parts import PARTS
+    from chainctl.schema.parts import PARTS, differences, is_lacking, read_facts, shipped_facts
 
     async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
         its_id = await database_id(connection)

@@ -11,17 +11,27 @@ from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, table, talk
-from chainctl.schema.facts import differences, read_facts, shipped_facts
-from chainctl.schema.parts import DATABASE_SECTION, PARTS, expected_objects, grants_sql, sections
-from chainctl.schema.upgrade import apply_steps, migrations_of, read_version, steps_to
+from chainctl.schema.parts import (
+    DATABASE_SECTION,
+    PARTS,
+    apply_steps,
+    differences,
+    expected_objects,
+    grants_sql,
+    migrations_of,
+    read_facts,
+    read_version,
+    sections,
+    shipped_facts,
+    steps_to,
+)
 from orderchain.errors import SchemaError, SettingError
 from orderchain.sql import OWNER, require_version
 from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
-    from chainctl.schema.parts import SchemaPart
-    from chainctl.schema.upgrade import UpgradeStep, Version
+    from chainctl.schema.parts import SchemaPart, UpgradeStep, Version
     from chainctl.settings import Settings
 
 

@@ -41,8 +41,7 @@ from orderchain.testing.wire import Dial, Wire, WiredServer
 from orderchain.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
-from sequencer.stores.keys import PostgresKeyStore
-from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.postgres import PostgresChainStore, PostgresKeyStore
 from tests.builders.topics import make_topics
 from tests.stored_pages import LET_TAMPER
 

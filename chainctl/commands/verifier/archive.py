@@ -23,8 +23,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chain_verifier.archive.drop import DropReport
-    from chain_verifier.archive.retention import RetentionReport
+    from chain_verifier.archive.retention import DropReport, RetentionReport
     from chainctl.settings import Settings
 
 
@@ -134,8 +133,12 @@ def retention(
     in which keys are looked up, and unless the archive holds the rows and verifies now. Without
     --drop, the tables that were detached stay, and no disk is freed. Needs the owner's rights.
     """
-    from chain_verifier.archive.drop import DropRequest, drop_detached
-    from chain_verifier.archive.retention import RetentionRequest, retain
+    from chain_verifier.archive.retention import (
+        DropRequest,
+        RetentionRequest,
+        drop_detached,
+        retain,
+    )
     from chain_verifier.config import local_folder
 
     if drop and reason is None:

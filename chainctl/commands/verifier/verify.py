@@ -2,18 +2,505 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import signal
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
+from msgspec import Struct
 
-from chainctl.commands.verifier.verify_run import VerifyOptions, run_verification
 from chainctl.demo_option import demo_option
-from chainctl.monitor_server import http_option
-from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings
+from chainctl.exits import ExitCode, hide_secrets
+from chainctl.monitor_server import Address, http_option, watched_beside
+from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who
+from chainctl.output import (
+    command_line,
+    data,
+    data_json_line,
+    data_text,
+    installed_version,
+    progress,
+    talk,
+)
+from chainctl.units import shown_age
+from orderchain.errors import OrderchainError, RefusedError, RetryError, SchemaError, SettingError
+from orderchain.files import write_private
+from orderchain.sql import AUDITOR
+from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from chainctl.exits import ExitCode
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
+    from chain_verifier.findings import Finding
+    from chain_verifier.html import Origin
+    from chain_verifier.report import ChainsReport, Report, Unverified
+    from chainctl.output import ProgressBar
     from chainctl.settings import Settings
+
+
+# -- one verification, from its options to its exit code -------------------------------------------
+
+
+CHAIN_MARK: Final = "{chain}"
+"""In the name of a source, it stands for the number of the chain."""
+
+
+class VerifyOptions(Struct, frozen=True, kw_only=True):
+    """The options of one call, as click gives them."""
+
+    chains: tuple[int, ...]
+    all_chains: bool
+    sources: tuple[str, ...]
+    head: int | None
+    start: int | None
+    since_verified: bool
+    actor: str | None
+    seals: bool
+    expect_seal: str | None
+    seals_folder: str | None
+    seal_public_keys: tuple[str, ...]
+    keys: bool
+    key_window_rows: int | None
+    follow: bool
+    checkpoint: str | None
+    master: str | None
+    is_local: bool
+    findings_folder: str | None
+    page: str | None
+    http: Address | None
+    as_json: bool
+
+
+def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
+    """Verify the requested chains, and report; return the highest of their exit codes.
+
+    A single chain raises what keeps it from being verified. Raises SettingError for options that
+    do not go together.
+    """
+    _require_fitting(asked)
+    chains = _chains_of(settings, asked)
+    _require_named_apart(asked, chains)
+    if asked.follow:
+        return _follow(settings, asked, chains)
+    if len(chains) == 1 and not asked.all_chains:
+        return _verify_one(settings, asked, chains[0])
+    return _verify_several(settings, asked, chains)
+
+
+def _require_fitting(asked: VerifyOptions) -> None:
+    if bool(asked.chains) == asked.all_chains:
+        given = "both" if asked.chains else None
+        raise SettingError("--chain", given, "the chains to verify, or --all-chains")
+    for chain_id in asked.chains:
+        if asked.chains.count(chain_id) > 1:
+            raise SettingError("--chain", chain_id, "each chain once")
+    if asked.follow:
+        _require_following(asked)
+    elif asked.checkpoint is not None:
+        raise SettingError("--checkpoint", asked.checkpoint, "--follow, which keeps its place")
+    elif asked.http is not None:
+        raise SettingError("--http", str(asked.http), "--follow, which runs long enough")
+    is_database = "database" in asked.sources
+    if asked.since_verified and (asked.start is not None or not is_database):
+        raise SettingError("--since-verified", "given", "a source database, and no --start")
+    _require_fitting_seals(asked)
+    if asked.key_window_rows is not None and not asked.keys:
+        raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
+    if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
+        raise SettingError("--report", asked.page, "a file in a folder that exists")
+
+
+def _require_fitting_seals(asked: VerifyOptions) -> None:
+    """Refuse seals that nothing would be held against."""
+    kept = {"--expect-seal": asked.expect_seal, "--expect-seals": asked.seals_folder}
+    for option, value in kept.items():
+        if value is not None and "database" not in asked.sources:
+            raise SettingError(option, value, "a source database, which it is held against")
+    if asked.seal_public_keys and asked.seals_folder is None:
+        raise SettingError("--seal-public-key", asked.seal_public_keys[0], "--expect-seals")
+
+
+def _require_following(asked: VerifyOptions) -> None:
+    _require_alone(
+        {
+            "--all-chains": asked.all_chains,
+            "--local": asked.is_local,
+            "--seals": asked.seals,
+            "--keys": asked.keys,
+            "--expect-seal": asked.expect_seal is not None,
+            "--expect-seals": asked.seals_folder is not None,
+            "--findings": asked.findings_folder is not None,
+            "--report": asked.page is not None,
+            "--since-verified": asked.since_verified,
+            "--head": asked.head is not None,
+            "--start": asked.start is not None,
+        }
+    )
+    if len(asked.chains) > 1:
+        raise SettingError("--follow", f"{len(asked.chains)} chains", "one chain")
+
+
+def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
+    """Return the chains; the database lists all of them."""
+    if not asked.all_chains:
+        return asked.chains
+    from chainctl.database import SQL, connected, database_id
+    from chainctl.event_loop import run_async
+
+    async def read() -> list[int]:
+        async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
+            await database_id(connection)
+            return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
+
+    found = run_async(read())
+    if not found:
+        raise SettingError("--all-chains", "no chain", "a database that holds one")
+    return found
+
+
+def _require_named_apart(asked: VerifyOptions, chains: Sequence[int]) -> None:
+    """With several chains, refuse the options that fit only one."""
+    if len(chains) == 1:
+        return
+    of_one = {"--head": asked.head, "--start": asked.start, "--expect-seal": asked.expect_seal}
+    for option, value in of_one.items():
+        if value is not None:
+            raise SettingError(option, value, f"one chain, not {len(chains)}")
+    for text in asked.sources:
+        if ":" in text and CHAIN_MARK not in text:
+            raise SettingError(
+                "--source", text, f"{CHAIN_MARK} in its name: it is another for each chain"
+            )
+
+
+def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
+    found = _sources_of(settings, asked, chains[0])
+    beginning = Beginning(0, None)
+    if "database" in asked.sources:
+        beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
+    follow(
+        *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
+        http=asked.http,
+        as_json=asked.as_json,
+    )
+
+
+def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> ExitCode:
+    request = _request_of(settings, asked, chain_id)
+    with _watched() as watcher:
+        if asked.is_local:
+            from chain_verifier.local.verify import verify_locally
+
+            report = verify_locally(request, watcher.step)
+        else:
+            from chain_verifier.spark.verify import verify
+
+            report = verify(request, progress=watcher.step, stages=watcher.stages)
+    _show(report, asked)
+    _move_marks(settings, asked, [report])
+    if asked.page is not None:
+        from chain_verifier.html import html_report
+        from chain_verifier.local.database import read_picture
+
+        page = html_report(report, read_picture(request), _origin(settings))
+        write_private(Path(asked.page), page)
+    return _code_of(report)
+
+
+def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
+    from chain_verifier.report import Unverified
+
+    prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
+    with _watched() as watcher:
+        if asked.is_local:
+            from chain_verifier.local.verify import verify_chains_locally
+
+            report = verify_chains_locally(prepared, watcher.step)
+        else:
+            from chain_verifier.spark.verify import verify_chains
+
+            report = verify_chains(prepared, progress=watcher.step, stages=watcher.stages)
+    _show(report, asked, settings.secrets())
+    _move_marks(settings, asked, report.reports)
+    if asked.page is not None:
+        from chain_verifier.html import html_chains_report
+        from chain_verifier.local.database import read_picture
+
+        requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
+        pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
+        page = html_chains_report(report, pictures, _origin(settings))
+        write_private(Path(asked.page), page)
+    return max(map(_code_of, report.outcomes))
+
+
+def _origin(settings: Settings) -> Origin:
+    from chain_verifier.html import Origin
+
+    return Origin(
+        made_at=datetime.now(UTC),
+        command=hide_secrets(command_line(), settings.secrets()),
+        version=installed_version(),
+    )
+
+
+def _prepared(
+    settings: Settings, asked: VerifyOptions, chain_id: int
+) -> VerifyRequest | Unverified:
+    """Return what to verify of one of several chains; one that cannot be does not stop others."""
+    from chain_verifier.report import unverified_by
+
+    sources = _sources_of(settings, asked, chain_id)
+    try:
+        return _request_of(settings, asked, chain_id, sources)
+    except OrderchainError as error:
+        return unverified_by(error, chain_id)
+
+
+def _request_of(
+    settings: Settings,
+    asked: VerifyOptions,
+    chain_id: int,
+    sources: tuple[Source, ...] | None = None,
+) -> VerifyRequest:
+    from chain_verifier.config import VerifyRequest
+
+    sources = _sources_of(settings, asked, chain_id) if sources is None else sources
+    beginning = Beginning(asked.start or 0, asked.head)
+    if "database" in asked.sources:
+        beginning = beginning_of(
+            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified
+        )
+    return VerifyRequest(
+        chain_id=chain_id,
+        sources=sources,
+        head=beginning.head,
+        start=beginning.start,
+        seals=asked.seals,
+        kept_seals=_kept_seals(settings, asked, chain_id),
+        contradicted_mark=beginning.contradicted,
+        master=asked.master,
+        findings_folder=asked.findings_folder,
+        key_window_rows=_key_window(settings, asked),
+    )
+
+
+def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[KeptSeal, ...]:
+    """Return the seals to hold the database against; those of archived rows are left out.
+
+    Their rows are no longer in the database; `archive --check` proves them.
+    """
+    from chain_verifier.config import parse_kept_seal
+    from chain_verifier.seal_files import age_seconds, load_all
+    from chain_verifier.verified_mark import read_standing
+
+    kept = () if asked.expect_seal is None else (parse_kept_seal(asked.expect_seal),)
+    if asked.seals_folder is None:
+        return kept
+    files = load_all(Path(asked.seals_folder), chain_id, asked.seal_public_keys)
+    standing = read_standing(settings.audit_dsn(), chain_id)
+    held = tuple(file.kept() for file in files if file.id >= standing.boundary_id)
+    last = files[-1]
+    talk(
+        f"chainctl: chain {chain_id}: {counted(len(held), 'exported seal')} held against the "
+        f"database, {len(files) - len(held)} of archived rows; the last one is of row {last.id}, "
+        f"exported {shown_age(age_seconds(last))} ago"
+        + ("" if asked.seal_public_keys else "; --seal-public-key would check who signed them")
+    )
+    return kept + held
+
+
+def _key_window(settings: Settings, asked: VerifyOptions) -> int | None:
+    if not asked.keys:
+        return None
+    return settings.key_window_rows if asked.key_window_rows is None else asked.key_window_rows
+
+
+def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[Source, ...]:
+    """Return the sources of a chain; the database is read with the auditor's address."""
+    from chain_verifier.config import parse_source
+
+    return tuple(
+        parse_source(
+            text.replace(CHAIN_MARK, str(chain_id)),
+            settings.audit_dsn() if text == "database" else None,
+            settings.kafka_config() if text.partition(":")[0] == "topic" else None,
+        )
+        for text in asked.sources
+    )
+
+
+class _Watcher:
+    """Shows which step is under way, and how far Spark is with its stages."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar = bar
+        self._step = ""
+
+    def step(self, line: str) -> None:
+        """Begin the next step."""
+        self._step = line
+        self._bar.move_to(0, line)
+
+    def stages(self, done: int, total: int) -> None:
+        """Show how many tasks of the stages at work are done."""
+        self._bar.expect(total)
+        self._bar.move_to(done, self._step)
+
+
+@contextmanager
+def _watched() -> Iterator[_Watcher]:
+    """Show a bar on a terminal, since Spark takes seconds; a log file gets none."""
+    with progress("verifying", None) as bar:
+        yield _Watcher(bar)
+
+
+def _show(
+    report: Report | ChainsReport, asked: VerifyOptions, secrets: tuple[str, ...] = ()
+) -> None:
+    # With several chains, the report also holds the texts of errors.
+    if asked.as_json:
+        data_text(hide_secrets(report.to_json(), secrets))
+        return
+    for line in report.lines():
+        data(hide_secrets(line, secrets))
+
+
+def _move_marks(settings: Settings, asked: VerifyOptions, reports: Sequence[Report]) -> None:
+    if asked.since_verified:
+        for report in reports:
+            talk(move_mark(settings, report, who(asked.actor)))
+
+
+def _code_of(outcome: Report | Unverified) -> ExitCode:
+    from chain_verifier.report import Report, Verdict
+
+    if isinstance(outcome, Report):
+        if outcome.verdict is Verdict.UNPROVEN:
+            return ExitCode.FAILED
+        return ExitCode.CLEAN if outcome.is_clean else ExitCode.FINDINGS
+    return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
+
+
+def _require_alone(given: Mapping[str, bool]) -> None:
+    """Refuse the first option of `given` that is set: only a verification that ends takes it.
+
+    Raises SettingError.
+    """
+    for option, is_given in given.items():
+        if is_given:
+            raise SettingError(option, "together with --follow", "a verification that ends")
+
+
+def follow(
+    sources: Sequence[Source],
+    chain_id: int,
+    checkpoint: str | None,
+    master: str | None,
+    contradicted: ContradictedMark | None,
+    *,
+    http: Address | None,
+    as_json: bool,
+) -> NoReturn:
+    """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
+
+    A verified mark that is `contradicted` is reported first, at every start as long as it lasts.
+    Ends with KeyboardInterrupt, or with the error that broke it off. Raises SettingError for other
+    sources, or without a folder for the checkpoint.
+    """
+    from chain_verifier.config import DatabaseSource, TopicSource, local_folder
+    from chain_verifier.spark.follow import Follower
+    from chain_verifier.spark.session import open_session
+    from chain_verifier.verification import mark_finding
+
+    topics = [source for source in sources if isinstance(source, TopicSource)]
+    databases = [source for source in sources if isinstance(source, DatabaseSource)]
+    if (len(topics), len(databases), len(sources)) != (1, 1, 2):
+        names = ", ".join(source.name for source in sources)
+        raise SettingError("--follow", names, "the sources database and topic")
+    if checkpoint is None:
+        raise SettingError("--checkpoint", None, "a folder that keeps how far the follower is")
+
+    def report(finding: Finding) -> None:
+        if as_json:
+            data_json_line(finding)
+        else:
+            data(f"{finding.source}: {finding.text}")
+        # A live reader must not wait for a buffer to fill.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+    if contradicted is not None:
+        report(mark_finding(databases[0].name, contradicted))
+    with watched_beside(http) as watch, open_session(master, kafka=True) as spark:
+        folder = local_folder("--checkpoint", checkpoint)
+        follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
+        watch.add(follower)
+        stop = Event()
+        usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
+        try:
+            follower.run(stop)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+    raise KeyboardInterrupt
+
+
+# -- the verified mark ----------------------------------------------------------------------------
+
+
+class Beginning(NamedTuple):
+    """The ids between which to verify."""
+
+    start: int
+    head: int | None
+    contradicted: ContradictedMark | None = None
+    """A verified mark that no longer holds."""
+
+
+def beginning_of(
+    settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool
+) -> Beginning:
+    """Return where to begin: at `start`, after the mark if it `is_marked`, or after the archive.
+
+    A mark also shows how far the chain had come, whatever head the database reports now. Where one
+    is contradicted, everything up to there must be verified again.
+    """
+    from chain_verifier.verified_mark import read_standing
+
+    try:
+        standing = read_standing(settings.audit_dsn(), chain_id)
+    except (RefusedError, RetryError) as error:
+        if is_marked or isinstance(error, SchemaError):
+            raise  # before Spark starts, which takes its time
+        return Beginning(start or 0, head)  # the verifier meets the same, and reports it
+    if is_marked or standing.contradicted is not None:
+        head = max(standing.known_head, head or 0)
+    if start is None:
+        start = standing.start if is_marked else standing.boundary_id
+    return Beginning(start, head, standing.contradicted)
+
+
+def move_mark(settings: Settings, report: Report, actor: str) -> str:
+    """Move the mark if the report is whole, and return the message about it."""
+    from chain_verifier.report import Verdict
+    from chain_verifier.verified_mark import set_mark
+
+    if report.verdict is not Verdict.COMPLETE or report.head is None:
+        return f"the verified mark of chain {report.chain_id} stays: not everything is whole"
+    has_moved = set_mark(
+        settings.audit_dsn(),
+        settings.audit_dsn() if not settings.database else settings.database_dsn(),
+        report.chain_id,
+        after_id=report.start,
+        until_id=report.head,
+        verified_by=actor,
+    )
+    moved = f"is at {report.head}, by {actor}" if has_moved else "stays: there is nothing new"
+    return f"the verified mark of chain {report.chain_id} {moved}"
 
 
 @click.command(cls=Command)

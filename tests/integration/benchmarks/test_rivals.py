@@ -21,8 +21,7 @@ from benchmarks.chains import (
 )
 from benchmarks.load import Arm, Load, Scope, Venue
 from benchmarks.open_load import OpenJob, measure_floor, run_open
-from benchmarks.parts.outbox import outbox_cycle, outbox_sweep
-from benchmarks.parts.outbox_load import outbox_delayed_check
+from benchmarks.parts.outbox import outbox_cycle, outbox_delayed_check, outbox_sweep
 from benchmarks.processes import End
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import Engine

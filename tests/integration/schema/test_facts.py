@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chainctl.database import connected
-from chainctl.schema.facts import Fact, differences, encode_facts, read_facts, shipped_facts
-from chainctl.schema.parts import PARTS
+from chainctl.schema.parts import PARTS, Fact, differences, encode_facts, read_facts, shipped_facts
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OWNER
 

@@ -8,15 +8,17 @@ import asyncpg
 import pytest
 
 from chainctl.database import connected
-from chainctl.schema.facts import differences, read_facts, shipped_facts
-from chainctl.schema.parts import PARTS
-from chainctl.schema.upgrade import (
+from chainctl.schema.parts import (
     MIGRATIONS,
+    PARTS,
     Migration,
     Version,
     apply_steps,
+    differences,
     migrations_of,
+    read_facts,
     read_version,
+    shipped_facts,
     steps_to,
 )
 from local_stack.postgres import SUPERUSER

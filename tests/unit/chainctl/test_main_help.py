@@ -14,8 +14,8 @@ import click
 import pytest
 
 import chainctl
-from chainctl.examples import EXAMPLES
 from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
+from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag, load_settings
 from chainctl.units import Size, Span
 from tests.command_lines import command_lines, refusal_of

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from chain_verifier.config import ContradictedMark, DatabaseSource, TopicSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
-from chainctl.commands.verifier.verify_run import follow as follow_topic
+from chainctl.commands.verifier.verify import follow as follow_topic
 from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.schema.parts import PARTS
-from chainctl.schema.upgrade import Migration, Version, migrations_of, steps_to
+from chainctl.schema.parts import PARTS, Migration, Version, migrations_of, steps_to
 from orderchain.errors import SchemaError
 
 if TYPE_CHECKING:
