@@ -33,7 +33,7 @@ from local_stack.folders import (
     write_file,
 )
 from local_stack.jars import fetch_kafka, find_java
-from local_stack.ports import LOOPBACK
+from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
 
 if TYPE_CHECKING:

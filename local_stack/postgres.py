@@ -35,7 +35,7 @@ from local_stack.folders import (
     service_account,
     write_file,
 )
-from local_stack.ports import LOOPBACK
+from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
 
 if TYPE_CHECKING:

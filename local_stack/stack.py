@@ -26,9 +26,8 @@ from local_stack.folders import (
     write_file,
 )
 from local_stack.kafka import KafkaServer, KafkaServerConfig
-from local_stack.ports import free_port, is_free
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
-from local_stack.process import ProcessIdentity
+from local_stack.process import ProcessIdentity, free_port, is_free
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES
 from orderchain.text import reason_of
 

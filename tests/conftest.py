@@ -22,8 +22,8 @@ from chainctl.schema.parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.testing.pytest_plugin import make_server_folder
 from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
 

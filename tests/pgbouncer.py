@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

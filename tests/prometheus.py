@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from chainctl.monitor_server import quiet_server
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from orderchain.monitoring import Monitor
 
 if TYPE_CHECKING:

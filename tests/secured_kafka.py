@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 
 from local_stack import KafkaServer, SecuredListener
 from local_stack import KafkaServerConfig as StackConfig
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import librdkafka_options
 from tests.certificates import HOST, Authority, Files

@@ -16,8 +16,8 @@ import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import write_file
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER, Installation
+from local_stack.process import free_port
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.certificates import HOST, Authority, Files

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from chainctl.database import connected
 from chainctl.schema.parts import PARTS, encode_facts, read_facts
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.sql import OWNER
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from benchmarks.rivals.rival import (
     encode_event,
     execute,
 )
-from local_stack.ports import LOOPBACK, free_port
+from local_stack.process import LOOPBACK, free_port
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.options import librdkafka_options
 

@@ -25,9 +25,14 @@ from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import finding_frame, require_free, sampled, write_findings
-from chain_verifier.spark.reconcile import compare, forged_findings, repeated_keys
 from chain_verifier.spark.session import open_session, watched_stages
-from chain_verifier.spark.source_check import examine, rows_beyond
+from chain_verifier.spark.source_check import (
+    compare,
+    examine,
+    forged_findings,
+    repeated_keys,
+    rows_beyond,
+)
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification, silent
 

@@ -20,7 +20,7 @@ from orderchain.testing.memory_receiver import (
     MemoryTransaction,
 )
 from orderchain.testing.memory_store import MemoryDatabase
-from orderchain.testing.process import Process
+from orderchain.testing.virtual_loop import Process
 from orderchain.testing.wire import Dial, Wire, WiredServer
 
 if TYPE_CHECKING:

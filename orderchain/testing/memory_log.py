@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from orderchain.errors import ConnectError, RetryError, SettingError
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.testing.process import check_alive
+from orderchain.testing.virtual_loop import check_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -61,8 +61,8 @@ def orderchain_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
     """A real PostgreSQL for the whole run, with the engine's login roles."""
-    from local_stack.ports import free_port
     from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
+    from local_stack.process import free_port
     from orderchain.sql import LOGIN_ROLES
 
     config = PostgresServerConfig(
@@ -81,7 +81,7 @@ def orderchain_postgres(orderchain_folder: Path) -> Iterator[PostgresServer]:
 def orderchain_kafka(orderchain_folder: Path) -> Iterator[KafkaServer]:
     """A real Kafka for the whole run; `bootstrap` is its address. The first use ever fetches it."""
     from local_stack.kafka import KafkaServer, KafkaServerConfig
-    from local_stack.ports import free_port
+    from local_stack.process import free_port
 
     port = free_port()
     config = KafkaServerConfig(

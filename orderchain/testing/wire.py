@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
-from orderchain.testing.process import check_alive
+from orderchain.testing.virtual_loop import check_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

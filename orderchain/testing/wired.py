@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orderchain.errors import ConnectError, RetryError, UnknownOutcome
 from orderchain.testing.memory_log import MemoryFrameSink
 from orderchain.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
-from orderchain.testing.process import check_alive
+from orderchain.testing.virtual_loop import check_alive
 from orderchain.testing.wire import WireBroken
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
 
-from orderchain.testing.process import stand_still
+from orderchain.testing.virtual_loop import stand_still
 from outbox.testing.memory_database import AFTER_COMMIT, BEFORE_COMMIT
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from orderchain.errors import RetryError
-from orderchain.testing.process import alive, is_killed
+from orderchain.testing.virtual_loop import alive, is_killed
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
 from outbox.consumer.in_hand import PartitionEnds, begin_offset
 from outbox.consumer.record_source import DestinationRecords

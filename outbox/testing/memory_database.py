@@ -21,14 +21,14 @@ from orderchain.clients.postgres import (
     rolled_back,
 )
 from orderchain.errors import SettingError
-from orderchain.testing.process import alive, current_process
+from orderchain.testing.virtual_loop import alive, current_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
     from random import Random
     from types import TracebackType
 
-    from orderchain.testing.process import Process
+    from orderchain.testing.virtual_loop import Process
 
     Rows = Sequence[Any] | None
     Answer = Callable[..., Rows]

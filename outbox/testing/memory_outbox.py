@@ -9,8 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from orderchain.errors import OrderchainError, SettingError
-from orderchain.testing.process import Process
-from orderchain.testing.virtual_loop import VirtualLoop
+from orderchain.testing.virtual_loop import Process, VirtualLoop
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
 from outbox.sender.check_back import CHECK, DECIDE

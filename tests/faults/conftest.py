@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.seal import genesis_seal
 from orderchain.sql import LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import SequencerConfig

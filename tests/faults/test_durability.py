@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from orderchain.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
 from orderchain.model import Mark

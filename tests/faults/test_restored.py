@@ -20,8 +20,8 @@ from aiokafka import AIOKafkaProducer
 
 from gapfill import GapReader, GapReaderConfig
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from orderchain.clock import SystemClock
 from orderchain.errors import ForkFound, PrimaryBehind

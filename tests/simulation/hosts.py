@@ -16,7 +16,7 @@ from orderchain.errors import (
     StoppedError,
     UnknownOutcome,
 )
-from orderchain.testing.process import Process
+from orderchain.testing.virtual_loop import Process
 from orderchain.testing.wired import (
     WiredChainStore,
     WiredFrameSink,

@@ -7,8 +7,15 @@ import asyncio
 import pytest
 
 from orderchain.errors import StoppedError
-from orderchain.testing.process import Process, check_alive, current_process
-from orderchain.testing.virtual_loop import Deadlock, VirtualLoop, run_virtual, virtual_clock
+from orderchain.testing.virtual_loop import (
+    Deadlock,
+    Process,
+    VirtualLoop,
+    check_alive,
+    current_process,
+    run_virtual,
+    virtual_clock,
+)
 
 
 def test_sleeping_for_days_takes_no_time() -> None:

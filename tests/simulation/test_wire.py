@@ -10,8 +10,7 @@ import pytest
 from orderchain.errors import ConnectError, RetryError, StoppedError
 from orderchain.testing.memory_chain import LinkDial, LossyLink
 from orderchain.testing.memory_log import MemoryTopic
-from orderchain.testing.process import Process
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from orderchain.testing.virtual_loop import Process, run_virtual, virtual_clock
 from orderchain.testing.wire import Dial, Wire, WireBroken, WiredServer
 from orderchain.testing.wired import WiredRecordSource
 

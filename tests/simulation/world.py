@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orderchain.errors import GapError, HaltError
-    from orderchain.testing.process import Process
+    from orderchain.testing.virtual_loop import Process
 
 SERVED_SECONDS = 20.0
 """In so long after the last fault every client has an answer to everything (L2: a lease, a

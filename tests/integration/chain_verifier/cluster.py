@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import (
     SPARK_SECRET_OPTIONS,

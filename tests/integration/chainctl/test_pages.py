@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import asyncpg
 import pytest
 
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from orderchain.errors import PrimaryBehind
 from orderchain.model import Mark

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from gapfill import GapReader, GapReaderConfig
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from orderchain.errors import (
     ChainMissing,
     ConnectError,

@@ -11,8 +11,8 @@ import pytest
 
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.errors import NotYetReadable
 from orderchain.sql import GAP_READER
 from tests.builders.chains import ids_of

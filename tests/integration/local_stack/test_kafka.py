@@ -12,7 +12,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import TopicPartition
 
 from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:

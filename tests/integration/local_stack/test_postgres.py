@@ -18,7 +18,7 @@ from local_stack import (
     ServerFailed,
     StatementFailed,
 )
-from local_stack.ports import LOOPBACK, free_port
+from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

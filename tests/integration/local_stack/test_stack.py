@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from local_stack import FolderUnusable, LocalStack, StackMissing
-from local_stack.ports import LOOPBACK
+from local_stack.process import LOOPBACK
 from orderchain.sql import LOGIN_ROLES
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pytest
 import outbox
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.errors import DurabilityError, RetryError, SettingError
 from orderchain.sql import LOGIN_ROLES
 from outbox import Consumer, ConsumerConfig, Relay, Status

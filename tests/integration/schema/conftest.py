@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

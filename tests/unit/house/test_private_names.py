@@ -113,7 +113,7 @@ PRIVATE: Final = {
     ),
     # The loop in virtual time: for simulations alone.
     "_ready": Private(
-        {"orderchain/testing/process.py"},
+        {"orderchain/testing/virtual_loop.py"},
         lambda: "_ready" in names_in(asyncio.BaseEventLoop.__init__),
     ),
     "_scheduled": Private(
@@ -130,7 +130,7 @@ PRIVATE: Final = {
         {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_run")
     ),
     "_context": Private(
-        {"orderchain/testing/process.py"}, lambda: hasattr(asyncio.Handle, "_context")
+        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_context")
     ),
 }
 """By name. A module of ours may have attributes of the same name of its own, by `self`."""

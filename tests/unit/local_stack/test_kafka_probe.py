@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from local_stack.kafka import broker_count
-from local_stack.ports import LOOPBACK, free_port
+from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from orderchain.testing.pytest_plugin import make_server_folder
 from tests.pages import ROOT, blocks_of
 from tests.prometheus import running

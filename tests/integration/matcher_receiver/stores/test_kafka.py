@@ -10,7 +10,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
 from tests.builders.topics import make_topics

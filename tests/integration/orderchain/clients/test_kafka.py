@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 from orderchain.clients.kafka import (
     DRIVER_ERRORS,
     TopicPartition,

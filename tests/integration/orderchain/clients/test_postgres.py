@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import close_connection, connect
 from orderchain.errors import ConnectError, OrderchainError, RetryError

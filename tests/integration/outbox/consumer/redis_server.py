@@ -8,7 +8,7 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING
 
-from local_stack.ports import free_port
+from local_stack.process import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

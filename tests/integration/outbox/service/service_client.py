@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvicorn
 
-from local_stack.ports import free_port
-from local_stack.process import send_to_child
+from local_stack.process import free_port, send_to_child
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.verdicts import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token

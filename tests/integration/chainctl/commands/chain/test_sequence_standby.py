@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
-from local_stack.ports import free_port
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from orderchain.sql import GAP_READER
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
 
