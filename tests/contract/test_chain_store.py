@@ -13,7 +13,7 @@ from orderchain.model import IntakeMark, IntakeReject, Term
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
-from tests.committing import commit
+from tests.commits import commit
 
 if TYPE_CHECKING:
     from orderchain.ports import ChainStore, PendingCommit

@@ -10,7 +10,7 @@ import pytest
 from orderchain.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
 from orderchain.model import Mark, is_linked
 from sequencer.core import SequencerCore
-from tests.committing import commit
+from tests.commits import commit
 
 from .test_chain_store import next_batch, take_over
 

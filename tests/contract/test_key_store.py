@@ -8,7 +8,7 @@ import pytest
 
 from orderchain.errors import RetryError
 from orderchain.model import ClientNumber, KeyPage
-from tests.committing import commit
+from tests.commits import commit
 
 from .test_chain_store import next_batch, take_over
 

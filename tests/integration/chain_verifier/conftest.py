@@ -16,9 +16,9 @@ from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import ScanPlan
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row
-from tests.integration.chain_verifier.publishing import Topic, frames_of
-from tests.integration.chain_verifier.storing import store
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
+from tests.integration.chain_verifier.published_frames import Topic, frames_of
+from tests.integration.chain_verifier.stored_rows import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

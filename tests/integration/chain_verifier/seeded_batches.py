@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
 from orderchain.seal import genesis_seal
-from tests.integration.chain_verifier.planting import Row, chain_of
-from tests.integration.chain_verifier.publishing import begin_term
+from tests.integration.chain_verifier.planted_faults import Row, chain_of
+from tests.integration.chain_verifier.published_frames import begin_term
 from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect
-from tests.integration.chain_verifier.storing import fields_of, seal_of
+from tests.integration.chain_verifier.stored_rows import fields_of, seal_of
 from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
-from tests.integration.chain_verifier.planting import Row
-from tests.integration.chain_verifier.publishing import frame_of, heartbeat_of
+from tests.integration.chain_verifier.planted_faults import Row
+from tests.integration.chain_verifier.published_frames import frame_of, heartbeat_of
 from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from chain_verifier.findings import Kind
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,8 +17,8 @@ from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
 from orderchain.sql import AUDITOR, GAP_READER
-from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import (
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
     chain_of,
@@ -26,7 +26,7 @@ from tests.integration.chain_verifier.planting import (
     plant,
     write_journal,
 )
-from tests.integration.chain_verifier.storing import execute, store
+from tests.integration.chain_verifier.stored_rows import execute, store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from chain_verifier.local.verify import verify_chains_locally
 from chain_verifier.report import Report, Unverified, Verdict
 from chain_verifier.spark.verify import verify_chains
 from orderchain.errors import InputError, SettingError
-from tests.integration.chain_verifier.agreeing import said
-from tests.integration.chain_verifier.planting import chain_of, head_of, write_journal
+from tests.integration.chain_verifier.agreement import said
+from tests.integration.chain_verifier.planted_faults import chain_of, head_of, write_journal
 
 if TYPE_CHECKING:
     from pathlib import Path

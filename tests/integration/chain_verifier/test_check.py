@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Kind
-from tests.integration.chain_verifier.planting import chain_of, head_of, id_of, plant
+from tests.integration.chain_verifier.planted_faults import chain_of, head_of, id_of, plant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

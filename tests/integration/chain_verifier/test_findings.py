@@ -21,7 +21,7 @@ from chain_verifier.spark.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
 from orderchain.errors import InputError, RetryError, SettingError
-from tests.integration.chain_verifier.planting import CHAIN_ID
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from chain_verifier.config import JournalSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.files import JournalTable
 from orderchain.errors import InputError
-from tests.integration.chain_verifier.planting import Row, chain_of, head_of, write_journal
+from tests.integration.chain_verifier.planted_faults import Row, chain_of, head_of, write_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,9 +14,9 @@ from chain_verifier.findings import Kind
 from chain_verifier.report import Report, Verdict
 from orderchain.limits import ID_MAX
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.integration.chain_verifier.storing import store
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.stored_rows import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

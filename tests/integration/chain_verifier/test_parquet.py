@@ -11,7 +11,7 @@ from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import InputError, SourceBroken
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

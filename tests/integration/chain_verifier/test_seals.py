@@ -26,9 +26,9 @@ from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
 from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
-from tests.integration.chain_verifier.storing import batches_of, execute, seal_of, store
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.stored_rows import batches_of, execute, seal_of, store
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from orderchain.clients.options import (
 from orderchain.errors import ConnectError
 from orderchain.sql import AUDITOR
 from tests.certificates import HOST, Authority
-from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of
-from tests.integration.chain_verifier.publishing import frames_of, publish
-from tests.integration.chain_verifier.storing import store
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.published_frames import frames_of, publish
+from tests.integration.chain_verifier.stored_rows import store
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, secured_postgres_in
 

@@ -20,7 +20,7 @@ from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
-from tests.integration.chain_verifier.planting import CHAIN_ID, write_journal
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, write_journal
 from tests.integration.chain_verifier.seeded import SEEDS, is_for_spark, is_journal, is_parquet
 from tests.integration.chain_verifier.seeded_rows import plant_rows, told, write_parquet
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from chain_verifier.config import Source
-    from tests.integration.chain_verifier.planting import Row
+    from tests.integration.chain_verifier.planted_faults import Row
 
 CLEAN_BY_SPARK_EVERY = 5
 """Of the sets that go through Spark, so many go through it clean, too."""

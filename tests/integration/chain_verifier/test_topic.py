@@ -20,22 +20,22 @@ from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import (
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     chain_of,
     head_of,
     id_of,
     write_journal,
 )
-from tests.integration.chain_verifier.publishing import (
+from tests.integration.chain_verifier.published_frames import (
     FRAME_KEY,
     NONCE,
     frame_of,
     frames_of,
     heartbeat_of,
 )
-from tests.integration.chain_verifier.storing import execute, store
+from tests.integration.chain_verifier.stored_rows import execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.integration.chain_verifier.planting import Row
-    from tests.integration.chain_verifier.publishing import Topic
+    from tests.integration.chain_verifier.planted_faults import Row
+    from tests.integration.chain_verifier.published_frames import Topic
 
     Verified = Callable[..., Report]
 

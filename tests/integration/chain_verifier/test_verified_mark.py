@@ -15,8 +15,8 @@ import pytest
 from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import ChainMissing, ConnectError
 from orderchain.sql import AUDITOR, GAP_READER
-from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.storing import batches_of, execute, store
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.stored_rows import batches_of, execute, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import GAP_READER
-from tests.calling import Done, call_here
+from tests.command_call import Done, call_here
 from tests.integration.chainctl.runbooks import (
     ARCHIVE,
     Background,

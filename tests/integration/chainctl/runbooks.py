@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from local_stack import KafkaServer, PostgresServer
-    from tests.calling import Done
+    from tests.command_call import Done
     from tests.integration.chainctl.conftest import Call, Start
 
 DEADLINE_SECONDS = 60.0

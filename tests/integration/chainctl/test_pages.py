@@ -33,7 +33,7 @@ from orderchain.model import Mark
 from outbox import Message, add_many, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import TRIES_USED_UP, Inbox
-from tests.calling import call_here
+from tests.command_call import call_here
 from tests.integration.chainctl.conftest import clean_environment, must
 from tests.pages import PAGES, ROOT, Block, blocks_of
 

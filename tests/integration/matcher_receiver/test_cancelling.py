@@ -21,7 +21,7 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
-from tests.cancelling import CancelAt, Cancelled
+from tests.cancellation import CancelAt, Cancelled
 from tests.unit.matcher_receiver.memory import MemoryFrames
 
 if TYPE_CHECKING:

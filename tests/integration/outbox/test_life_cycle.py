@@ -16,7 +16,7 @@ from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 
-from .cutting import cut_at
+from .cut_await import cut_at
 from .hand_clock import HandClock
 from .service.service_client import client, raw, service_config
 

@@ -11,7 +11,7 @@ from orderchain.errors import OrderchainError
 from orderchain.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
-from tests.cancelling import CancelledAt
+from tests.cancellation import CancelledAt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

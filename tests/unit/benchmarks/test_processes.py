@@ -7,7 +7,7 @@ from benchmarks.chains import Site
 from benchmarks.processes import RunFailed, call
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
-from tests.unit.benchmarks import telling_child
+from tests.unit.benchmarks import reporting_child
 
 DATABASE = DatabaseConfig(host="127.0.0.1", user="user", password="sesame", dbname="nowhere")
 KAFKA = KafkaConfig(
@@ -21,23 +21,23 @@ SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere",
 
 
 async def test_process_gets_its_arguments_and_shows_no_password() -> None:
-    async with call(telling_child.tell, site=SITE, chain_id=1) as end:
+    async with call(reporting_child.tell, site=SITE, chain_id=1) as end:
         await end.expect(b"ready")
         told = await end.result()
     assert msgspec.convert(told["site"], Site) == SITE
     assert told["chain_id"] == 1
-    assert telling_child.__name__ in told["shown"]
+    assert reporting_child.__name__ in told["shown"]
     assert not [secret for secret in ("sesame", "swordfish") if secret in told["shown"]]
     assert end.process.returncode == 0
 
 
 async def test_process_that_ends_without_figures_is_named_with_its_last_line() -> None:
-    async with call(telling_child.fail, site=SITE, chain_id=1) as end:
+    async with call(reporting_child.fail, site=SITE, chain_id=1) as end:
         with pytest.raises(RunFailed, match="fail: no more"):
             await end.result()
 
 
 async def test_process_that_is_still_at_work_is_gone_when_its_time_is_over() -> None:
-    async with call(telling_child.wait, site=SITE, chain_id=1) as end:
+    async with call(reporting_child.wait, site=SITE, chain_id=1) as end:
         await end.expect(b"ready")
     assert end.process.returncode is not None

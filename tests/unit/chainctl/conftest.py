@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.calling import logging_as_before
+from tests.command_call import logging_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

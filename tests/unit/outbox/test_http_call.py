@@ -10,7 +10,7 @@ import trustme
 
 from orderchain.errors import RetryError, SettingError
 from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, call_json, shown_url
-from tests.unit.outbox.answering import answering
+from tests.unit.outbox.answer_server import answering
 
 if TYPE_CHECKING:
     from pathlib import Path

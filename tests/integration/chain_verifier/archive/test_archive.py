@@ -21,8 +21,8 @@ from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_standing, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.storing import (
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,
     PAGE_ROWS,
     batches_of,

@@ -20,16 +20,16 @@ from chain_verifier.spark.table import HAS_NULL
 from chain_verifier.spark.verify import verify
 from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
 from orderchain.sql import AUDITOR, GAP_READER
-from tests.integration.chain_verifier.agreeing import verified_by_both
-from tests.integration.chain_verifier.planting import (
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
     chain_of,
     head_of,
     write_journal,
 )
-from tests.integration.chain_verifier.storing import execute as execute_in
-from tests.integration.chain_verifier.storing import fields_of
+from tests.integration.chain_verifier.stored_rows import execute as execute_in
+from tests.integration.chain_verifier.stored_rows import fields_of
 from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:

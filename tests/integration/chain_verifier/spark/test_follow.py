@@ -16,8 +16,8 @@ from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
 from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR
-from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.publishing import frame_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.published_frames import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
-    from tests.integration.chain_verifier.publishing import Topic
+    from tests.integration.chain_verifier.published_frames import Topic
 
     Follow = Callable[[], list[Finding]]
 

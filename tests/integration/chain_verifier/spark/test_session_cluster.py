@@ -15,14 +15,14 @@ import pytest
 
 import chainctl
 from chain_verifier.spark.session import POSTGRESQL_JDBC
-from tests.calling import Done
+from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import (
     SUBMIT,
     WORKERS,
     SparkCluster,
     spark_environment,
 )
-from tests.integration.chain_verifier.storing import execute
+from tests.integration.chain_verifier.stored_rows import execute
 from tests.integration.chainctl.conftest import must
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from chain_verifier.checks.buckets import Horizon
 from chain_verifier.spark.source_check import KEY, node_hash, whole_chain, with_key
 from orderchain.limits import ID_MAX
 from tests.integration.chain_verifier.conftest import RowTable
-from tests.integration.chain_verifier.planting import CHAIN_ID, Row, chain_of, head_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

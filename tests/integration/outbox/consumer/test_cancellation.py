@@ -9,7 +9,7 @@ import pytest
 
 from outbox.consumer.decisions import RetryLevels
 
-from ..cutting import cut_at, cutting_tasks
+from ..cut_await import cut_at, cutting_tasks
 from .rig import DEADLINE_SECONDS, apply, apply_many
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from orderchain.errors import InputError
 from orderchain.model import Event
 from orderchain.seal import genesis_seal
 from orderchain.testing.memory_chain import sealed
-from tests.integration.chain_verifier.planting import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from chain_verifier.checks.neighbours import collected, gathered, in_ranges, ran
 from chain_verifier.config import FINDINGS_MAX, JournalSource, VerifyRequest
 from chain_verifier.findings import KINDS_OF_ROWS, Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from tests.integration.chain_verifier.planting import (
+from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
     chain_of,

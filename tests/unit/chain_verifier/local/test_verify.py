@@ -16,7 +16,7 @@ from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from orderchain.errors import InputError, SettingError, SourceBroken
-from tests.integration.chain_verifier.planting import (
+from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
     chain_of,

@@ -12,7 +12,7 @@ from outbox.sender import sweep
 from outbox.sender.config import RelayConfig, RelayStats
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import Alerts
-from tests.unit.outbox.answering import answering
+from tests.unit.outbox.answer_server import answering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

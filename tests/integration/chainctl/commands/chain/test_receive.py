@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.calling import Done
+    from tests.command_call import Done
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.calling import Done
+    from tests.command_call import Done
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
     Rows = Callable[[], list[dict[str, Any]]]

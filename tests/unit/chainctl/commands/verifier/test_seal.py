@@ -13,7 +13,7 @@ import pytest
 
 from chain_verifier.seal_files import SealFile
 from chainctl.commands.verifier.seal import SealLine
-from tests.calling import Done, call_here
+from tests.command_call import Done, call_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,14 +9,14 @@ import asyncpg
 
 from orderchain.seal import genesis_seal
 from orderchain.testing.memory_chain import sealed
-from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
-from tests.integration.chain_verifier.publishing import begin_term
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
+from tests.integration.chain_verifier.published_frames import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.integration.chain_verifier.planting import Row
+    from tests.integration.chain_verifier.planted_faults import Row
 
 PARTITION_IDS = 200
 BATCH_ROWS = 10

@@ -15,12 +15,12 @@ from aiokafka.structs import TopicPartition
 from orderchain.frame import encode_frame
 from orderchain.testing.memory_chain import header_of, heartbeat_header
 from tests.builders.topics import make_topics
-from tests.integration.chain_verifier.planting import CHAIN_ID, events_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.integration.chain_verifier.planting import Row
+    from tests.integration.chain_verifier.planted_faults import Row
 
 NONCE = bytes(range(16))
 FRAME_KEY = bytes(range(32))
