@@ -70,6 +70,14 @@ class ScannedSource(Struct, frozen=True, kw_only=True):
     is_whole: bool = False
     """The first look showed that all rows are one path, so nothing is left to look for."""
 
+    @classmethod
+    def whole(cls, path: Bucket) -> ScannedSource:
+        """Return the source whose rows are all one path."""
+        return cls(
+            buckets=[path], findings=Findings(), notes=(), rows_beyond=0, beyond_id=None,
+            is_whole=True,
+        )  # fmt: skip
+
     @property
     def rows(self) -> int:
         """Rows of the chain between start and head."""

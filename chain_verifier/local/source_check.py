@@ -278,7 +278,7 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource
     if isinstance(table, LocalDatabaseTable) and not how.fingerprints:
         whole = table.whole(horizon)
         if whole is not None:
-            return _faultless(whole)
+            return ScannedSource.whole(whole)
     scanner = Scanner(horizon, how.bits, how.key, fingerprints=how.fingerprints)
     for page in table.pages(_ids_of(horizon), content=how.fingerprints):
         scanner.take(page)
@@ -295,17 +295,6 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource
         notes=table.notes(),
         rows_beyond=found.beyond,
         beyond_id=found.beyond_id,
-    )
-
-
-def _faultless(whole: Bucket) -> ScannedSource:
-    return ScannedSource(
-        buckets=[whole],
-        findings=Findings(),
-        notes=(),
-        rows_beyond=0,
-        beyond_id=None,
-        is_whole=True,
     )
 
 

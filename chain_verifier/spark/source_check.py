@@ -185,19 +185,8 @@ def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
             paths = table.paths if isinstance(table, DatabaseTable) else table.rows
             whole = whole_chain(paths, horizon, how.key)
             if whole is not None:
-                return _faultless(whole)
+                return ScannedSource.whole(whole)
         return _examine_buckets(table, horizon, how)
-
-
-def _faultless(whole: Bucket) -> ScannedSource:
-    return ScannedSource(
-        buckets=[whole],
-        findings=Findings(),
-        notes=(),
-        rows_beyond=0,
-        beyond_id=None,
-        is_whole=True,
-    )
 
 
 def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:

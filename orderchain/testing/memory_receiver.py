@@ -222,7 +222,7 @@ class MemoryGapSource:
                 rows_ahead=rows_ahead(chain, at_id),
             )
 
-        return await self._ask(look)
+        return await _ask(self._wire, look)
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
@@ -248,7 +248,7 @@ class MemoryGapSource:
 
         try:
             while after.id < until_id:
-                run = await self._ask(page)
+                run = await _ask(self._wire, page)
                 yield run
                 after = run.end
         finally:
@@ -296,13 +296,15 @@ class MemoryGapSource:
         found = standing.batch_seal or b""
         raise SealMismatch(standing.head.chain_id, after.batch_last_id, after.seal, found)
 
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        if self._wire is None:
-            return await work()
-        try:
-            return await self._wire.call(work)
-        except WireBroken as error:
-            raise RetryError(str(error)) from error
+
+async def _ask(wire: Wire | None, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Do `work` at the other end of `wire`, if there is one. Raises RetryError where it breaks."""
+    if wire is None:
+        return await work()
+    try:
+        return await wire.call(work)
+    except WireBroken as error:
+        raise RetryError(str(error)) from error
 
 
 class MemoryTransaction:
@@ -358,7 +360,7 @@ class MemoryCheckpointStore:
 
     async def load(self) -> Mark | None:
         """Return the stored place; see `orderchain.ports.CheckpointStore.load`."""
-        return await self._ask(self._stored)
+        return await _ask(self._wire, self._stored)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Move the place by compare-and-set; see `orderchain.ports.CheckpointStore.save`.
@@ -379,7 +381,7 @@ class MemoryCheckpointStore:
             self._put(end)
 
         try:
-            await self._ask(move)
+            await _ask(self._wire, move)
         except CheckpointLost:
             raise
         except BaseException:
@@ -418,11 +420,3 @@ class MemoryCheckpointStore:
             return self._database.chains[self._chain_id]
         except KeyError:
             raise ChainMissing(self._chain_id) from None
-
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        if self._wire is None:
-            return await work()
-        try:
-            return await self._wire.call(work)
-        except WireBroken as error:
-            raise RetryError(str(error)) from error
