@@ -106,10 +106,7 @@ async def connect_to(
 ) -> Connection:
     """Return a connection as the engine's own are, with the same TLS. Raises as `connect`."""
     return await connect(
-        database,
-        application_name="benchmark",
-        within_seconds=_CONNECT_SECONDS,
-        settings=settings,
+        database, application_name="benchmark", within_seconds=_CONNECT_SECONDS, settings=settings
     )
 
 

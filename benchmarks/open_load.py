@@ -233,10 +233,7 @@ async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
 
 
 async def timed_from_due(
-    call: Callable[[], Awaitable[None]],
-    *,
-    seconds: float,
-    pace_seconds: float = FLOOR_PACE_SECONDS,
+    call: Callable[[], Awaitable[None]], *, seconds: float, pace_seconds: float = FLOOR_PACE_SECONDS
 ) -> list[int]:
     """Return when calls on a constant schedule were done, from when each was due, in nanoseconds.
 

@@ -17,16 +17,7 @@ from msgspec.structs import replace
 
 from benchmarks import open_load
 from benchmarks.chains import Site, address_of, connected, empty_chain, make_chain
-from benchmarks.load import (
-    RUN_SECONDS,
-    Arm,
-    Figures,
-    Line,
-    Load,
-    Question,
-    Scope,
-    load_arm,
-)
+from benchmarks.load import RUN_SECONDS, Arm, Figures, Line, Load, Question, Scope, load_arm
 from benchmarks.processes import End, RunFailed
 from benchmarks.programs import PROGRAMS
 from benchmarks.rivals.engine import OpenSink, sequencer_of, submit_all
@@ -146,9 +137,7 @@ def _checkpoint(scope: Scope) -> list[Arm]:
     short = [load_arm(scope, rival, 1_000, name=f"{rival}, short") for rival in rivals]
     return short + [
         replace(
-            arm,
-            seconds=arm.seconds + _PROOF_SECONDS + _WAIT_SECONDS,
-            repeats_max=LONG_REPEATS_MAX,
+            arm, seconds=arm.seconds + _PROOF_SECONDS + _WAIT_SECONDS, repeats_max=LONG_REPEATS_MAX
         )
         for rival in rivals
         for arm in [load_arm(scope, rival, 1_000, name=f"{rival}, long", orders=_LONG_ORDERS)]

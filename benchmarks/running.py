@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.host import ServerLoad
 from benchmarks.load import Arm, Figures, Line, Load, Venue
-from benchmarks.processes import (
-    RunFailed,
-    call,
-    next_line,
-    resident_mib,
-    say,
-    serve,
-    stand_ready,
-)
+from benchmarks.processes import RunFailed, call, next_line, resident_mib, say, serve, stand_ready
 from benchmarks.rivals.rival import NotWhole, Tally, digest_of, rival_of
 
 if TYPE_CHECKING:

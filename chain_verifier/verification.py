@@ -300,10 +300,7 @@ class Verification(Generic[T]):
         if scanned.rows == expected:
             return Findings()
         finding = Finding(
-            kind=Kind.ROW_COUNT,
-            source=table.name,
-            count=scanned.rows,
-            expected_count=expected,
+            kind=Kind.ROW_COUNT, source=table.name, count=scanned.rows, expected_count=expected
         )
         return gathered([finding])
 

@@ -113,10 +113,7 @@ async def standing_of(connection: Any, chain_id: int) -> VerifiedExtent:  # noqa
     if row["until_id"] is not None:
         mark = VerifiedMark(**{name: row[name] for name in VerifiedMark.__struct_fields__})
     return VerifiedExtent(
-        head=row["last_id"],
-        boundary_id=row["boundary_id"],
-        mark=mark,
-        contradicted=contradicted,
+        head=row["last_id"], boundary_id=row["boundary_id"], mark=mark, contradicted=contradicted
     )
 
 

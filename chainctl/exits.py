@@ -87,9 +87,7 @@ class BrokeOff(OrderchainError):
 
 
 @asynccontextmanager
-async def under_way(
-    service: AbstractAsyncContextManager[_Service],
-) -> AsyncIterator[_Service]:
+async def under_way(service: AbstractAsyncContextManager[_Service]) -> AsyncIterator[_Service]:
     """Hold `service` for the block; raise BrokeOff where database or clock has become unfit.
 
     The services raise the same error for it as at the start, where it is a refusal.

@@ -44,10 +44,7 @@ EXAMPLES: Final = {
         "chainctl doctor",
         "chainctl sequence --chain 1 --input orders.csv",
     ),
-    "demo": (
-        "chainctl demo",
-        "chainctl demo --input orders.csv.xz --loss 0.3 --seed 7",
-    ),
+    "demo": ("chainctl demo", "chainctl demo --input orders.csv.xz --loss 0.3 --seed 7"),
     "stack up": ('chainctl stack up && eval "$(chainctl stack env)"',),
     "stack down": ("chainctl stack down",),
     "stack status": ("chainctl stack status",),

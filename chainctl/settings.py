@@ -24,12 +24,7 @@ from chainctl.units import bytes_of, seconds_of, shown_span
 from orderchain.clients.database_config import parse
 from orderchain.config import mask_dsn
 from orderchain.errors import SettingError
-from orderchain.limits import (
-    BATCH_ROWS_MAX,
-    FRAME_BYTES_MAX,
-    FRAME_BYTES_MIN,
-    PAYLOAD_BYTES_MAX,
-)
+from orderchain.limits import BATCH_ROWS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,8 +109,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(description="the same database with the auditor's role", extra={**_DSN})
     ] = ""
     callback_database: Annotated[
-        str,
-        Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN}),
+        str, Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN})
     ] = ""
     kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
     kafka_security_protocol: Annotated[
@@ -180,14 +174,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frame_bytes: Annotated[
         int,
         Meta(
-            ge=FRAME_BYTES_MIN,
-            le=FRAME_BYTES_MAX,
-            description="bytes of one Kafka record, at most",
+            ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX, description="bytes of one Kafka record, at most"
         ),
     ] = 512 * 1024
     linger_seconds: Annotated[
-        float,
-        Meta(ge=0, le=1, description="how long the first order of a commit waits for others"),
+        float, Meta(ge=0, le=1, description="how long the first order of a commit waits for others")
     ] = 0.0
     """A few milliseconds spare small commits where CPU is short; see docs/operations.md."""
     key_window_rows: Annotated[
@@ -215,8 +206,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "sequential"
     """"time" needs a chain created with large partitions (--partition-ids)."""
     heartbeat_seconds: Annotated[
-        float,
-        Meta(gt=0, le=3600, description="idle time after which the head is published again"),
+        float, Meta(gt=0, le=3600, description="idle time after which the head is published again")
     ] = 0.25
     """It bounds how long receivers do not notice that the last frame was lost."""
     kafka_at_start: Annotated[

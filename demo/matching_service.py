@@ -212,10 +212,7 @@ class MatchingService:
                 watch.add(receiver)
                 if receiver.head_delivered != self._head:
                     raise CheckpointLost(
-                        self._job.chain_id,
-                        self._job.receiver,
-                        self._head,
-                        receiver.head_delivered,
+                        self._job.chain_id, self._job.receiver, self._head, receiver.head_delivered
                     )
                 await self.work(receiver, command)
         finally:
@@ -362,12 +359,7 @@ def _lossy_link(job: MatchingJob) -> BadLink:
 
 def _receiver(job: MatchingJob, link: BadLink) -> Receiver:
     from gapfill import GapReader, GapReaderConfig
-    from matcher_receiver import (
-        CheckpointConfig,
-        PostgresCheckpointStore,
-        Receiver,
-        ReceiverConfig,
-    )
+    from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, Receiver, ReceiverConfig
 
     checkpoint = CheckpointConfig(database=job.database, chain_id=job.chain_id, name=job.receiver)
     return Receiver(

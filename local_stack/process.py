@@ -106,11 +106,7 @@ def wait_frozen(process: ProcessIdentity, deadline_s: float) -> bool:
 
 
 def launch(
-    command: Sequence[str | Path],
-    *,
-    log: int,
-    account: Account,
-    environment: Mapping[str, str],
+    command: Sequence[str | Path], *, log: int, account: Account, environment: Mapping[str, str]
 ) -> ProcessIdentity | None:
     """Start a program that outlives us, in its own session, with its output appended to the
     descriptor `log`.

@@ -23,12 +23,7 @@ from benchmarks.processes import End, call, say, serve
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from chainctl.schema.parts import PARTS
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka import (
-    make_admin,
-    make_consumer,
-    make_producer,
-    started,
-)
+from orderchain.clients.kafka import make_admin, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topics import create_topic
 from orderchain.monitoring import calm_collector

@@ -347,10 +347,7 @@ def _rows_between(archive: Path, chain_id: int, first_id: int, last_id: int) -> 
 
 
 async def _drop_all(
-    connection: Connection,
-    request: DropRequest,
-    archive: Path,
-    tables: Sequence[DetachedTable],
+    connection: Connection, request: DropRequest, archive: Path, tables: Sequence[DetachedTable]
 ) -> int:
     """Drop them all; none if one was attached again since: then it is the chain's."""
     names = [table.name for table in tables]

@@ -80,10 +80,7 @@ class LocalParquetTable:
                 raise InputError(f"{self.name}, column {name}", found.get(name), expected)
 
     def pages(
-        self,
-        ids: tuple[int, int] | None = None,
-        *,
-        content: bool = True,
+        self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
         """Yield the rows; row groups whose statistics are outside of `ids` are not read."""
         try:

@@ -86,10 +86,7 @@ class LocalJournalTable:
             raise InputError("journal", source.path, expected) from error
 
     def pages(
-        self,
-        ids: tuple[int, int] | None = None,
-        *,
-        content: bool = True,
+        self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
         """Yield the rows in the order of the file. Raises InputError for a line that is no row."""
         page: list[Row] = []

@@ -12,13 +12,7 @@ from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import BrokenPart, proven_batches
 from chain_verifier.checks.published import place_of
 from chain_verifier.checks.seals import SealRun
-from chain_verifier.checks.topic_frames import (
-    SIGNED,
-    UNKNOWN_TERM,
-    FrameKeys,
-    events_of,
-    header_of,
-)
+from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, FrameKeys, events_of, header_of
 from chain_verifier.config import JournalSource, TopicSource, parse_source
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.local.topic import PublishedReader, PublishedRecord

@@ -96,9 +96,7 @@ class RepairOutcome(Struct, frozen=True, kw_only=True):
 
 
 def repair_chain(
-    request: RepairRequest,
-    show: Callable[[RepairPlan], None],
-    progress: Callable[[str], None],
+    request: RepairRequest, show: Callable[[RepairPlan], None], progress: Callable[[str], None]
 ) -> RepairOutcome:
     """Plan, `show` the plan, and unless it is a dry run write back what it has.
 

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from orderchain.errors import (
-    ConnectError,
-    OrderchainError,
-    SchemaError,
-    SourceBroken,
-)
+from orderchain.errors import ConnectError, OrderchainError, SchemaError, SourceBroken
 from orderchain.sql import AUDITOR, SCHEMA_VERSION
 from orderchain.text import printable
 

@@ -109,10 +109,7 @@ class FollowLog:
             file.flush()
             os.fsync(file.fileno())
         step = Step(
-            number=number,
-            chain_id=self._chain_id,
-            walk=walk,
-            findings_bytes=begin + len(lines),
+            number=number, chain_id=self._chain_id, walk=walk, findings_bytes=begin + len(lines)
         )
         aside = self._folder / f"{_STATE}.new"
         with open(aside, "wb", opener=private_opener) as file:

@@ -160,10 +160,7 @@ _COMMON: Final = {
     # The key of a client's certificate and the login's line are options of a topic's reader.
     "spark.redaction.regex": SPARK_REDACTION_REGEX,
 }
-_LOCAL: Final = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
+_LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 _SHORT_RUN: Final = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 """Only Java's quick compiler: a check of a million rows ends before the thorough one has paid for

@@ -91,11 +91,7 @@ def seal_checker(
 def _arrow(misfits: list[dict[str, object]]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = {
-        "kind": pa.string(),
-        "ids": pa.list_(pa.int64()),
-        "computed": pa.list_(pa.binary()),
-    }
+    kinds = {"kind": pa.string(), "ids": pa.list_(pa.int64()), "computed": pa.list_(pa.binary())}
     schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in _MISFIT_COLUMNS])
     full = [{name: misfit.get(name) for name in _MISFIT_COLUMNS} for misfit in misfits]
     return pa.RecordBatch.from_pylist(full, schema=schema)

@@ -320,11 +320,7 @@ async def _terms(
 
 
 async def change_leader(
-    settings: Settings,
-    chain_id: int,
-    what: str,
-    act: ActByHand,
-    wait_seconds: float | None = None,
+    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None = None
 ) -> LeaderAct:
     """Change the lease and record it, both or neither; then wait for the end of the term."""
     statement = "ask_to_step_down" if what == "step-down" else "free_lease"

@@ -152,9 +152,7 @@ class Inbox:
         return {row[0] for row in rows}
 
     async def judge(
-        self,
-        connection: Connection,
-        deliveries: Sequence[Delivery],
+        self, connection: Connection, deliveries: Sequence[Delivery]
     ) -> Mapping[UUID, StoredDelivery]:
         """Return what is known of messages that could not be claimed."""
         rows = await self._fetch(connection, "judge", *_ids_and_keys(deliveries))
@@ -172,13 +170,7 @@ class Inbox:
     # -- what is parked --------------------------------------------------------------------------
 
     async def park(
-        self,
-        connection: Connection,
-        delivery: Delivery,
-        *,
-        failures: int,
-        due_ns: int,
-        error: str,
+        self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
     ) -> None:
         """Put a message aside until `due_ns`, or until the first one of its key has ended.
 
@@ -230,22 +222,11 @@ class Inbox:
         return bool(rows)
 
     async def park_again(
-        self,
-        connection: Connection,
-        delivery: Delivery,
-        *,
-        failures: int,
-        due_ns: int,
-        error: str,
+        self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
     ) -> None:
         """Set the next try of a parked message that was taken and has failed."""
         await self._fetch(
-            connection,
-            "park_again",
-            delivery.message_id,
-            failures,
-            time_of(due_ns),
-            shown(error),
+            connection, "park_again", delivery.message_id, failures, time_of(due_ns), shown(error)
         )
 
     async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
@@ -256,13 +237,7 @@ class Inbox:
             await self._fetch(connection, "next_of_key", delivery.key_bytes, time_of(now_ns))
 
     async def bury(
-        self,
-        connection: Connection,
-        delivery: Delivery,
-        *,
-        failures: int,
-        reason: str,
-        error: str,
+        self, connection: Connection, delivery: Delivery, *, failures: int, reason: str, error: str
     ) -> None:
         """Make a message a dead letter, once."""
         await self._fetch(connection, "bury", *_row_of(delivery), failures, reason, shown(error))
@@ -278,9 +253,7 @@ class Inbox:
         await self._fetch(connection, "know_topics", list(topics))
 
     async def hear_of_senders(
-        self,
-        connection: Connection,
-        oldest: Mapping[str, UUID | None],
+        self, connection: Connection, oldest: Mapping[str, UUID | None]
     ) -> None:
         """Keep, by topic, the oldest message that its senders may resend."""
         await self._fetch(connection, "heard_of_senders", list(oldest), list(oldest.values()))

@@ -239,11 +239,7 @@ class CheckBack:
             return {}, trouble
 
     async def _write(
-        self,
-        token: UUID,
-        checks: Sequence[DueCheck],
-        answered: Mapping[UUID, Answer],
-        trouble: str,
+        self, token: UUID, checks: Sequence[DueCheck], answered: Mapping[UUID, Answer], trouble: str
     ) -> None:
         now = self._now()
         decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}

@@ -204,12 +204,7 @@ _POSTS: Final = (
     ),
     ("commit", "Decide for prepared messages.", NamedMessages, Decided),
     ("rollback", "Decide against prepared messages.", NamedMessages, Decided),
-    (
-        "confirm",
-        "Say, as a consumer, that messages were applied.",
-        GivenConfirm,
-        Confirmed,
-    ),
+    ("confirm", "Say, as a consumer, that messages were applied.", GivenConfirm, Confirmed),
 )
 
 
@@ -248,10 +243,7 @@ def _post(name: str, summary: str, body: type, result: type) -> dict[str, Any]:
     return {
         "operationId": name,
         "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(body)}},
-        },
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
         "responses": _responses(result, _WRITE),
     }
 

@@ -97,9 +97,7 @@ def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None)
 
 
 def unavailable(
-    reason: str,
-    more: Mapping[str, object] | None = None,
-    headers: Mapping[str, str] | None = None,
+    reason: str, more: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
 ) -> HttpRefusal:
     """The database is away: it is not known whether the request was done."""
     return HttpRefusal(

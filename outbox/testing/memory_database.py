@@ -162,9 +162,7 @@ class OutboxTransaction:
         self._done: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     def add(
-        self,
-        at_commit: Callable[[], None] = lambda: None,
-        undo: Callable[[], None] = lambda: None,
+        self, at_commit: Callable[[], None] = lambda: None, undo: Callable[[], None] = lambda: None
     ) -> None:
         """Do something at the commit; on a rollback, undo what was done at once."""
         self._done.append((at_commit, undo))

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
     from chainctl.database import Connection
     from chainctl.settings import Settings
-    from orderchain.clients.kafka import (
-        AIOKafkaAdminClient,
-    )
+    from orderchain.clients.kafka import AIOKafkaAdminClient
     from orderchain.clients.kafka_config import KafkaConfig
     from orderchain.clients.topics import TopicDescription
 
@@ -141,10 +139,7 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
         if not topic_created:
             await topics.check(topic)
     return Creation(
-        chain=plan.chain_id,
-        topic=topic,
-        chain_created=chain_created,
-        topic_created=topic_created,
+        chain=plan.chain_id, topic=topic, chain_created=chain_created, topic_created=topic_created
     )
 
 

@@ -246,12 +246,7 @@ def _progress_of(stats: ReceiverStats) -> str:
 
 
 async def _receive(
-    settings: Settings,
-    task: _Task,
-    journal: Journal,
-    count: Count,
-    bar: ProgressBar,
-    watch: Watch,
+    settings: Settings, task: _Task, journal: Journal, count: Count, bar: ProgressBar, watch: Watch
 ) -> ReceiverStats:
     source: GapSource = gap_source(settings, task.chain_id)
     if task.archive is not None:

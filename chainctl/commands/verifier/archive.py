@@ -43,12 +43,7 @@ if TYPE_CHECKING:
 @json_option
 @uses_settings("database", "audit_database")
 def archive(
-    settings: Settings,
-    chain_id: int,
-    folder: str,
-    until_id: int | None,
-    check: bool,
-    as_json: bool,
+    settings: Settings, chain_id: int, folder: str, until_id: int | None, check: bool, as_json: bool
 ) -> ExitCode:
     """Write verified rows to an archive.
 
