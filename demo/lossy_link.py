@@ -72,7 +72,7 @@ class LinkCounters(Addable, kw_only=True):
     heartbeats_dropped: int = 0
 
 
-class _Held(Struct):
+class _FrameUnderWay(Struct):
     """A frame on its way."""
 
     record: bytes | None
@@ -96,7 +96,7 @@ class BadLink:
         # Separate, since heartbeats come by the clock: they must not change what happens to frames.
         self._draw = Random(f"{faults.seed}/{life}/frames").random  # noqa: S311 - repeatable
         self._draw_heartbeat = Random(f"{faults.seed}/{life}/heartbeats").random  # noqa: S311
-        self._held: list[_Held] = []
+        self._held: list[_FrameUnderWay] = []
         self._heartbeats_lost = 0
         self.counters = LinkCounters()
 
@@ -152,7 +152,7 @@ class BadLink:
     ) -> Iterator[bytes | None]:
         """Yield a frame that is not lost, or hold it; its repetition is never held."""
         if overtakers:
-            self._held.append(_Held(record, overtakers + 1))
+            self._held.append(_FrameUnderWay(record, overtakers + 1))
         else:
             yield record
         if is_twice < self._faults.duplicate:

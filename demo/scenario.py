@@ -229,7 +229,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         return max(1, min(saves * self.save_rows + self.save_rows // 2, self.pause_at_row))
 
 
-class Life(Struct, frozen=True, kw_only=True):
+class ServiceLife(Struct, frozen=True, kw_only=True):
     """What one process of the matching service did."""
 
     resumed: Resumed
@@ -241,7 +241,7 @@ class ScenarioOutcome(Struct, frozen=True, kw_only=True):
     """How the scenario ended: everything is delivered."""
 
     sequenced: Sequenced
-    lives: list[Life]
+    lives: list[ServiceLife]
     finished: Finished
 
 
@@ -378,8 +378,8 @@ def _at(sequencing: ReportingChild, stage: Stage) -> Sequenced | None:
     return sequenced if sequenced is not None and sequenced.stage == stage else None
 
 
-def _life(player: ReportingChild, delivered: Delivered | None) -> Life:
+def _life(player: ReportingChild, delivered: Delivered | None) -> ServiceLife:
     resumed = player.last(Resumed)
     if resumed is None or delivered is None:
         raise OrderchainError("a matching service worked without a word")
-    return Life(resumed=resumed, delivered=delivered)
+    return ServiceLife(resumed=resumed, delivered=delivered)

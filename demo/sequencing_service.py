@@ -51,7 +51,7 @@ async def sequence(pipe: Pipe) -> None:
     with FileIntake(Path(job.input), FileOptions()) as intake:
         async with watched(job.http) as watch, open_sequencer(config) as sequencer:
             watch.add(sequencer)
-            work = _Work(job, pipe, intake, sequencer)
+            work = _RowsUnderWay(job, pipe, intake, sequencer)
             await work.part(until_row=job.pause_at_row)
             work.report("first part")
             await _until_it_may_go_on(pipe)
@@ -62,7 +62,7 @@ async def sequence(pipe: Pipe) -> None:
         work.report("closed")
 
 
-class _Work:
+class _RowsUnderWay:
     """Rows of the file on their way into the chain."""
 
     def __init__(

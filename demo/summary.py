@@ -17,7 +17,7 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from demo import DemoOptions
     from demo.preparation import ExpectedState
-    from demo.scenario import Life, Plan, ScenarioOutcome
+    from demo.scenario import Plan, ScenarioOutcome, ServiceLife
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ def _rate(rows: int, seconds: float) -> float:
     return rows / seconds if seconds > 0 else 0.0
 
 
-def _delivery_rate(lives: list[Life]) -> float:
+def _delivery_rate(lives: list[ServiceLife]) -> float:
     """Return rows per second from the first row to the last of each life."""
     return _rate(
         sum(life.delivered.rows for life in lives), sum(life.delivered.seconds for life in lives)

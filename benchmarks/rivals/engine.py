@@ -108,7 +108,7 @@ async def published(sequencing: Sequencer) -> None:
         await asyncio.sleep(_SETTLE_SECONDS)
 
 
-class _Sequencing(Producer):
+class _SequencerEnd(Producer):
     """The sequencer."""
 
     _sequencer: Sequencer
@@ -127,7 +127,7 @@ class _Sequencing(Producer):
         await published(self._sequencer)
 
 
-class Receiving(Receiver):
+class _ReceiverEnd(Receiver):
     """The receiver, with a gap reader."""
 
     _receiver: EngineReceiver
@@ -164,8 +164,8 @@ class Engine(Rival):
     """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
 
     title = "orderchain"
-    producer = _Sequencing
-    receiver = Receiving
+    producer = _SequencerEnd
+    receiver = _ReceiverEnd
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make a chain."""

@@ -206,7 +206,7 @@ def _recorder(database: DatabaseConfig) -> tuple[Any, Any]:
     return datastore, PostgresApplicationRecorder(datastore, events_table_name=_TABLE)
 
 
-class _Recording(Producer):
+class _RecorderEnd(Producer):
     """`insert_events`, one transaction per batch. The calls block, as the library's do."""
 
     _recorder: Any
@@ -227,7 +227,7 @@ class _Recording(Producer):
             )
 
 
-class _Notified(Receiver):
+class _SelectingReceiver(Receiver):
     """Selects repeatedly what came since."""
 
     _recorder: Any
@@ -253,8 +253,8 @@ class EventSourcing(Rival):
 
     title = "eventsourcing (PyPI)"
     library = "eventsourcing.postgres"
-    producer = _Recording
-    receiver = _Notified
+    producer = _RecorderEnd
+    receiver = _SelectingReceiver
     rows = "recorded_rows"
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:

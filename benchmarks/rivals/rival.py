@@ -93,7 +93,7 @@ class Rival:
             await remove_topic(venue.site, venue.topic)
 
 
-class Opened(AsyncExitStack, ABC):
+class Openable(AsyncExitStack, ABC):
     """Something to be entered: it closes what `open` has entered."""
 
     async def __aenter__(self) -> Self:
@@ -105,7 +105,7 @@ class Opened(AsyncExitStack, ABC):
         """Connect."""
 
 
-class Producer(Opened):
+class Producer(Openable):
     """The sending end."""
 
     def __init__(self, venue: Venue) -> None:
@@ -131,7 +131,7 @@ class Producer(Opened):
         return linked(orders, first)
 
 
-class Receiver(Opened):
+class Receiver(Openable):
     """The receiving end; once entered, it misses no order that is sent."""
 
     def __init__(self, venue: Venue, tally: Tally) -> None:
@@ -227,7 +227,7 @@ def bodies(events: list[Event]) -> Iterator[bytes]:
     yield from bodies(events[middle:])
 
 
-class RecordSender(Opened):
+class RecordSender(Openable):
     """An aiokafka producer as the engine's: acks=all, large requests, acks awaited later."""
 
     def __init__(self, venue: Venue) -> None:

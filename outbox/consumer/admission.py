@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outbox.consumer.inbox import ConsumerConnections, Inbox
 
 
-class _Opened(NamedTuple):
+class _InboxAnswer(NamedTuple):
     """The database's answer about messages."""
 
     claimed: list[Delivery]
@@ -191,7 +191,7 @@ class Admission:
                     asked.append(delivery)
         return asked
 
-    async def _opened(self, asked: list[Delivery]) -> _Opened | None:
+    async def _opened(self, asked: list[Delivery]) -> _InboxAnswer | None:
         """Ask the database; None if it is away, and the messages are back in their queues."""
         try:
             return await self._ask_database(asked)
@@ -206,7 +206,7 @@ class Admission:
             raise
         return None
 
-    async def _ask_database(self, asked: list[Delivery]) -> _Opened:
+    async def _ask_database(self, asked: list[Delivery]) -> _InboxAnswer:
         connection = await self._connections.take()
         transaction = None
         claimed = asked
@@ -232,14 +232,14 @@ class Admission:
             raise
         if transaction is None or not claimed:
             self._connections.give_back(connection)
-            opened = _Opened(claimed, others, stored, None, None)
+            opened = _InboxAnswer(claimed, others, stored, None, None)
         else:
-            opened = _Opened(claimed, others, stored, connection, transaction)
+            opened = _InboxAnswer(claimed, others, stored, connection, transaction)
         if others:
             await self._outlive(opened)
         return opened
 
-    async def _outlive(self, opened: _Opened) -> None:
+    async def _outlive(self, opened: _InboxAnswer) -> None:
         """Return once what was found outlives a failover: only then is it finished.
 
         The process that wrote it may have been cut off while it waited for the standby.

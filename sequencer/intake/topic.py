@@ -187,7 +187,7 @@ METRICS: Final = (
 """What an intake exports, with the label `topic`."""
 
 
-class _HandedOver(NamedTuple):
+class _HandedRecords(NamedTuple):
     """Records of one partition that were handed to the sequencer."""
 
     source: str
@@ -224,7 +224,7 @@ class TopicIntake:
         # Partitions that are read from the last record taken on, which is compared and left out.
         self._known: set[int] = set()
         self._makers: dict[int, OrderMaker] = {}
-        self._in_flight: deque[list[_HandedOver]] = deque()
+        self._in_flight: deque[list[_HandedRecords]] = deque()
         self._is_stopping = asyncio.Event()
         self._records = 0
         self._rejects = 0
@@ -353,7 +353,7 @@ class TopicIntake:
 
         All are queued in one turn of the loop, if there is room, and stored in one transaction.
         """
-        portion: list[_HandedOver] = []
+        portion: list[_HandedRecords] = []
         self._in_flight.append(portion)
         for partition, mark in marks.items():
             portion.append(await self._hand_over(partition, [], mark))
@@ -364,7 +364,7 @@ class TopicIntake:
             await self._settle_next()
         at_most = min(self._config.batch_rows, self._sequencer.batch_rows_max)
         found = await self._source.records(at_most, _WAIT_SECONDS)
-        portion: list[_HandedOver] = []
+        portion: list[_HandedRecords] = []
         if found:
             # Before the first await: what is cancelled in between is settled too.
             self._in_flight.append(portion)
@@ -381,14 +381,14 @@ class TopicIntake:
 
     async def _hand_over(
         self, partition: int, records: Sequence[SourceRecord], mark: IntakeMark
-    ) -> _HandedOver:
+    ) -> _HandedRecords:
         """Queue the orders of `records` with the mark after them."""
         orders = list(map(self._makers[partition].order_of, records))
         positions = [record.offset for record in records]
         outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
         # Only now: orders that were not taken must never be skipped.
         self._marks[partition] = mark
-        return _HandedOver(mark.source, positions, outcomes)
+        return _HandedRecords(mark.source, positions, outcomes)
 
     async def _settle_next(self) -> None:
         """Wait for the oldest portion's commit, and count it. Raises what ended the leadership."""
@@ -406,7 +406,7 @@ class TopicIntake:
         if self._on_progress is not None:
             self._on_progress(self.stats())
 
-    def _count(self, part: _HandedOver, outcomes: Sequence[object]) -> None:
+    def _count(self, part: _HandedRecords, outcomes: Sequence[object]) -> None:
         refused = [
             (position, outcome)
             for position, outcome in zip(part.positions, outcomes, strict=True)

@@ -12,7 +12,7 @@ from demo import run as demo_run
 from demo.lossy_link import LinkCounters
 from demo.preparation import DemoInput, ExpectedState
 from demo.processes import Delivered, Finished, ReceiverCounters, Resumed, Sequenced
-from demo.scenario import ChainSetup, Life, Plan, ScenarioOutcome
+from demo.scenario import ChainSetup, Plan, ScenarioOutcome, ServiceLife
 from demo.summary import Summary, summarize, summary_rows
 
 ROWS = 1_000
@@ -71,8 +71,8 @@ def summary(
     outcome = ScenarioOutcome(
         sequenced=SEQUENCED,
         lives=[
-            Life(resumed=Resumed(head=0, journal_rows_cut=0), delivered=delivered(350, 350)),
-            Life(resumed=Resumed(head=300, journal_rows_cut=50), delivered=last),
+            ServiceLife(resumed=Resumed(head=0, journal_rows_cut=0), delivered=delivered(350, 350)),
+            ServiceLife(resumed=Resumed(head=300, journal_rows_cut=50), delivered=last),
         ],
         finished=Finished(
             delivered=last,
