@@ -504,7 +504,6 @@ def main() -> None:
 
 # -- the figures, each as SVG and PNG --------------------------------------------------------------
 
-
 _COLOURS: Final = {
     "engine": "#0b6e4f",
     "bare_pages": "#5c677d",

@@ -44,6 +44,8 @@ def connection_to(
     return connected(session_config(database, role))
 
 
+# -- what is read ----------------------------------------------------------------------------------
+
 SQL: Final = load_sql("chain_verifier", "database.sql")
 """The statements of both modes, for `filled`."""
 

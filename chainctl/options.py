@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 # -- examples of each command ----------------------------------------------------------------------
 
-
 EXAMPLES: Final = {
     "": (
         'chainctl stack up && eval "$(chainctl stack env)"',
@@ -204,6 +203,9 @@ def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
     with formatter.section("Examples"):
         for line in lines:
             formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+# -- options, and commands that have them ----------------------------------------------------------
 
 
 class Command(click.Command):

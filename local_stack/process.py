@@ -206,7 +206,6 @@ def _ps(columns: str, *which: str) -> str:
 
 # -- free TCP ports on loopback --------------------------------------------------------------------
 
-
 LOOPBACK: Final = "127.0.0.1"
 
 _CANDIDATES: Final = range(20_000, 32_000)

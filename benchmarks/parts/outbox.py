@@ -390,7 +390,6 @@ async def row_by_row(place: Outbox) -> None:
 
 # -- a steady load, and mode 5 beside mode 3 -------------------------------------------------------
 
-
 # -- outbox_latency: how late does a message come: from its commit to its handler? -----------------
 
 _CONNECTIONS: Final = 16

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # For a row whose pid is the id of the row right before it, the same hash would be added on one side
 # and subtracted on the other. So only nodes where the links break are hashed at all.
 
-
 _HASH_BYTES = 8
 _LOW_HALF = 0xFFFF_FFFF
 _HALF_BITS = 32
@@ -231,6 +230,9 @@ class _Membership:
                 row[1] >> bits in numbers for bits, numbers in self._numbers
             ):
                 yield row
+
+
+# -- the checks of a source, and of two against each other -----------------------------------------
 
 
 def rows_out_of_order(table: LocalTable, horizon: Horizon) -> Findings:

@@ -404,7 +404,6 @@ def _highest_of_blocks_before(firsts: DataFrame) -> Column:
 # Two sources are compared row by row only where their fingerprints differ. Equal keys may be
 # anywhere; the sequencer would have answered the second row of a key with the first.
 
-
 _COMPARED: Final = tuple(name for name in CONTENT if name not in ("chain_id", "id"))
 
 

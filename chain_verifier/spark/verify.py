@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 # -- seals -----------------------------------------------------------------------------------------
 
-
 MISFITS_SCHEMA: Final = (
     "kind string, id bigint, until_id bigint, pid bigint, ids array<bigint>, count bigint, "
     "expected_count bigint, epoch bigint, expected_epoch bigint, computed array<binary>"
@@ -154,6 +153,8 @@ def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
     finally:
         spark.conf.set(name, str(usual))
 
+
+# -- one run over one session ----------------------------------------------------------------------
 
 _LONG_RUN_BYTES: Final = 128 * 2**20
 """From this size on, a scan runs long enough for Java's thorough compiler to pay for itself

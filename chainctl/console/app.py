@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 # -- acts: those of the commands, asked for in JSON ------------------------------------------------
 
-
 DELIVERIES_MAX: Final = 1_000
 """Deliveries of one act."""
 
@@ -192,6 +191,8 @@ def _acted(
         deliveries=changed or [],
     )
 
+
+# -- the application -------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 

@@ -137,7 +137,6 @@ PARTS: Final = {
 # adds what version 3 needs, and programs of version 2 still work. The second removes what only
 # those needed, once none of them runs. docs/upgrade.md says how to write one.
 
-
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 """Has a folder per part that has any; also the SQL of the part's base, `0002_base.sql`."""
 
@@ -264,7 +263,6 @@ async def apply_steps(
 # A fact is what the catalogs know of one thing of one object: a column, a grant, the body of a
 # function. The shipped facts are in files beside this module, made from the part's SQL by
 # `tools/schema_facts.py`: so a check needs no right to make a database.
-
 
 _SQL: Final = load_sql("chainctl.schema", "facts.sql")
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # -- programs of a simulated world: each can be paused, as by SIGSTOP, and killed ------------------
 
-
 _T = TypeVar("_T")
 
 
@@ -110,6 +109,8 @@ async def stand_still() -> None:
     """Wait for what never comes."""
     await asyncio.get_running_loop().create_future()
 
+
+# -- the loop --------------------------------------------------------------------------------------
 
 _START_SECONDS: Final = 1_000.0
 """Not 0: code that takes 0 for "never" must not work by accident."""

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 # -- one verification, from its options to its exit code -------------------------------------------
 
-
 CHAIN_MARK: Final = "{chain}"
 """In the name of a source, it stands for the number of the chain."""
 
@@ -501,6 +500,9 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
     )
     moved = f"is at {report.head}, by {actor}" if has_moved else "stays: there is nothing new"
     return f"the verified mark of chain {report.chain_id} {moved}"
+
+
+# -- the command -----------------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
