@@ -211,6 +211,27 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     assert (without.code, "--reason was None" in without.err) == (2, True), without
     assert retain(PARTITION_IDS, "--key-window", 0).code == 0
     before = tables_of(module_settings, chain)
+@pytest.mark.parametrize("mode", [(), ("--local",)], ids=["spark", "local"])
+def test_topic_that_still_has_the_archived_rows_is_no_finding(
+    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention,
+    request: pytest.FixtureRequest, mode: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The topic keeps its frames for a week, whatever retention does meanwhile."""
+    if not mode:
+        request.getfixturevalue("spark")
+    chain, head = archived
+    verify = ("verify", *mode, "--chain", chain, "--source", "database", "--source", "topic")
+    assert call(*verify, settings=module_settings).code == 0
+    done = retain(head - 1, "--key-window", 0, "--drop", "--reason", "the disk fills", "--json")
+    boundary = json.loads(done.out)["boundary_id"]
+    after = call(*verify, "--json", settings=module_settings)
+    assert after.code == 0, after
+    report = json.loads(after.out)
+    assert (report["start"], report["findings"]) == (boundary, [])
+    (topic,) = (one for one in report["sources"] if one["source"] == "topic")
+    assert any(note.startswith("of rows that are archived: ") for note in topic["notes"])
+
+
 
     # More rows than the archive has of these ids: somebody has added some.
     execute(
