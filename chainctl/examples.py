@@ -21,7 +21,7 @@ EXAMPLES: Final = {
     "stack down": ("chainctl stack down",),
     "stack status": ("chainctl stack status",),
     "stack env": ('eval "$(chainctl stack env)"',),
-    "stack reset": ("chainctl stack reset",),
+    "stack reset": ("chainctl stack reset", "chainctl stack reset --yes"),
     "schema print": ("chainctl schema print > schema.sql", "chainctl schema print --part outbox"),
     "schema apply": ("chainctl schema apply", "chainctl schema apply --part inbox"),
     "schema check": ("chainctl schema check --own-role reports",),
