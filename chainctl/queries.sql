@@ -327,17 +327,6 @@ SELECT chain_id, receiver, reason, at_id FROM receiver_halt
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 
--- receivers: where receivers are, by a checkpoint that is stored or reported here, and who halted
-SELECT receiver,
-       coalesce(place.head_delivered, 0) AS head_delivered,
-       coalesce(place.updated_at, halt.halted_at) AS updated_at,
-       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
-            ELSE 'stored' END AS checkpoint,
-       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted
-  FROM (SELECT * FROM receiver_checkpoint WHERE chain_id = $1) AS place
-  FULL JOIN (SELECT * FROM receiver_halt WHERE chain_id = $1) AS halt USING (receiver)
- ORDER BY receiver
-
 -- intakes: how far each intake of a chain was read, and how many of its records became no order
 SELECT source, position,
        (SELECT count(*) FROM chain_intake_reject AS reject
