@@ -140,7 +140,8 @@ class StoredReceiver:
         if row["reason"] is not None:
             config = self.config
             where = row["halted_at_id"], row["halted_at"]
-            detail = f"{row['reason']}: {row['detail']}"
+            found = str(row["detail"]).removeprefix(f"chain {config.chain_id}: ")
+            detail = f"{row['reason']}: {found}"
             raise StillHalted(config.chain_id, config.name, *where, detail)
         await self.fetch("end_gaps")
         return row
@@ -281,9 +282,9 @@ class PostgresHeadReports(ClosedAtExit):
         self._kept = StoredReceiver(config)
         self._reports_head = reports_head
         self._waiting: Mark | None = None  # only the last place counts
-        self._behind = WriteBehind(
         # Where gaps of earlier processes end, in order, while no place is stored.
         self._unfilled: list[int] = []
+        self._behind = WriteBehind(
             f"head report of chain {config.chain_id}",
             waits=lambda: self._waiting is not None,
             write=self._write,
@@ -295,10 +296,10 @@ class PostgresHeadReports(ClosedAtExit):
         row = await self._kept.load()
         if row["is_report"] is False:
             raise self._taken()
-
         if not self._reports_head:
             found = await self._kept.fetch("unfilled_gaps")
             self._unfilled = [gap["until_id"] for gap in found]
+
     @property
     def chain_id(self) -> int:
         """The chain of the receiver that is reported."""
@@ -342,11 +343,11 @@ class PostgresHeadReports(ClosedAtExit):
                 self._waiting = None
 
     async def _store(self, done: Mark) -> None:
-        values = done.id, done.batch_last_id, done.seal, done.epoch
         if not self._reports_head:
             await self._kept.fetch("fill_gaps", done.id)
             self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
             return
+        values = done.id, done.batch_last_id, done.seal, done.epoch
         if not await self._kept.fetch("report", *values):
             raise self._taken()
 
