@@ -166,6 +166,19 @@ DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
 DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
 RETURNING at_id, reason, detail, halted_at
 
+-- batch_after: the first batch that ends after an id, and the seal before it
+SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.committed_at, batch.seal,
+       before.seal AS seal_before
+  FROM chain_batch AS batch
+  JOIN chain_batch AS before
+    ON before.chain_id = batch.chain_id AND before.last_id = batch.prev_last_id
+ WHERE batch.chain_id = $1 AND batch.last_id > $2
+ ORDER BY batch.last_id LIMIT 1
+
+-- rows_of: the orders after an id, up to and including another
+SELECT id, pid, key, event_time_ns, payload
+  FROM chain_events($1, $2, $3) ORDER BY id
+
 -- batch_end: the batch that ends at an id
 SELECT last_id, seal, epoch FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 
@@ -405,6 +418,18 @@ LOCK TABLE chain_verified IN SHARE ROW EXCLUSIVE MODE
 
 -- revoke_marks: remove the mark of a row, and every later one, which begins after it; without a row
 -- the last mark
+-- contradicted_marks: how many verified marks of each chain, or of one, are not of the batches that
+-- the database has, and the first of them
+SELECT mark.chain_id, min(mark.until_id) AS until_id, count(*) AS marks
+  FROM chain_verified AS mark
+  LEFT JOIN chain_batch AS batch
+    ON batch.chain_id = mark.chain_id AND batch.last_id = mark.until_id
+ WHERE ($1::integer IS NULL OR mark.chain_id = $1)
+   AND batch.seal IS DISTINCT FROM mark.seal
+   AND mark.until_id >= (SELECT min(first.last_id) FROM chain_batch AS first
+                          WHERE first.chain_id = mark.chain_id)
+ GROUP BY mark.chain_id ORDER BY mark.chain_id
+
 DELETE FROM chain_verified
  WHERE chain_id = $1
    AND until_id >= coalesce($2, (SELECT max(until_id) FROM chain_verified WHERE chain_id = $1))

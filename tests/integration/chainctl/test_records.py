@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -211,7 +212,7 @@ def test_doctor_names_settings_that_are_none_and_a_file_that_others_can_read(
     assert lines_of(call, misspelt)["settings"]["found"] == "CHAINCTL_DATABSE is no setting"
 
 
-def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
+def test_doctor_names_receivers_and_marks_with_trouble_and_a_schema_that_was_changed(
     call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
 ) -> None:
     name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
@@ -240,9 +241,23 @@ def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
     assert f"unhalt --chain {filled_once}" in halted["to_do"]
     lacking = found[f"receiver g of chain {filled_once}"]
     assert (lacking["state"], "after 3 up to 5" in lacking["found"]) == ("failed", True)
+        "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
+        " epoch) SELECT chain_id, name, last_id, last_id, sha256(last_seal), 1 FROM chain_head,"
+        " unnest(ARRAY['c', 'm']) AS name;"
+        "INSERT INTO chain_verified (chain_id, after_id, until_id, seal, verified_by)"
+        " SELECT chain_id, 0, last_id, sha256(last_seal), 'eve' FROM chain_head WHERE last_id > 0;"
     assert f"repair --chain {filled_once}" in lacking["to_do"]
     assert (revoked["state"], revoked["found"].rpartition(": table")[2]) == (
         "failed", " chain_batch: role sequencer_writer may not INSERT, shipped: may",
     )  # fmt: skip
     assert found["schema"]["state"] == "warning"
     assert "1 difference from what was shipped: table chain_act: column" in found["schema"]["found"]
+            "DELETE FROM receiver_checkpoint WHERE receiver IN ('c', 'm');"
+            "DELETE FROM chain_verified WHERE verified_by = 'eve';"
+    contradicted = found[f"receiver c of chain {filled_once}"]
+    assert (contradicted["state"], contradicted["found"]) == (
+        "failed", "the database contradicts its checkpoint: another seal",
+    )  # fmt: skip
+    mark = found[f"verified mark of chain {filled_once}"]
+    assert (mark["state"], f"rows up to {FILLED_ROWS} are not" in mark["found"]) == ("failed", True)
+    assert f"verify --chain {filled_once}" in mark["to_do"]
