@@ -239,7 +239,10 @@ SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, 
        term.owner, term.began_at,
        (SELECT count(*) FROM chain_page AS page
          WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
-           AND page.last_id <= batch.last_id) AS pages
+           AND page.last_id <= batch.last_id) AS pages,
+       (SELECT coalesce(sum(cardinality(page.ids)), 0)::bigint FROM chain_page AS page
+         WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
+           AND page.last_id <= batch.last_id) AS stored_rows
   FROM chain_batch AS batch
   LEFT JOIN chain_term AS term ON term.chain_id = batch.chain_id AND term.epoch = batch.epoch
  WHERE batch.chain_id = $1 AND batch.last_id >= $2
@@ -254,6 +257,9 @@ SELECT max(event.id) FILTER (WHERE event.id < $2) AS before,
         (SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id >= $2
           ORDER BY last_id LIMIT 1)) AS page
  CROSS JOIN LATERAL unnest(page.ids) AS event (id)
+
+-- archived_until: where rows end that are in the archive alone; 0 where there are none
+SELECT coalesce(max(last_id), 0) FROM chain_batch WHERE chain_id = $1 AND prev_last_id IS NULL
 
 -- verified_over: the verification whose mark covers an id
 SELECT after_id, until_id, verified_by, verified_at FROM chain_verified
@@ -412,12 +418,6 @@ SELECT mark.mark_id, mark.after_id, mark.until_id, mark.verified_by, mark.login,
  WHERE mark.chain_id = $1
  ORDER BY mark.until_id DESC, mark.mark_id DESC LIMIT $2
 
--- lock_marks: let no verification set a mark until the transaction ends: it might begin after one
--- that is revoked
-LOCK TABLE chain_verified IN SHARE ROW EXCLUSIVE MODE
-
--- revoke_marks: remove the mark of a row, and every later one, which begins after it; without a row
--- the last mark
 -- contradicted_marks: how many verified marks of each chain, or of one, are not of the batches that
 -- the database has, and the first of them
 SELECT mark.chain_id, min(mark.until_id) AS until_id, count(*) AS marks
@@ -430,6 +430,12 @@ SELECT mark.chain_id, min(mark.until_id) AS until_id, count(*) AS marks
                           WHERE first.chain_id = mark.chain_id)
  GROUP BY mark.chain_id ORDER BY mark.chain_id
 
+-- lock_marks: let no verification set a mark until the transaction ends: it might begin after one
+-- that is revoked
+LOCK TABLE chain_verified IN SHARE ROW EXCLUSIVE MODE
+
+-- revoke_marks: remove the mark of a row, and every later one, which begins after it; without a row
+-- the last mark
 DELETE FROM chain_verified
  WHERE chain_id = $1
    AND until_id >= coalesce($2, (SELECT max(until_id) FROM chain_verified WHERE chain_id = $1))

@@ -200,6 +200,10 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
         (found["act_id"], "drop", "eve", why[2]), (acts[1]["act_id"], "retention", "eve", why[2]),
     ]  # fmt: skip
     assert all(name in acts[0]["detail"] for name in gone)
+    shown = call("show", 1, "--chain", chain, settings=module_settings)
+    alone = f"has no row 1: rows up to {found['boundary_id']} are in the archive alone"
+    assert (shown.code, alone in shown.err) == (1, True), shown
+
 
 
 def test_retention_drops_no_table_that_the_archive_does_not_hold(
