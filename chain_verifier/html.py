@@ -420,7 +420,9 @@ def _chain(report: Report, picture: Picture | None) -> Iterable[str]:
     drawn = "" if picture is None else chain_chart(picture)
     if picture is not None and drawn:
         batches = counted(sum(tile.batches for tile in picture.tiles), "batch")
-        gaps = f"{counted(len(picture.gaps), 'gap')} filled by receivers"
+        unfilled = sum(gap.outcome != "filled" for gap in picture.gaps)
+        gaps = f"{counted(len(picture.gaps), 'gap')} that receivers met"
+        gaps += f", {unfilled:,} not filled" if unfilled else ""
         names = (f"ids; mean rows of {batches}", "rows of the largest batch", gaps, "epochs")
         keys = (
             f'<span><i class="key k{number}"></i>{name}</span>'

@@ -183,6 +183,11 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert (tried["is_done"], tried["act_id"]) == (False, None)
     assert [table["name"] for table in tried["dropped"]] == first
     assert tables_of(module_settings, chain) == before, "a dry run drops nothing"
+    told = retain(head - 1, *window, *why[:3], "--dry-run").out
+    assert f"dropped: {', '.join([*first, *tried['partitions']])} (" in told
+    size = tried["bytes"] + sum(table["bytes"] for table in tried["dropped"])
+    assert f" ({size:,} bytes)" in told
+    assert tried["bytes"] > 0
     done = retain(head - 1, *window, *why)
     assert done.code == 0, done
     found = json.loads(done.out)
@@ -195,26 +200,17 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert tables_of(module_settings, chain) == sorted(set(before) - set(gone))
     assert retain(head - 1, *window, *why[:3]).out.count(": none") == 2, "nothing is left to do"
 
+    shown = call("show", 1, "--chain", chain, settings=module_settings)
+    alone = f"has no row 1: rows up to {found['boundary_id']} are in the archive alone"
+    assert (shown.code, alone in shown.err) == (1, True), shown
+
     acts = json.loads(call("acts", "--chain", chain, "--json", settings=module_settings).out)
     assert [(act["act_id"], act["act"], act["actor"], act["reason"]) for act in acts[:2]] == [
         (found["act_id"], "drop", "eve", why[2]), (acts[1]["act_id"], "retention", "eve", why[2]),
     ]  # fmt: skip
     assert all(name in acts[0]["detail"] for name in gone)
-    shown = call("show", 1, "--chain", chain, settings=module_settings)
-    alone = f"has no row 1: rows up to {found['boundary_id']} are in the archive alone"
-    assert (shown.code, alone in shown.err) == (1, True), shown
 
 
-
-def test_retention_drops_no_table_that_the_archive_does_not_hold(
-    module_settings: dict[str, str], archived: tuple[int, int], retain: Retention, tmp_path: Path
-) -> None:
-    chain, _ = archived
-    why = ("--key-window", 0, "--drop", "--reason", "the disk fills")
-    without = retain(1, "--drop")
-    assert (without.code, "--reason was None" in without.err) == (2, True), without
-    assert retain(PARTITION_IDS, "--key-window", 0).code == 0
-    before = tables_of(module_settings, chain)
 @pytest.mark.parametrize("mode", [(), ("--local",)], ids=["spark", "local"])
 def test_topic_that_still_has_the_archived_rows_is_no_finding(
     call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention,
@@ -236,6 +232,15 @@ def test_topic_that_still_has_the_archived_rows_is_no_finding(
     assert any(note.startswith("of rows that are archived: ") for note in topic["notes"])
 
 
+def test_retention_drops_no_table_that_the_archive_does_not_hold(
+    module_settings: dict[str, str], archived: tuple[int, int], retain: Retention, tmp_path: Path
+) -> None:
+    chain, _ = archived
+    why = ("--key-window", 0, "--drop", "--reason", "the disk fills")
+    without = retain(1, "--drop")
+    assert (without.code, "--reason was None" in without.err) == (2, True), without
+    assert retain(PARTITION_IDS, "--key-window", 0).code == 0
+    before = tables_of(module_settings, chain)
 
     # More rows than the archive has of these ids: somebody has added some.
     execute(
