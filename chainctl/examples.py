@@ -139,6 +139,7 @@ EXAMPLES: Final = {
     "outbox dead list": ("chainctl outbox dead list --consumer clearing --older-than 1d",),
     "outbox dead show": ("chainctl outbox dead show 0197f7e2-1111-7000-8000-000000000001",),
     "outbox dead retry": ('chainctl outbox dead retry --all --reason "handler is fixed"',),
+    "outbox dead acts": ("chainctl outbox dead acts --since 7d",),
     "outbox dead abandon": (
         "chainctl outbox dead abandon --why 'refused by the handler' --reason \"test data\"",
     ),
