@@ -73,6 +73,7 @@ EXAMPLES: Final = {
     "repair": (
         'chainctl repair --chain 1 --from topic --reason "page was overwritten" --dry-run',
         'chainctl repair --chain 1 --from archive:/srv/archive --reason "partition was dropped"',
+        'chainctl repair --chain 1 --from topic --expect-seals /mnt/seals --reason "restored"',
     ),
     "status": ("chainctl status --chain 1", "chainctl status --chain 1 --watch 2s"),
     "top": ("chainctl top", "chainctl top --once --json"),
@@ -138,8 +139,8 @@ EXAMPLES: Final = {
     "outbox keep": ("chainctl outbox keep --history-bytes-max 2GB",),
     "outbox dead list": ("chainctl outbox dead list --consumer clearing --older-than 1d",),
     "outbox dead show": ("chainctl outbox dead show 0197f7e2-1111-7000-8000-000000000001",),
-    "outbox dead retry": ('chainctl outbox dead retry --all --reason "handler is fixed"',),
     "outbox dead acts": ("chainctl outbox dead acts --since 7d",),
+    "outbox dead retry": ('chainctl outbox dead retry --all --reason "handler is fixed"',),
     "outbox dead abandon": (
         "chainctl outbox dead abandon --why 'refused by the handler' --reason \"test data\"",
     ),
