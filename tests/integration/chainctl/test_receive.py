@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,9 @@ def test_unhalt_says_whether_the_receiver_would_halt_again(
     tried = call(*unhalt, "--dry-run", settings=settings)
     assert tried.code == 0, tried
     assert "would be lifted: BatchDamaged at " in tried.err
-    assert "it may start, and halts again: rows 1 to 3000 are not those that were" in tried.err
+    again = re.search(r"it may start, and halts again: rows (\d+) to (\d+) are not", tried.err)
+    assert again is not None, tried
+    assert int(again[1]) <= 2_000 <= int(again[2])
     repair = ("repair", *chain, "--from", "topic", "--reason", "ticket 512")
     assert call(*repair, settings=settings).code == 0
     lifted = call(*unhalt, settings=settings)
