@@ -66,7 +66,8 @@ pictures: setup ## draw the pictures of docs/architecture.md from the imports
 	@$(BIN)/python tools/pictures.py --write
 
 hooks: setup ## have git run format, lint and imports before each commit
-	@$(BIN)/python -m pip install --quiet pre-commit && $(BIN)/pre-commit install
+	@$(BIN)/pre-commit --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet pre-commit==4.7.0
+	@$(BIN)/pre-commit install
 
 clean: ## remove .venv and every cache of this checkout; fetched jars are kept
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -4,11 +4,13 @@
 -- PostgreSQL prefers a function or operator that is made for exactly one type to one of the same name
 -- that takes any array. The latter are named with their schema, so that no user-defined one answers.
 
--- head: the head of a chain, the first and the last id that its pages name, what commits counted, and
--- whether its pages are surely what a page must be: every partition has the rules of `chain_page`,
+-- head: the head of a chain, where archived rows end, the first and the last id that its pages name,
+-- what commits counted, and whether its pages are surely what a page must be: every partition has the rules of `chain_page`,
 -- unchanged and validated. One snapshot. For a chain that does not exist, only the version
 SELECT v.version, v.upgrade_to, v.database_id::text AS database_id,
        h.last_id, h.last_seal AS seal, h.epoch, h.published_id, h.topic, h.topic_partition,
+       coalesce((SELECT max(a.last_id) FROM public.chain_batch a
+                  WHERE a.chain_id = $1 AND a.prev_last_id IS NULL), 0) AS boundary_id,
        (SELECT p.first_id FROM public.chain_page p
          WHERE p.chain_id = $1 ORDER BY p.last_id LIMIT 1) AS first_row_id,
        (SELECT p.last_id FROM public.chain_page p

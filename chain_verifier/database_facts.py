@@ -58,6 +58,8 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
 
     last_id: int
     """head_persisted; 0 for an empty chain."""
+    boundary_id: int = 0
+    """Where rows end that were archived and detached; 0 if none were."""
     first_row_id: int | None
     last_row_id: int | None
     """The lowest and the highest id that pages name; None when the chain has no page."""

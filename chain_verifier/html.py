@@ -420,7 +420,9 @@ def _chain(report: Report, chart_data: ChartData | None) -> Iterable[str]:
     drawn = "" if chart_data is None else chain_chart(chart_data)
     if chart_data is not None and drawn:
         batches = counted(sum(tile.batches for tile in chart_data.tiles), "batch")
-        gaps = f"{counted(len(chart_data.gaps), 'gap')} filled by receivers"
+        unfilled = sum(gap.outcome != "filled" for gap in chart_data.gaps)
+        gaps = f"{counted(len(chart_data.gaps), 'gap')} that receivers met"
+        gaps += f", {unfilled:,} not filled" if unfilled else ""
         names = (f"ids; mean rows of {batches}", "rows of the largest batch", gaps, "epochs")
         keys = (
             f'<span><i class="key k{number}"></i>{name}</span>'

@@ -48,7 +48,7 @@ EXAMPLES: Final = {
     "stack down": ("chainctl stack down",),
     "stack status": ("chainctl stack status",),
     "stack env": ('eval "$(chainctl stack env)"',),
-    "stack reset": ("chainctl stack reset",),
+    "stack reset": ("chainctl stack reset", "chainctl stack reset --yes"),
     "schema print": ("chainctl schema print > schema.sql", "chainctl schema print --part outbox"),
     "schema apply": ("chainctl schema apply", "chainctl schema apply --part inbox"),
     "schema check": ("chainctl schema check --own-role reports",),
@@ -100,6 +100,7 @@ EXAMPLES: Final = {
     "repair": (
         'chainctl repair --chain 1 --from topic --reason "page was overwritten" --dry-run',
         'chainctl repair --chain 1 --from archive:/srv/archive --reason "partition was dropped"',
+        'chainctl repair --chain 1 --from topic --expect-seals /mnt/seals --reason "restored"',
     ),
     "status": ("chainctl status --chain 1", "chainctl status --chain 1 --watch 2s"),
     "top": ("chainctl top", "chainctl top --once --json"),
@@ -165,6 +166,7 @@ EXAMPLES: Final = {
     "outbox keep": ("chainctl outbox keep --history-bytes-max 2GB",),
     "outbox dead list": ("chainctl outbox dead list --consumer clearing --older-than 1d",),
     "outbox dead show": ("chainctl outbox dead show 0197f7e2-1111-7000-8000-000000000001",),
+    "outbox dead acts": ("chainctl outbox dead acts --since 7d",),
     "outbox dead retry": ('chainctl outbox dead retry --all --reason "handler is fixed"',),
     "outbox dead abandon": (
         "chainctl outbox dead abandon --why 'refused by the handler' --reason \"test data\"",

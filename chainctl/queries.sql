@@ -166,6 +166,19 @@ DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
 DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
 RETURNING at_id, reason, detail, halted_at
 
+-- batch_after: the first batch that ends after an id, and the seal before it
+SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.committed_at, batch.seal,
+       before.seal AS seal_before
+  FROM chain_batch AS batch
+  JOIN chain_batch AS before
+    ON before.chain_id = batch.chain_id AND before.last_id = batch.prev_last_id
+ WHERE batch.chain_id = $1 AND batch.last_id > $2
+ ORDER BY batch.last_id LIMIT 1
+
+-- rows_of: the orders after an id, up to and including another
+SELECT id, pid, key, event_time_ns, payload
+  FROM chain_events($1, $2, $3) ORDER BY id
+
 -- batch_end: the batch that ends at an id
 SELECT last_id, seal, epoch FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 
@@ -226,7 +239,10 @@ SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, 
        term.owner, term.began_at,
        (SELECT count(*) FROM chain_page AS page
          WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
-           AND page.last_id <= batch.last_id) AS pages
+           AND page.last_id <= batch.last_id) AS pages,
+       (SELECT coalesce(sum(cardinality(page.ids)), 0)::bigint FROM chain_page AS page
+         WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
+           AND page.last_id <= batch.last_id) AS stored_rows
   FROM chain_batch AS batch
   LEFT JOIN chain_term AS term ON term.chain_id = batch.chain_id AND term.epoch = batch.epoch
  WHERE batch.chain_id = $1 AND batch.last_id >= $2
@@ -241,6 +257,9 @@ SELECT max(event.id) FILTER (WHERE event.id < $2) AS before,
         (SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id >= $2
           ORDER BY last_id LIMIT 1)) AS page
  CROSS JOIN LATERAL unnest(page.ids) AS event (id)
+
+-- archived_until: where rows end that are in the archive alone; 0 where there are none
+SELECT coalesce(max(last_id), 0) FROM chain_batch WHERE chain_id = $1 AND prev_last_id IS NULL
 
 -- verified_over: the verification whose mark covers an id
 SELECT after_id, until_id, verified_by, verified_at FROM chain_verified
@@ -327,17 +346,6 @@ SELECT chain_id, receiver, reason, at_id FROM receiver_halt
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 
--- receivers: where receivers are, by a checkpoint that is stored or reported here, and who halted
-SELECT receiver,
-       coalesce(place.head_delivered, 0) AS head_delivered,
-       coalesce(place.updated_at, halt.halted_at) AS updated_at,
-       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
-            ELSE 'stored' END AS checkpoint,
-       coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted
-  FROM (SELECT * FROM receiver_checkpoint WHERE chain_id = $1) AS place
-  FULL JOIN (SELECT * FROM receiver_halt WHERE chain_id = $1) AS halt USING (receiver)
- ORDER BY receiver
-
 -- intakes: how far each intake of a chain was read, and how many of its records became no order
 SELECT source, position,
        (SELECT count(*) FROM chain_intake_reject AS reject
@@ -409,6 +417,18 @@ SELECT mark.mark_id, mark.after_id, mark.until_id, mark.verified_by, mark.login,
     ON batch.chain_id = mark.chain_id AND batch.last_id = mark.until_id
  WHERE mark.chain_id = $1
  ORDER BY mark.until_id DESC, mark.mark_id DESC LIMIT $2
+
+-- contradicted_marks: how many verified marks of each chain, or of one, are not of the batches that
+-- the database has, and the first of them
+SELECT mark.chain_id, min(mark.until_id) AS until_id, count(*) AS marks
+  FROM chain_verified AS mark
+  LEFT JOIN chain_batch AS batch
+    ON batch.chain_id = mark.chain_id AND batch.last_id = mark.until_id
+ WHERE ($1::integer IS NULL OR mark.chain_id = $1)
+   AND batch.seal IS DISTINCT FROM mark.seal
+   AND mark.until_id >= (SELECT min(first.last_id) FROM chain_batch AS first
+                          WHERE first.chain_id = mark.chain_id)
+ GROUP BY mark.chain_id ORDER BY mark.chain_id
 
 -- lock_marks: let no verification set a mark until the transaction ends: it might begin after one
 -- that is revoked

@@ -118,7 +118,8 @@ class OpenFill:
         except NotYetReadable as error:
             await self.drop()
             if self._patience.is_over():
-                self._note_failure(error.until_id, "not yet readable")
+                until_id = max(error.until_id, self._core.fill_until)
+                self._note_failure(until_id, "not yet readable")
                 raise
             await self._waits.pause(error)
         except AWAY as error:
@@ -181,10 +182,10 @@ class OpenFill:
             self._note(self._after_id, core.head.id, self._rows, "filled")
 
     def _note_failure(self, until_id: int, outcome: Outcome) -> None:
-        """Note where the receiver is, and the rows that it could not get."""
+        """Note where the receiver is, and the rows that it could not get: those after them, which
+        it would read next, are there."""
         self._has_failed = True
-        after_id = self._core.head.id
-        self._note(after_id, max(until_id, self._core.fill_until), 0, outcome)
+        self._note(self._core.head.id, until_id, 0, outcome)
 
     def _note_interruption(self) -> None:
         """Note a gap that is neither filled nor given up at the end of this receiver."""

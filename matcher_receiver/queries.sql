@@ -71,5 +71,13 @@ SET until_id = excluded.until_id,
 UPDATE receiver_gap SET outcome = 'interrupted'
 WHERE chain_id = $1 AND receiver = $2 AND outcome = 'open';
 
+-- unfilled_gaps: where the gaps end that a receiver has not filled
+SELECT until_id FROM receiver_gap
+WHERE chain_id = $1 AND receiver = $2 AND outcome <> 'filled' ORDER BY until_id;
+
+-- fill_gaps: the gaps that a receiver has passed, for one whose place is not stored
+UPDATE receiver_gap SET outcome = 'filled'
+WHERE chain_id = $1 AND receiver = $2 AND outcome <> 'filled' AND until_id <= $3;
+
 -- trim_gaps: keep the last gaps of a receiver
 SELECT receiver_gap_trim($1, $2, $3);

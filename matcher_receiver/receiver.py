@@ -19,7 +19,7 @@ from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingEr
 from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
-from orderchain.text import reason_of
+from orderchain.text import reason_in_chain
 from orderchain.tracing import find_tracing
 
 if TYPE_CHECKING:
@@ -350,7 +350,8 @@ class Receiver:
             return f"{self._label}: not started"
         stats = self.stats()
         if self._core is not None and self._core.halted_by is not None:
-            return f"{self._label}: halted: {reason_of(self._core.halted_by)}"
+            reason = reason_in_chain(self._config.chain_id, self._core.halted_by)
+            return f"{self._label}: halted: {reason}"
         if stats.state is State.CATCHING_UP:
             return f"{self._label}: catching up, at {stats.head_delivered} of {stats.head_seen}"
         if self._waits.is_stopping or self._receive_loop.is_over:

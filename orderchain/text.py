@@ -53,3 +53,11 @@ def reason_of(error: BaseException, limit: int = 500) -> str:
     `error or ...` never falls back: an exception is true. Several lines are joined to one.
     """
     return printable(" ".join(str(error).split()) or type(error).__name__, limit)
+
+
+def reason_in_chain(chain_id: int, error: BaseException) -> str:
+    """Return the reason for a line that begins with the name of the chain.
+
+    Many errors begin with it, too, since they are also read alone.
+    """
+    return reason_of(error).removeprefix(f"chain {chain_id}: ")

@@ -394,6 +394,11 @@ class DeadLetters:
             for row in await self._fetch("show", message_id, consumer)
         ]
 
+    async def last_acts(self, since_seconds: float | None, limit: int) -> Sequence[dict[str, Any]]:
+        """Return what was done by hand within a time, newest first; also about messages that are no
+        dead letters any more."""
+        return [dict(row) for row in await self._fetch("last_acts", since_seconds, limit)]
+
     async def retry(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
         """Give a dead letter a new round of tries, due at once, or in its turn within its key.
 

@@ -18,7 +18,7 @@ from orderchain.errors import (
     StoppedError,
 )
 from orderchain.monitoring import LAG_LIMITS
-from orderchain.text import reason_of
+from orderchain.text import reason_in_chain
 from orderchain.tracing import find_tracing
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
@@ -309,7 +309,7 @@ class Sequencer:
         """Return in one line why it takes no orders, or publishes too late; None when it works."""
         chain = f"chain {self._config.chain_id}"
         if self._failure is not None:
-            return f"{chain}: {reason_of(self._failure).removeprefix(f'{chain}: ')}"
+            return f"{chain}: {reason_in_chain(self._config.chain_id, self._failure)}"
         if not self._is_open:
             return f"{chain}: not leading"
         stats = self.stats()
@@ -529,7 +529,8 @@ class Sequencer:
         if self._failure is None:
             self._failure = failure
             level = logging.INFO if isinstance(failure, SteppedDown) else logging.ERROR
-            _log.log(level, "chain %d: %s", self._config.chain_id, reason_of(failure))
+            chain_id = self._config.chain_id
+            _log.log(level, "chain %d: %s", chain_id, reason_in_chain(chain_id, failure))
         self._batcher.fail(self._failure)
         self._stopped.set()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec.structs import replace
 
-from demo.scenario import set_stage
+from demo.scenario import set_up_chain
 from local_stack import LocalStack, default_directory
 from orderchain import ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 
@@ -98,18 +98,18 @@ async def walk_on_stack() -> tuple[Way, Way]:
     """Walk along a new chain of the local stack."""
     stack = LocalStack(default_directory(os.environ))
     stack.up()
-    stage = await set_stage(stack)
+    setup = await set_up_chain(stack)
     sequencing = SequencerConfig(
-        chain_id=stage.chain_id,
-        database=stage.sequencer_database,
-        kafka=stage.kafka,
+        chain_id=setup.chain_id,
+        database=setup.sequencer_database,
+        kafka=setup.kafka,
     )
     receiving = ReceiverConfig(
-        chain_id=stage.chain_id,
+        chain_id=setup.chain_id,
         name="walk",
-        database=stage.receiver_database,
-        gap_databases=(stage.gap_database,),
-        kafka=stage.kafka,
+        database=setup.receiver_database,
+        gap_databases=(setup.gap_database,),
+        kafka=setup.kafka,
     )
     return await walk(sequencing, receiving)
 

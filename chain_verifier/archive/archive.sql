@@ -50,8 +50,9 @@ SELECT coalesce(max(last_id), 0)
           FROM public.chain_batch WHERE chain_id = $1) batches
  WHERE rows_behind >= $2::bigint
 
--- partitions: the partitions of a chain with their bounds
-SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpending AS is_pending
+-- partitions: the partitions of a chain with their bounds and sizes
+SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bounds, i.inhdetachpending AS is_pending,
+       coalesce(pg_total_relation_size(c.oid), 0) AS bytes
   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
  WHERE i.inhparent = to_regclass(format('public.chain_page_%s', $1::integer))
 

@@ -38,12 +38,15 @@ class RetentionReport(Struct, frozen=True, kw_only=True):
     """The tables that were detached: they still exist, until `drop_detached` drops them."""
     is_done: bool
     """False for a dry run."""
+    bytes: int
+    """Disk that these tables take, with their indexes."""
 
 
 class _Partition(Struct, frozen=True):
     name: str
     upper_id: int
     is_pending: bool
+    bytes: int
 
 
 class RetentionRequest(Struct, frozen=True, kw_only=True):
@@ -104,6 +107,7 @@ async def _retain(
         boundary_id=boundary_id,
         partitions=tuple(partition.name for partition in old),
         is_done=not is_dry_run,
+        bytes=sum(partition.bytes for partition in old),
     )
 
 
@@ -147,7 +151,9 @@ async def _partitions(connection: Any, chain_id: int) -> list[_Partition]:  # no
     for row in await connection.fetch(SQL["partitions"], chain_id):
         bounds = _BOUNDS.search(row["bounds"] or "")
         if bounds is not None:
-            found.append(_Partition(row["relname"], int(bounds[2]), row["is_pending"]))
+            found.append(
+                _Partition(row["relname"], int(bounds[2]), row["is_pending"], row["bytes"])
+            )
     return sorted(found, key=lambda partition: partition.upper_id)
 
 

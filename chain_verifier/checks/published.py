@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _LOST: Final = "lost"
+_ARCHIVED: Final = "archived"
 _DISOWNED: Final = {
     UNSIGNED: "forged, not signed by the leader that they name",
     UNKNOWN_TERM: "of an unknown term, of a life that was lost or of another database",
@@ -35,7 +36,7 @@ _DISOWNED: Final = {
 }
 """Frames that the database disowns, and the text for each kind."""
 
-_COUNTED_APART: Final = frozenset({"heartbeat", *_DISOWNED})
+_COUNTED_APART: Final = frozenset({"heartbeat", _ARCHIVED, *_DISOWNED})
 
 
 class TopicRecord(Struct, frozen=True, gc=False):
@@ -62,13 +63,16 @@ class TopicRecord(Struct, frozen=True, gc=False):
 class TopicLog:
     """The frames of one topic, reduced to their places."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, boundary_id: int = 0) -> None:
+        """`boundary_id` is where rows end that the database has no more, since they are archived:
+        what a leader has signed up to there is neither confirmed nor disowned."""
         self.walk = TopicWalk()
         self.forged: set[int] = set()
         """Offsets of frames that the database disowns."""
         self.heartbeat_id = 0
         """The highest head that a genuine heartbeat has reported."""
         self._source = source
+        self._boundary_id = boundary_id
         self._counts: Counter[str] = Counter()
         self._epochs: list[Finding] = []
 
@@ -81,6 +85,8 @@ class TopicLog:
         """Take the next record."""
         if record.reason is not None:
             self._counts[record.reason] += 1
+        elif not record.is_genuine and self._is_archived(record):
+            self._counts[_ARCHIVED] += 1
         elif not record.is_genuine:
             self._counts[_LOST if record.sender in {None, SIGNED} else record.sender] += 1
             if not record.is_heartbeat:
@@ -90,6 +96,9 @@ class TopicLog:
             self.heartbeat_id = max(self.heartbeat_id, record.last_id or 0)
         else:
             self._take_frame(record)
+
+    def _is_archived(self, record: TopicRecord) -> bool:
+        return record.sender == SIGNED and (record.last_id or 0) <= self._boundary_id
 
     def _take_frame(self, record: TopicRecord) -> None:
         frame = FrameHead(
@@ -142,6 +151,8 @@ class TopicLog:
         for kind, reason in _DISOWNED.items():
             if self._counts[kind]:
                 yield f"{reason}: {counted(self._counts[kind], 'frame')}"
+        if self._counts[_ARCHIVED]:
+            yield f"of rows that are archived: {counted(self._counts[_ARCHIVED], 'frame')}"
         repeats = sum(bool(mark.seen) for mark in self.walk.marks.values())
         if repeats:
             yield f"with rows that were published before: {counted(repeats, 'frame')}"

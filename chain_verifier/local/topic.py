@@ -191,7 +191,7 @@ class LocalTopicTable(PublishedTopic):
         self._database = database
         self._head = None if database is None else database.head
         topic, partition = place_of(source, chain_id, self._head)
-        self._log = TopicLog(self.name)
+        self._log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
         self._keys: FrameKeys | None = None
         self._changed: sqlite3.Connection | None = None
         with ExitStack() as opened:

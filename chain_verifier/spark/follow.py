@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.checks.published import place_of
 from chain_verifier.checks.topic_frames import (
     FORGED,
+    SIGNED,
     ArrivedFrame,
     FrameHead,
     TopicFollower,
@@ -205,7 +206,8 @@ class Follower:
         bounds = bounds_of(spark, kafka, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
-        is_cut = bool(bounds.first)
+        self._boundary_id = self._database.head.boundary_id
+        is_cut = bool(bounds.first or self._boundary_id)
         self._topic_follower = TopicFollower(
             self._source, step.walk if step else None, is_cut=is_cut
         )
@@ -289,8 +291,15 @@ class Follower:
         true_frames = [_arrived(row) for row in found if row["is_genuine"]]
         self._floor = max((r["anchor_id"] for r in found if r["is_genuine"]), default=self._floor)
         placed = self._topic_follower.take(true_frames, self._database.skips())
-        forged = frozenset(row["offset"] for row in found if not row["is_genuine"])
+        forged = frozenset(
+            row["offset"] for row in found if not (row["is_genuine"] or self._is_archived(row))
+        )
         return [*placed, *self._differences(records, forged)]
+
+    def _is_archived(self, frame: Row) -> bool:
+        """Return whether a leader has signed a frame whose rows the database has no more."""
+        is_old: bool = frame["last_id"] <= self._boundary_id
+        return is_old and frame["sender"] == SIGNED
 
     def _frames_in(self, records: DataFrame) -> list[Row]:
         """Return the frames in the order of offsets, with what the database says of each."""
@@ -306,13 +315,14 @@ class Follower:
         batches = self._database.batches().where(F.col("anchor_id") >= floor)
         joined = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
         genuine = F.coalesce(is_genuine(), F.lit(False)).alias("is_genuine")
-        names = [*FrameHead.__struct_fields__, "is_heartbeat", "anchor_id", "batch_epoch"]
+        names = [*FrameHead.__struct_fields__, "is_heartbeat", "anchor_id", "batch_epoch", "sender"]
         return joined.select(*names, genuine).orderBy("offset").collect()
 
     def _differences(self, records: DataFrame, forged: frozenset[int]) -> list[Finding]:
         """Compare the rows of all frames, true or forged, with the same rows of the database."""
         decoded = records.mapInArrow(rows_decoder(self._chain_id, {}, forged), ROWS_SCHEMA)
-        rows = decoded.where(F.col(STANDING) != FORGED).select(*CONTENT).distinct()
+        is_kept = (F.col(STANDING) != FORGED) & (F.col("id") > self._boundary_id)
+        rows = decoded.where(is_kept).select(*CONTENT).distinct()
         found = self._difference(rows, None)
         if forged:
             # Their ids may be anywhere, so these rows are read one by one.

@@ -11,11 +11,12 @@ import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -137,6 +138,9 @@ LOCAL_MASTER: Final = "local[*]"
 LOG_FILE: Final = "spark.log"
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+
+_END_SECONDS: Final = 10.0
+"""How long Java may take to clean up, before it is killed."""
 
 _SHUFFLE_PARTITIONS: Final = 4
 """A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
@@ -310,12 +314,51 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         builder = builder.config(name, value)
     log = folder / LOG_FILE
     try:
-        with _error_output_to(log):
+        with _java_ended_where_left(), _error_output_to(log):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise start_error(_text_of(log), str(error), packages) from error
     _prepare(session)
     return session
+
+
+@contextmanager
+def _java_ended_where_left() -> Iterator[None]:
+    """End the Java process of a start that an error or a signal leaves, and wait for its end.
+
+    PySpark knows the process only once it has answered. Until then nobody would end it: it finds
+    nowhere to write its port to, stays forever, and makes folders that were just removed.
+    """
+    started: list[Popen[bytes]] = []
+    names = vars(java_gateway)
+    usual = names["Popen"]
+
+    def noted(*arguments: Any, **options: Any) -> Popen[bytes]:  # noqa: ANN401 - PySpark's own
+        process: Popen[bytes] = usual(*arguments, **options)
+        started.append(process)
+        return process
+
+    names["Popen"] = noted
+    try:
+        yield
+    except BaseException:
+        if started:
+            SparkContext._gateway = SparkContext._jvm = None  # they lead to a process that ends
+        for process in started:
+            _end(process)
+        raise
+    finally:
+        names["Popen"] = usual
+
+
+def _end(process: Popen[bytes]) -> None:
+    """End a process: by a signal on which Java cleans up, else without that."""
+    process.terminate()
+    try:
+        process.wait(_END_SECONDS)
+    except TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

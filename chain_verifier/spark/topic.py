@@ -236,7 +236,7 @@ class TopicTable(PublishedTopic):
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
         self._bounds = bounds_of(spark, kafka, self._topic, self._partition)
-        self._log = TopicLog(self.name)
+        self._log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
         with as_broken(self.name):
             self._read_frames()
             self._changed = self._changed_repeats()

@@ -15,6 +15,7 @@ import click
 from msgspec import Struct
 
 from chainctl.commands.chain.chains import connected_topics
+from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected, database_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
@@ -25,7 +26,7 @@ from chainctl.options import (
     some_chain_option,
     uses_sourced_settings,
 )
-from chainctl.output import data_json, data_text, table, talk
+from chainctl.output import data_json, data_text, installed_version, table, talk
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
@@ -142,7 +143,7 @@ def _failed(what: str, found: str, to_do: str) -> DoctorLine:
 
 
 def _python() -> DoctorLine:
-    version = ".".join(map(str, sys.version_info[:3]))
+    version = f"{'.'.join(map(str, sys.version_info[:3]))}, orderchain {installed_version()}"
     missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
     if not missing:
         return _ok("python", version)
@@ -311,12 +312,26 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
         chains = await connection.fetch(SQL["chain_status"], chain_id)
         halts = await connection.fetch(SQL["halts"], chain_id)
         gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
+        agreements = await read_agreements(connection, chain_id)
+        marks = await connection.fetch(SQL["contradicted_marks"], chain_id)
     if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
     topics += [chain["topic"] for chain in chains]
     missing = [gap for gap in gaps if gap["outcome"] == "missing"]
-    return [*map(_leader, chains), *map(_halted, halts), *map(_lacking_rows, missing)]
+    halted = {(halt["chain_id"], halt["receiver"]) for halt in halts}
+    contradicted = [
+        _contradicted(*place, agreement)
+        for place, agreement in agreements.items()
+        if agreement not in AGREEING and place not in halted
+    ]
+    return [
+        *map(_leader, chains),
+        *map(_halted, halts),
+        *contradicted,
+        *map(_lacking_rows, missing),
+        *map(_contradicted_mark, marks),
+    ]
 
 
 def _leader(chain: Mapping[str, Any]) -> DoctorLine:
@@ -333,6 +348,19 @@ def _halted(halt: Mapping[str, Any]) -> DoctorLine:
     what = f"receiver {halt['receiver']} of chain {halt['chain_id']}"
     to_do = f"verify the chain, then chainctl unhalt --chain {halt['chain_id']}"
     return _failed(what, f"has halted: {halt['reason']} at {halt['at_id']}", to_do)
+
+
+def _contradicted(chain_id: int, receiver: str, agreement: str) -> DoctorLine:
+    found = f"the database contradicts its checkpoint: {agreement}"
+    to_do = f"chainctl verify --chain {chain_id} --source database --seals --expect-seals DIR"
+    return _failed(f"receiver {receiver} of chain {chain_id}", found, to_do)
+
+
+def _contradicted_mark(mark: Mapping[str, Any]) -> DoctorLine:
+    chain_id = mark["chain_id"]
+    found = f"rows up to {mark['until_id']} are not those that were verified"
+    to_do = f"chainctl verify --chain {chain_id} --source database --seals --expect-seals DIR"
+    return _failed(f"verified mark of chain {chain_id}", found, to_do)
 
 
 def _lacking_rows(gap: Mapping[str, Any]) -> DoctorLine:

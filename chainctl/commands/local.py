@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,10 +50,26 @@ def down(settings: Settings) -> None:
 
 
 @stack.command()
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask: for scripts.")
 @uses_settings("stack_dir")
-def reset(settings: Settings) -> None:
-    """Stop both servers and delete their data, ports and passwords."""
-    stack_of(settings).reset(talk)
+def reset(settings: Settings, is_sure: bool) -> ExitCode:
+    """Stop both servers and delete their data, ports and passwords.
+
+    It asks first. Exit code 2 if the answer is no, and where nobody can be asked without --yes.
+    """
+    local = stack_of(settings)
+    if local.directory.is_dir() and not (is_sure or _agrees(local.directory)):
+        talk("chainctl: nothing was deleted")
+        return ExitCode.REFUSED
+    local.reset(talk)
+    return ExitCode.CLEAN
+
+
+def _agrees(directory: Path) -> bool:
+    """Ask on the terminal whether the stack may be deleted. Raises UsageError without one."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(f"nobody can be asked whether {directory} may be deleted: --yes.")
+    return click.confirm(f"Delete all databases and topics in {directory}?", err=True)
 
 
 @stack.command()
@@ -67,7 +84,7 @@ def status(settings: Settings, as_json: bool) -> ExitCode:
     return ExitCode.CLEAN if found.up else ExitCode.FINDINGS
 
 
-@stack.command()
+@stack.command(short_help="Print the settings that reach the stack.")
 @json_option
 @uses_settings("stack_dir")
 def env(settings: Settings, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -27,14 +28,21 @@ from chainctl.output import data_json, repeated, table, talk
 from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.limits import ID_MAX
+from orderchain.model import Event
+from orderchain.seal import event_pages, next_seal
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from chainctl.database import Connection
     from chainctl.options import ActByHand
     from chainctl.settings import Settings
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+AGREEING: Final = {"yes", "archived"}
+"""Standings of a checkpoint that are no contradiction."""
 
 # -- lag ------------------------------------------------------------------------------------------
 
@@ -375,11 +383,14 @@ def unhalt(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
     """Let a halted receiver start again.
 
     It starts at its checkpoint; where the database still contradicts that, it halts again. Nothing
-    is skipped. The act is stored with actor, reason and time. Needs the owner's rights.
+    is skipped. Whether the database contradicts it now is shown, with --dry-run too, as far as its
+    checkpoint and the batch after it show. The act is stored with actor, reason and time. Needs the
+    owner's rights.
     """
     done = run_async(change_receiver(settings, chain_id, name, "unhalt", act, None))
-    may = "could" if act.is_dry_run else "may"
-    talk(f"chainctl: receiver {name!r} of chain {chain_id} {may} start again ({done.was})")
+    lifted = "would be lifted" if act.is_dry_run else "is lifted"
+    talk(f"chainctl: the halt of receiver {name!r} of chain {chain_id} {lifted}: {done.was}")
+    talk(f"chainctl: it {done.now}")
     if as_json:
         data_json(done)
 
@@ -439,7 +450,10 @@ async def change_receiver(
             halt = await connection.fetchrow(SQL["lift_halt"], chain_id, name)
             if halt is None:
                 raise SettingError("--name", name, f"a halted receiver of chain {chain_id}")
-            was, now = f"{_halt_text(halt)}: {halt['detail']}", "may start"
+            why = str(halt["detail"]).removeprefix(f"chain {chain_id}: ")
+            was, now = f"{_halt_text(halt)}: {why}", "may start"
+            if contradiction := await _contradiction(connection, chain_id, name, halt["at_id"]):
+                now = f"may start, and halts again: {contradiction}"
         else:
             place = await connection.fetchrow(SQL["receiver"], chain_id, name)
             halt = await connection.fetchrow(SQL["halt_of"], chain_id, name)
@@ -459,6 +473,41 @@ async def change_receiver(
         was=was,
         now=now,
     )
+
+
+async def _contradiction(connection: Connection, chain_id: int, name: str, halted_at: int) -> str:
+    """Return how the database contradicts a receiver now: at its checkpoint, or in the batch after
+    it. Empty if it does in neither; later batches are not looked at.
+    """
+    agreement = (await read_agreements(connection, chain_id)).get((chain_id, name), "yes")
+    if agreement not in AGREEING:
+        return f"the database contradicts its checkpoint ({agreement})"
+    place = await connection.fetchrow(SQL["receiver"], chain_id, name)
+    after_id = halted_at if place is None else place["head_delivered"]
+    batch = await connection.fetchrow(SQL["batch_after"], chain_id, after_id)
+    if batch is None:
+        return ""
+    first_id, last_id = batch["first_id"], batch["last_id"]
+    rows = await connection.fetch(SQL["rows_of"], chain_id, first_id - 1, last_id)
+    if _gives_its_seal(batch, rows):
+        return ""
+    return f"rows {first_id} to {last_id} are not those that were sealed"
+
+
+def _gives_its_seal(batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the stored rows of a batch give the seal that is stored after it."""
+    if len(rows) != batch["row_count"] or any(None in row.values() for row in rows):
+        return False
+    found = next_seal(
+        batch["seal_before"],
+        epoch=batch["epoch"],
+        first_id=batch["first_id"],
+        last_id=batch["last_id"],
+        row_count=batch["row_count"],
+        committed_at_us=(batch["committed_at"] - _EPOCH) // timedelta(microseconds=1),
+        pages=event_pages([Event(**row) for row in rows]),
+    )
+    return found == batch["seal"]
 
 
 async def _forget(connection: Connection, chain_id: int, name: str, *, is_known: bool) -> str:

@@ -26,7 +26,7 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from orderchain.errors import FrameError, OrderchainError, SettingError
-from orderchain.text import printable
+from orderchain.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -190,12 +190,23 @@ def show(
     else:
         _write_parts(found)
     if not is_there:
-        near = found["neighbours"]
-        talk(
-            f"chainctl: chain {chain_id} has no row {row_id}; the row before is "
-            f"{near['before'] or 'none'}, the row after {near['after'] or 'none'}"
-        )
+        talk(f"chainctl: chain {chain_id} {_why_not_there(found, row_id)}")
     return ExitCode.CLEAN if is_there else ExitCode.FINDINGS
+
+
+def _why_not_there(found: Mapping[str, Any], row_id: int) -> str:
+    batch, near = found["batch"], found["neighbours"]
+    if row_id <= found["archived_until"]:
+        where = f"rows up to {found['archived_until']} are in the archive alone (--archive DIR)"
+        return f"has no row {row_id}: {where}"
+    text = (
+        f"has no row {row_id}; the row before is {near['before'] or 'none'}, "
+        f"the row after {near['after'] or 'none'}"
+    )
+    if batch is None or batch["stored_rows"] == batch["row_count"]:
+        return text
+    stored = f"{batch['stored_rows']:,} of the {counted(batch['row_count'], 'row')} of its batch"
+    return f"{text}; {stored} are stored: verify the chain"
 
 
 async def _show(settings: Settings, chain_id: int, row_id: int) -> dict[str, Any]:
@@ -203,6 +214,7 @@ async def _show(settings: Settings, chain_id: int, row_id: int) -> dict[str, Any
         row = await connection.fetchrow(SQL["order_row"], chain_id, row_id)
         batch = await connection.fetchrow(SQL["batch_around"], chain_id, row_id)
         near = await connection.fetchrow(SQL["neighbours"], chain_id, row_id)
+        archived_until = await connection.fetchval(SQL["archived_until"], chain_id)
         verified = await connection.fetchrow(SQL["verified_over"], chain_id, row_id)
         chain = await connection.fetchrow(SQL["chain_status"], chain_id)
         skips = await connection.fetch(SQL["skips_over"], chain_id, row_id)
@@ -212,6 +224,7 @@ async def _show(settings: Settings, chain_id: int, row_id: int) -> dict[str, Any
         "row": _order(row) if row else None,
         "neighbours": dict(near),
         "batch": {**_plain(batch), "topic": chain["topic"]} if is_covered else None,
+        "archived_until": archived_until,
         "published": row_id <= chain["published_id"],
         "verified": _plain(verified) if verified and verified["after_id"] < row_id else None,
         "skipped": [_plain(skip) for skip in skips],

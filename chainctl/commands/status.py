@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.demo_option import demo_option
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _Row = dict[str, object]
 
 _RECEIVER_COLUMNS: Final = (
-    "receiver", "head_delivered", "behind_ids", "updated", "checkpoint", "halted",
+    "receiver", "head_delivered", "behind_ids", "behind_rows", "behind_seconds", "updated",
+    "checkpoint", "halted",
 )  # fmt: skip
 _CHAIN_COLUMNS: Final = (
     "chain", "leader", "leader_state", "last_beat_seconds", "epoch", "head_persisted",
@@ -105,7 +107,7 @@ async def _state(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], l
     """Return the chain, its receivers and its intakes, of one snapshot."""
     async with looking(settings, chain_id) as connection:
         chain = await connection.fetchrow(SQL["chain_status"], chain_id)
-        receivers = await connection.fetch(SQL["receivers"], chain_id)
+        receivers = await connection.fetch(SQL["lag"], chain_id, None)
         intakes = await connection.fetch(SQL["intakes"], chain_id)
     return (
         state_of(chain),
@@ -113,7 +115,9 @@ async def _state(settings: Settings, chain_id: int) -> tuple[_Row, list[_Row], l
             {
                 "receiver": row["receiver"],
                 "head_delivered": row["head_delivered"],
-                "behind_ids": chain["last_id"] - row["head_delivered"],
+                "behind_ids": row["behind_ids"],
+                "behind_rows": row["behind_rows"],
+                "behind_seconds": round(row["behind_seconds"], 3),
                 "updated": utc(row["updated_at"]),
                 "checkpoint": row["checkpoint"],
                 "halted": row["halted"],
@@ -215,6 +219,9 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
     """The row of chain_act that records it; null for a dry run."""
     is_over: bool | None
     """Whether the term has ended, where that was waited for."""
+    next_leader: str | None = None
+    """Who leads after that, if somebody does."""
+    next_epoch: int | None = None
 
 
 @click.command(cls=Command)
@@ -293,6 +300,11 @@ def takeover(
 def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> ExitCode:
     if done.is_over is False:
         talk(f"chainctl: epoch {done.epoch} has not ended after {wait_seconds:g} s")
+    elif done.next_leader is not None:
+        led_by = f"{done.next_leader} leads, in epoch {done.next_epoch}"
+        talk(f"chainctl: epoch {done.epoch} has ended; {led_by}")
+    elif done.is_over:
+        talk(f"chainctl: epoch {done.epoch} has ended; nobody leads yet")
     if as_json:
         data_json(done)
     return ExitCode.FINDINGS if done.is_over is False else ExitCode.CLEAN
@@ -331,22 +343,32 @@ async def change_leader(
         act_id = await connection.fetchval(
             SQL["record_act"], chain_id, None, what, act.actor, act.reason, f"epoch {epoch}"
         )
-    is_over = None
-    if wait_seconds is not None and not act.is_dry_run:
-        is_over = await _ends(settings, chain_id, epoch, wait_seconds, what)
-    return LeaderAct(
-        chain=chain_id, epoch=epoch, act_id=None if act.is_dry_run else act_id, is_over=is_over
+    done = LeaderAct(
+        chain=chain_id, epoch=epoch, act_id=None if act.is_dry_run else act_id, is_over=None
     )
+    if wait_seconds is None or act.is_dry_run:
+        return done
+    return await _after_its_end(settings, done, wait_seconds, what)
 
 
-async def _ends(settings: Settings, chain_id: int, epoch: int, seconds: float, what: str) -> bool:
-    """Return whether the term `epoch` ends within `seconds`."""
+async def _after_its_end(
+    settings: Settings, done: LeaderAct, seconds: float, what: str
+) -> LeaderAct:
+    """Return `done` with whether its term ends within `seconds`, and with who leads then."""
     until = time.monotonic() + seconds
     while True:
-        async with looking(settings, chain_id) as connection:
-            chain = await connection.fetchrow(SQL["chain_status"], chain_id)
-        if chain["epoch"] != epoch or (what == "step-down" and chain["released"]):
-            return True
+        async with looking(settings, done.chain) as connection:
+            chain = await connection.fetchrow(SQL["chain_status"], done.chain)
+        if chain["epoch"] != done.epoch:
+            is_led = leader_state(chain) in {"leads", "steps down"}
+            return replace(
+                done,
+                is_over=True,
+                next_leader=chain["owner"] if is_led else None,
+                next_epoch=chain["epoch"] if is_led else None,
+            )
+        if what == "step-down" and chain["released"]:
+            return replace(done, is_over=True)
         if time.monotonic() >= until:
-            return False
+            return replace(done, is_over=False)
         await asyncio.sleep(_LOOK_SECONDS)

@@ -140,7 +140,8 @@ class StoredReceiver:
         if row["reason"] is not None:
             config = self.config
             where = row["halted_at_id"], row["halted_at"]
-            detail = f"{row['reason']}: {row['detail']}"
+            found = str(row["detail"]).removeprefix(f"chain {config.chain_id}: ")
+            detail = f"{row['reason']}: {found}"
             raise StillHalted(config.chain_id, config.name, *where, detail)
         await self.fetch("end_gaps")
         return row
@@ -272,7 +273,8 @@ class PostgresHeadReports(ClosedAtExit):
     """Implements HeadReports of `orderchain.ports`: head, gaps and halts, as rows in PostgreSQL.
 
     The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
-    a head that is reported and never moves again keeps old rows from being archived.
+    a head that is reported and never moves again keeps old rows from being archived. Gaps of
+    earlier processes that it passes then become filled ones, since no stored place shows it.
     """
 
     def __init__(self, config: CheckpointConfig, *, reports_head: bool = True) -> None:
@@ -280,6 +282,8 @@ class PostgresHeadReports(ClosedAtExit):
         self._kept = StoredReceiver(config)
         self._reports_head = reports_head
         self._waiting: Mark | None = None  # only the last place counts
+        # Where gaps of earlier processes end, in order, while no place is stored.
+        self._unfilled: list[int] = []
         self._behind = WriteBehind(
             f"head report of chain {config.chain_id}",
             waits=lambda: self._waiting is not None,
@@ -292,6 +296,9 @@ class PostgresHeadReports(ClosedAtExit):
         row = await self._kept.load()
         if row["is_report"] is False:
             raise self._taken()
+        if not self._reports_head:
+            found = await self._kept.fetch("unfilled_gaps")
+            self._unfilled = [gap["until_id"] for gap in found]
 
     @property
     def chain_id(self) -> int:
@@ -318,7 +325,8 @@ class PostgresHeadReports(ClosedAtExit):
 
     def report(self, done: Mark) -> None:
         """Store `done` in the background; see `orderchain.ports.HeadReports`."""
-        if self._reports_head and not self._behind.is_refused:
+        passes_gap = bool(self._unfilled) and done.id >= self._unfilled[0]
+        if (self._reports_head or passes_gap) and not self._behind.is_refused:
             self._waiting = done
             self._behind.wake()
 
@@ -335,6 +343,10 @@ class PostgresHeadReports(ClosedAtExit):
                 self._waiting = None
 
     async def _store(self, done: Mark) -> None:
+        if not self._reports_head:
+            await self._kept.fetch("fill_gaps", done.id)
+            self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
+            return
         values = done.id, done.batch_last_id, done.seal, done.epoch
         if not await self._kept.fetch("report", *values):
             raise self._taken()

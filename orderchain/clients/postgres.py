@@ -92,6 +92,43 @@ class PoolerFound(ConnectError):
     """A pooler is in between, and another session may serve each transaction."""
 
 
+_ELEMENTS: Final = {
+    "bool": (16, 1000),
+    "bytea": (17, 1001),
+    "int8": (20, 1016),
+    "int2": (21, 1005),
+    "int4": (23, 1007),
+    "text": (25, 1009),
+    "float8": (701, 1022),
+    "timestamptz": (1184, 1185),
+    "interval": (1186, 1187),
+    "uuid": (2950, 2951),
+}
+"""The numbers of the types whose arrays our statements send or return, and of these arrays: the
+same in every PostgreSQL."""
+
+_ARRAY_TYPES: Final = tuple(
+    {
+        "oid": array,
+        "ns": "pg_catalog",
+        "name": f"_{name}",
+        "kind": b"b",
+        "basetype": None,
+        "basetype_name": None,
+        "elemtype": element,
+        "elemtype_name": name,
+        "elemdelim": ",",
+        "range_subtype": None,
+        "range_subtype_name": None,
+        "attrtypoids": None,
+        "attrnames": None,
+    }
+    for name, (element, array) in _ELEMENTS.items()
+)
+"""What asyncpg would ask the server for once per connection, at the first statement with such an
+array: two statements, of several milliseconds each, in the first fill of a gap."""
+
+
 class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
     """A connection whose commit fails where the server has rolled back instead.
 
@@ -345,7 +382,7 @@ async def _connect_one(
     """Connect to one server. All that asyncpg would take from the environment is passed."""
     password = config.read_password(host, port)
     try:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             host=host,
             port=port,
             password=lambda: password,  # an empty text would make asyncpg look elsewhere
@@ -357,6 +394,8 @@ async def _connect_one(
     except BaseException as error:
         _abort_refused(error)
         raise
+    connection._protocol.get_settings().register_data_types(_ARRAY_TYPES)
+    return connection
 
 
 def _abort_refused(error: BaseException | None) -> None:

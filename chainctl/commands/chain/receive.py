@@ -199,7 +199,7 @@ def receive(
             if isinstance(error, RowsArchived) and archive is None:
                 error.add_note("--archive DIR reads them from an archive")
             if count.rows:
-                error.add_note(f"rows written before that: {count.rows}")
+                error.add_note(f"{counted(count.rows, 'row')} written before that")
             raise
     _report(path, count)
     if as_json:

@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from chainctl.commands.outbox.deliveries import cell
 from chainctl.database import connected
 from chainctl.event_loop import run_async
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings, who
-from chainctl.output import data, data_json, talk
+from chainctl.options import (
+    Integer,
+    SuggestingGroup,
+    json_option,
+    limit_option,
+    since_option,
+    uses_settings,
+    watch_option,
+    who,
+)
+from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR
@@ -74,21 +84,42 @@ def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
 @group.command("list")
 @_chosen
 @click.option("--abandoned", is_flag=True, help="Those that were abandoned too.")
+@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def list_(settings: Settings, abandoned: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
+def list_(
+    settings: Settings,
+    abandoned: bool,
+    watch_seconds: float | None,
+    as_json: bool,
+    **chosen: Any,  # noqa: ANN401 - the options of `_chosen`
+) -> None:
     """List dead letters, the newest first."""
 
     async def run() -> list[DeadLetter]:
         async with _letters(settings) as letters:
             return await letters.list(_filter(with_abandoned=abandoned, **chosen))
 
-    found = run_async(run())
-    if as_json:
-        data_json(found)
-        return
-    for letter in found:
-        _print(letter)
+    def show_letters() -> None:
+        found = run_async(run())
+        if as_json:
+            data_json(found)
+            return
+        columns = ("message_id", "consumer", "dead", "why", "failures", "last_error")
+        table(columns, list(map(_cells_of, found)))
+
+    repeated(watch_seconds, show_letters)
+
+
+def _cells_of(letter: DeadLetter) -> tuple[object, ...]:
+    return (
+        letter.message_id,
+        letter.consumer,
+        cell(letter.dead_at),
+        f"{letter.reason}, abandoned" if letter.abandoned_at else letter.reason,
+        letter.failures,
+        letter.last_error,
+    )
 
 
 @group.command()
@@ -114,6 +145,40 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
         return
     for content in found:
         _print_content(content)
+
+
+@group.command()
+@since_option
+@limit_option
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def acts(
+    settings: Settings,
+    since_seconds: float | None,
+    limit: int,
+    watch_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Show what people did about dead letters, and why; the last first.
+
+    Acts are kept for good, also those on messages that were applied or dropped since.
+    """
+
+    async def run() -> Sequence[dict[str, Any]]:
+        async with _letters(settings) as letters:
+            return await letters.last_acts(since_seconds, limit)
+
+    columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
+
+    def show_acts() -> None:
+        found = run_async(run())
+        if as_json:
+            data_json(found)
+            return
+        table(columns, [[cell(row[each]) for each in columns] for row in found])
+
+    repeated(watch_seconds, show_acts)
 
 
 @group.command()

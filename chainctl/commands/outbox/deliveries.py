@@ -258,15 +258,25 @@ def _counted(destination: str | None, **known: object) -> dict[str, Any]:
 @filtered
 @click.option("--key", metavar="KEY", help="Only those of messages with this key.")
 @status_option
+@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def list_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+def list_(
+    settings: Settings,
+    watch_seconds: float | None,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401
+) -> None:
     """List deliveries, the oldest first; finished ones only by their --status or --id."""
-    found = run_async(_find(settings, given))
-    if as_json:
-        data_json(found)
-        return
-    table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
+
+    def show_deliveries() -> None:
+        found = run_async(_find(settings, given))
+        if as_json:
+            data_json(found)
+            return
+        table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
+
+    repeated(watch_seconds, show_deliveries)
 
 
 async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDelivery]:

@@ -171,8 +171,11 @@ def _show(done: RetentionReport, dropped: DropReport | None, *, as_json: bool) -
     if dropped is not None:
         # A dry run detaches nothing: what it would detach, it would drop, too.
         names = [table.name for table in dropped.tables]
-        names += [name for name in done.partitions if not done.is_done and name not in names]
+        size = dropped.bytes
+        if not done.is_done:
+            names += done.partitions
+            size += done.bytes
         data(
             f"chain {done.chain_id}: tables {did}dropped: {', '.join(names) or 'none'}"
-            f" ({dropped.bytes:,} bytes of those that are detached)"
+            f" ({size:,} bytes)"
         )

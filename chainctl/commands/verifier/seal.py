@@ -144,9 +144,11 @@ def show(paths: tuple[Path, ...], public_keys: tuple[str, ...], as_json: bool) -
     ]
     if as_json:
         data_json(seals)
-        return
-    for seal in seals:
-        _write_sheet(seal)
+    else:
+        for seal in seals:
+            _write_sheet(seal)
+    if not public_keys:
+        talk("chainctl: whose keys these are was not checked; --public-key would do that")
 
 
 def _write_sheet(seal: SealFile) -> None:

@@ -103,7 +103,8 @@ def revoke(
     `archive` and `retention` go no further than that until then. Needs the owner's rights.
     """
     done = run_async(_revoke(settings, chain_id, from_id, act))
-    would = "would be" if act.is_dry_run else "are"
+    done_now = "is" if len(done.marks) == 1 else "are"
+    would = "would be" if act.is_dry_run else done_now
     shown = ", ".join(map(str, done.marks[:_MARKS_NAMED]))
     count = counted(len(done.marks), "mark")
     talk(

@@ -42,7 +42,8 @@ ROWS = {
     "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor",
     "outbox list", "outbox status", "outbox failed", "outbox acts",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
-    "outbox dead list", "outbox dead show", "outbox dead retry", "outbox dead abandon",
+    "outbox dead list", "outbox dead show", "outbox dead acts",
+    "outbox dead retry", "outbox dead abandon",
 }  # fmt: skip
 """Those that show rows: an array. All others show one thing: an object."""
 
@@ -86,7 +87,7 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "outbox list": (), "outbox show": (ids[0],), "outbox status": (), "outbox failed": (),
         "outbox acts": (),
         "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,
-        "outbox dead list": (), "outbox dead show": (dead,),
+        "outbox dead list": (), "outbox dead show": (dead,), "outbox dead acts": (),
         "outbox dead retry": (*WHY, "--dry-run"), "outbox dead abandon": WHY,
     }  # fmt: skip
 

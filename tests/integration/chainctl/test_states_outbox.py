@@ -251,6 +251,7 @@ def test_stuck_message(
         runbook.run("outbox status")
         assert runbook.json("outbox dead list") == []
         assert {each["act"] for each in runbook.json("outbox acts")} == {"abandon", "retry"}
+        assert [each["act"] for each in runbook.json("outbox dead acts")] == ["retry"]
         assert {b"lost", b"refused"} <= set(clearing.applied)
         background.run(clearing.stop())
         running.result(60)

@@ -90,7 +90,8 @@ async def test_missing_rows_stand_in_the_ledger_as_missing(
             await next_events(receiver, stored.chain.mark().id)
         assert receiver.head_delivered == lost.events[1].id
     row = await admin.fetchrow("SELECT * FROM receiver_gap")
-    assert (row["after_id"], row["outcome"]) == (lost.events[1].id, "missing")
+    found = row["after_id"], row["until_id"], row["outcome"]
+    assert found == (lost.events[1].id, lost.events[2].id, "missing"), "the rows after it are there"
 
 
 async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(

@@ -194,6 +194,11 @@ def test_page_draws_ids_batches_epochs_filled_gaps_and_findings() -> None:
     assert (kinds.count("gap"), kinds.count("fault"), kinds.count("bar")) == (1, 2, 1)
     assert "epoch 1" in page.text
     assert "epoch 2" in page.text
+    assert "1 gap that receivers met" in page.text
+    assert "not filled" not in page.text
+    missing = replace(PICTURE, gaps=(replace(PICTURE.gaps[0], outcome="missing"), *PICTURE.gaps))
+    text = _Page(html_report(broken(), missing, MADE)).text
+    assert "2 gaps that receivers met, 1 not filled" in text
 
 
 def test_label_of_an_epoch_that_begins_at_the_edge_stands_within_the_picture() -> None:

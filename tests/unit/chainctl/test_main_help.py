@@ -44,6 +44,28 @@ def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert set(EXAMPLES) == {"", *LEAVES}
 
 
+VIEWS = (
+    "status", "top", "leader", "receivers list", "lag", "gaps", "tail", "rejects", "acts", "sizes",
+    "outbox status", "outbox list", "outbox acts", "outbox dead list", "outbox dead acts",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_view_can_be_watched_and_is_json_for_machines(path: str) -> None:
+    assert {"watch_seconds", "as_json"} <= {each.name for each in LEAVES[path].params}
+
+
+ACTS = sorted(path for path, command in LEAVES.items()
+              if any(each.name == "reason" for each in command.params))  # fmt: skip
+
+
+def test_act_by_hand_takes_an_actor_and_a_dry_run() -> None:
+    assert len(ACTS) > 10
+    for path in ACTS:
+        options = {option for each in LEAVES[path].params for option in each.opts}
+        assert {"--actor", "--dry-run", "--json"} <= options, path
+
+
 GROUPS = sorted({path.rpartition(" ")[0] for path in LEAVES} - {""})
 
 

@@ -56,10 +56,15 @@ class Private:
 PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
-        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka.py"},
+        {
+            "orderchain/clients/pipeline.py",
+            "orderchain/clients/postgres.py",
+            "orderchain/clients/kafka.py",
+        },
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
             and hasattr(asyncpg.protocol.Protocol, "connection_lost")
+            and hasattr(asyncpg.protocol.Protocol, "get_settings")
             and "_protocol" in names_in(aiokafka.conn.AIOKafkaConnection.__init__)
         ),
     ),
@@ -92,7 +97,11 @@ PRIVATE: Final = {
     ),
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
-        {"chain_verifier/spark/topic.py", "chain_verifier/spark/finding_frame.py"},
+        {
+            "chain_verifier/spark/topic.py",
+            "chain_verifier/spark/finding_frame.py",
+            "chain_verifier/spark/session.py",
+        },
         lambda: "_jvm" in names_in(SparkSession.__init__),
     ),
     "_jsc": Private(

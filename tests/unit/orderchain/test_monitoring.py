@@ -193,8 +193,11 @@ async def test_receiver_that_halted_is_not_ready_and_exports_it() -> None:
         await take(receiver, rig.chain.mark().id)
         core = receiver._core
         assert core is not None
-        core.halt(ForkFound(1, 2, 3, 4))
-        assert "halted" in str(receiver.why_not_ready())
+        chain = f"chain {rig.chain.chain_id}"
+        core.halt(ForkFound(rig.chain.chain_id, 2, 3, 4))
+        reason = str(receiver.why_not_ready())
+        assert "halted: fork after 2" in reason
+        assert reason.count(chain) == 1
         values = {sample.name: sample.value for sample in receiver.samples()}
         assert values["orderchain_receiver_halted"] == 1
 

@@ -199,7 +199,9 @@ async def test_leader_that_is_asked_to_step_down_keeps_what_it_accepted_and_hand
     assert world.chain.lease_released
 
 
-async def test_other_leader_fences_and_every_caller_is_answered(world: World) -> None:
+async def test_other_leader_fences_and_every_caller_is_answered(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     sequencer = await world.sequencer(batch_rows_max=1).__aenter__()
     await sequencer.submit("a", b"1")
     await world.steal()
@@ -207,8 +209,10 @@ async def test_other_leader_fences_and_every_caller_is_answered(world: World) ->
         *(sequencer.submit(f"k{n}", b"") for n in range(5)), return_exceptions=True
     )
     assert [type(answer) for answer in answers] == [Fenced] * 5
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced) as found:
         await sequencer.__aexit__(None, None, None)
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert logged == [str(found.value)], "with the chain's name once"
     assert [row.key for row in world.rows()] == ["a"]
 
 

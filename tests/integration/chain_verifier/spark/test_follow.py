@@ -1,7 +1,10 @@
 """Following a real topic: what each frame shows is told once, across restarts too."""
 
+# ruff: noqa: S608 - every value in a statement is a number of this file
+
 from __future__ import annotations
 
+import asyncio
 import random
 from datetime import UTC, datetime
 from functools import partialmethod
@@ -18,6 +21,7 @@ from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.published_frames import frame_of
+from tests.integration.chain_verifier.stored_rows import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +72,25 @@ def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
     # Nothing of what was told is told again, and the lost frame that arrives now is.
     topic.send(frames[2])
     assert [(one.kind, one.id) for one in follow()] == [(Kind.OUT_OF_ORDER, ROWS[20].id)]
+
+
+def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
+    topic: Topic, frames: list[bytes], follow: Follow, database: str
+) -> None:
+    """The boundary is as retention leaves it."""
+    boundary = ROWS[19].id
+    asyncio.run(execute(
+        database,
+        f"DELETE FROM chain_event WHERE id <= {boundary}",
+        f"DELETE FROM chain_batch WHERE last_id < {boundary}",
+        "UPDATE chain_batch SET first_id = last_id, prev_last_id = NULL, row_count = 0"
+        f" WHERE last_id = {boundary}",
+    ))  # fmt: skip
+    topic.send(*frames)
+    assert follow() == []
+    foreign = replace(ROWS[3], key="other")
+    topic.send(frame_of([foreign], bytes(32)))
+    assert [(one.kind, one.id) for one in follow()] == [(Kind.SURPLUS, ROWS[3].id)]
 
 
 def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.chainctl.conftest import Call, Refused
+    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 
 def test_stack_that_was_never_up_is_told_of(call: Call, refused: Refused, tmp_path: Path) -> None:
@@ -22,6 +24,46 @@ def test_stack_that_was_never_up_is_told_of(call: Call, refused: Refused, tmp_pa
     assert call("stack", "down", settings=settings).code == 0
     assert call("stack", "reset", settings=settings).code == 0
     assert not (tmp_path / "stack").exists()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Data of a stack."""
+    made = tmp_path / "stack" / "postgres" / "data"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_stack_is_not_reset_without_a_word_where_nobody_can_be_asked(
+    call: Call, refused: Refused, stored: Path, tmp_path: Path
+) -> None:
+    settings = {"CHAINCTL_STACK_DIR": str(tmp_path / "stack")}
+    line = refused("stack", "reset", settings=settings)
+    assert f"whether {tmp_path / 'stack'} may be deleted: --yes (see" in line
+    assert stored.is_dir()
+    assert call("stack", "reset", "--yes", settings=settings).code == 0
+    assert not stored.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "is_there"), [("n", 2, True), ("", 2, True), ("y", 0, False)]
+)
+def test_stack_is_reset_after_a_yes_on_the_terminal(
+    start: Start, stored: Path, tmp_path: Path, answer: str, code: int, is_there: bool
+) -> None:
+    settings = {"CHAINCTL_STACK_DIR": str(tmp_path / "stack")}
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        process = start("stack", "reset", settings=settings, stdin=theirs)
+        out, err = process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (process.returncode, out) == (code, ""), err
+    assert f"Delete all databases and topics in {tmp_path / 'stack'}? [y/N]" in err
+    assert ("nothing was deleted" in err) is is_there
+    assert stored.exists() is is_there
 
 
 @pytest.mark.postgres
@@ -55,4 +97,4 @@ def test_stack_comes_up_is_reached_by_its_environment_and_goes_away(
         down = call("stack", "down", settings=settings)
     assert down.code == 0, down
     assert call("stack", "status", settings=settings).code == 1
-    assert call("stack", "reset", settings=settings).code == 0
+    assert call("stack", "reset", "--yes", settings=settings).code == 0

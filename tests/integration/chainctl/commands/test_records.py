@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from orderchain.sql import AUDITOR, SEQUENCER_WRITER
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +57,21 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
     assert "\npublished: no\n" in done.out
     assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}, " in done.err
     assert done.err.endswith("the row after none\n")
+
+
+def test_show_of_a_row_that_was_removed_says_that_its_batch_lacks_it(
+    call: Call, module_settings: Settings, filled: int, postgres_server: PostgresServer
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    deleted = f"DELETE FROM chain_event WHERE chain_id = {filled} AND id = 7"  # noqa: S608 - a number
+    postgres_server.execute(LET_TAMPER + deleted, database=name)
+    done = call("show", 7, "--chain", filled, settings=module_settings)
+    assert done.code == 1, done
+    assert "has no row 7; the row before is 6, the row after 8; " in done.err
+    counts = re.search(r"; ([\d,]+) of the ([\d,]+) rows of its batch are stored: verify", done.err)
+    assert counts is not None, done
+    stored, committed = (int(count.replace(",", "")) for count in counts.groups())
+    assert stored == committed - 1
 
 
 def test_tail_shows_the_last_orders_in_their_order(
@@ -145,6 +162,8 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     )
     assert "failed" not in states.values()
     assert states["login"] == "warning"  # a superuser
+    found = {each["what"]: each["found"] for each in json.loads(well.out)}
+    assert re.fullmatch(r"3\.\d+\.\d+, orderchain \S+", found["python"])
     broken = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     done = call("doctor", "--chain", filled_once + 1, "--json", settings=broken)
     assert done.code == 1, done
@@ -211,7 +230,7 @@ def test_doctor_names_settings_that_are_none_and_a_file_that_others_can_read(
     assert lines_of(call, misspelt)["settings"]["found"] == "CHAINCTL_DATABSE is no setting"
 
 
-def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
+def test_doctor_names_receivers_and_marks_with_trouble_and_a_schema_that_was_changed(
     call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
 ) -> None:
     name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
@@ -221,6 +240,11 @@ def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
         "INSERT INTO receiver_gap (chain_id, receiver, after_id, until_id, cause, outcome, source,"
         " row_count, found_at, duration) SELECT chain_id, 'g', 3, 5, 'start', 'missing', 'primary',"
         " 0, now(), '1s' FROM chain_head;"
+        "INSERT INTO receiver_checkpoint (chain_id, receiver, head_delivered, batch_last_id, seal,"
+        " epoch) SELECT chain_id, name, last_id, last_id, sha256(last_seal), 1 FROM chain_head,"
+        " unnest(ARRAY['c', 'm']) AS name;"
+        "INSERT INTO chain_verified (chain_id, after_id, until_id, seal, verified_by)"
+        " SELECT chain_id, 0, last_id, sha256(last_seal), 'eve' FROM chain_head WHERE last_id > 0;"
         "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL",
         database=name,
     )
@@ -232,6 +256,8 @@ def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
         postgres_server.execute(
             "GRANT INSERT ON chain_batch TO sequencer_writer;"
             "DELETE FROM receiver_gap WHERE receiver = 'g';"
+            "DELETE FROM receiver_checkpoint WHERE receiver IN ('c', 'm');"
+            "DELETE FROM chain_verified WHERE verified_by = 'eve';"
             "DELETE FROM receiver_halt; ALTER TABLE chain_act ALTER COLUMN detail SET NOT NULL",
             database=name,
         )
@@ -241,6 +267,13 @@ def test_doctor_names_a_receiver_that_has_halted_and_a_schema_that_was_changed(
     lacking = found[f"receiver g of chain {filled_once}"]
     assert (lacking["state"], "after 3 up to 5" in lacking["found"]) == ("failed", True)
     assert f"repair --chain {filled_once}" in lacking["to_do"]
+    contradicted = found[f"receiver c of chain {filled_once}"]
+    assert (contradicted["state"], contradicted["found"]) == (
+        "failed", "the database contradicts its checkpoint: another seal",
+    )  # fmt: skip
+    mark = found[f"verified mark of chain {filled_once}"]
+    assert (mark["state"], f"rows up to {FILLED_ROWS} are not" in mark["found"]) == ("failed", True)
+    assert f"verify --chain {filled_once}" in mark["to_do"]
     assert (revoked["state"], revoked["found"].rpartition(": table")[2]) == (
         "failed", " chain_batch: role sequencer_writer may not INSERT, shipped: may",
     )  # fmt: skip

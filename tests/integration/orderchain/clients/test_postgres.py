@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import asyncpg
 import pytest
 
 from local_stack.postgres import SUPERUSER
@@ -14,6 +18,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import close_connection, connect
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 from tests.certificates import Authority, pkcs8
+from tests.pages import ROOT
 from tests.secured_postgres import (
     CERTIFIED,
     TRADER,
@@ -31,6 +36,25 @@ if TYPE_CHECKING:
     from local_stack import PostgresServer
 
 SECONDS = 30.0
+
+ARRAYS: dict[str, list[Any]] = {
+    "bool": [True, False],
+    "bytea": [b"a", b""],
+    "int8": [2**40, -1],
+    "int2": [1, -2],
+    "int4": [2**20, -3],
+    "text": ["a", "b,c"],
+    "float8": [0.5, 1e300],
+    "timestamptz": [datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)],
+    "interval": [timedelta(seconds=1, microseconds=5)],
+    "uuid": [UUID(int=5)],
+}
+PARTS = [
+    ROOT / part
+    for part in (
+        "sequencer", "gapfill", "matcher_receiver", "outbox", "chain_verifier", "chainctl",
+    )
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")  # a module of which other tests come between would make it twice
@@ -58,6 +82,35 @@ async def ask(config: DatabaseConfig, query: str, seconds: float = SECONDS) -> A
         return await connection.fetchval(query)
     finally:
         await close_connection(connection)
+
+
+@pytest.mark.postgres
+async def test_arrays_of_our_statements_are_known_without_asking_the_server(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncpg asks for types that it does not know, once per connection."""
+
+    async def asked(*_: Any, **__: Any) -> Any:
+        pytest.fail("the server was asked for a type")
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asked)
+    config = DatabaseConfig.of(postgres_server.dsn(SUPERUSER))
+    connection = await connect(config, application_name="test", within_seconds=SECONDS)
+    try:
+        for name, values in ARRAYS.items():
+            found = await connection.fetchrow(
+                f"SELECT $1::{name}[] AS given, array_length($1::{name}[], 1) AS length", values
+            )
+            assert (found["given"], found["length"]) == (values, len(values)), name
+    finally:
+        await close_connection(connection)
+
+
+def test_arrays_that_are_known_are_those_of_our_statements() -> None:
+    texts = [path.read_text(encoding="utf-8") for part in PARTS for path in part.rglob("*.sql")]
+    sent = set(re.findall(r"\$[0-9]+::(\w+)\[\]", "\n".join(texts)))
+    names = {"bigint": "int8", "integer": "int4", "smallint": "int2", "boolean": "bool"}
+    assert {names.get(name, name) for name in sent} <= ARRAYS.keys()
 
 
 async def refused(

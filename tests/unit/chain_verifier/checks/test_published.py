@@ -72,6 +72,19 @@ def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
     assert topic.span == 10
 
 
+def test_log_leaves_frames_of_archived_rows_out_unless_no_leader_signed_them() -> None:
+    log = TopicLog("topic", boundary_id=20)
+    old = {"is_genuine": False, "sender": SIGNED}
+    log.take(frame(0, 0, 10, **old))
+    log.take(frame(1, 10, 10, is_heartbeat=True, **old))
+    log.take(frame(2, 10, 20, **old | {"sender": UNSIGNED}))
+    log.take(frame(3, 10, 21, **old))
+    log.take(frame(4, 20, 30, sender=SIGNED))
+    assert log.forged == {2, 3}
+    assert "of rows that are archived: 2 frames" in list(log.notes())
+    assert log.walk.first_pid == 20
+
+
 def test_log_names_a_frame_of_another_epoch_than_its_batch_and_one_that_falls() -> None:
     topic = Topic(frame(0, 0, 10, epoch=3, batch_epoch=2), frame(1, 10, 20, epoch=2, batch_epoch=2))
     found = topic.disorder(HORIZON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,39 @@ def test_receive_with_a_name_reports_how_far_it_has_come_and_without_one_does_no
     assert "once.jsonl" not in places
 
 
-def test_receive_stores_the_gap_that_it_stands_before(
+def test_unhalt_says_whether_the_receiver_would_halt_again(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    chain, settings = ("--chain", filled), module_settings
+    postgres = settings["CHAINCTL_DATABASE"]
+
+    async def change() -> None:
+        connection = await asyncpg.connect(postgres)
+        await connection.execute(LET_TAMPER)
+        query = "UPDATE chain_event SET payload = 'x' WHERE chain_id = $1 AND id = 2000"
+        await connection.execute(query, filled)
+        await connection.close()
+
+    asyncio.run(change())
+    receive = ("receive", *chain, "--output", tmp_path / "h.jsonl", "--name", "h")
+    halted = call(*receive, settings=settings)
+    assert (halted.code, "was changed" in halted.err) == (3, True), halted
+    unhalt = ("unhalt", *chain, "--name", "h", "--reason", "ticket 512")
+    tried = call(*unhalt, "--dry-run", settings=settings)
+    assert tried.code == 0, tried
+    assert "would be lifted: BatchDamaged at " in tried.err
+    again = re.search(r"it may start, and halts again: rows (\d+) to (\d+) are not", tried.err)
+    assert again is not None, tried
+    assert int(again[1]) <= 2_000 <= int(again[2])
+    repair = ("repair", *chain, "--from", "topic", "--reason", "ticket 512")
+    assert call(*repair, settings=settings).code == 0
+    lifted = call(*unhalt, settings=settings)
+    assert lifted.code == 0, lifted
+    assert lifted.err.endswith("chainctl: it may start\n")
+    assert call(*receive, settings=settings).code == 0
+
+
+def test_receive_stores_the_gap_that_it_stands_before_until_it_has_passed_it(
     call: Call,
     module_settings: dict[str, str],
     filled: int,
@@ -174,7 +207,18 @@ def test_receive_stores_the_gap_that_it_stands_before(
     ledger = call("gaps", "--chain", filled, "--json", settings=module_settings)
     (gap,) = json.loads(ledger.out)
     assert (gap["receiver"], gap["after_id"], gap["outcome"]) == ("hole.jsonl", 1_999, "missing")
-    assert gap["source"] == "primary"
+    assert (gap["until_id"], gap["source"]) == (2_000, "primary")
+
+    again = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    assert again.code == 3, again
+    still = call("gaps", "--chain", filled, "--open", "--json", settings=module_settings)
+    assert [gap["until_id"] for gap in json.loads(still.out)] == [2_000]
+    repair = ("repair", "--chain", filled, "--from", "topic", "--reason", "ticket 519")
+    assert call(*repair, settings=module_settings).code == 0
+    passed = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    assert passed.code == 0, passed
+    still = call("gaps", "--chain", filled, "--open", "--json", settings=module_settings)
+    assert json.loads(still.out) == [], "though no place of it is stored"
 
 
 def test_receive_with_the_read_only_role_alone_writes_the_journal_and_stores_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import random
 import signal
 import threading
@@ -284,6 +285,7 @@ def test_leader_that_is_asked_to_step_down_hands_over_and_ends_cleanly(
     until_waiting(topic)
     assert act(topic, call, "step-down", "--dry-run") == {
         "chain": topic.chain, "epoch": 1, "act_id": None, "is_over": None,
+        "next_leader": None, "next_epoch": None,
     }  # fmt: skip
     assert leader_state(topic, call) == "leads"
     done = act(topic, call, "step-down", "--wait", "50s")
@@ -314,7 +316,10 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
     until_waiting(topic)
     hanging.send_signal(signal.SIGSTOP)
-    assert act(topic, call, "takeover", "--wait", "50s")["is_over"]
+    takeover = ("takeover", "--chain", topic.chain, "--reason", "a drill", "--wait", "50s")
+    done = call(*takeover, settings=topic.settings)
+    assert done.code == 0, done
+    assert f"epoch 1 has ended; {host_of(standby)} leads, in epoch 2" in done.err
     topic.send(100)
     topic.until_taken(standby)
     assert self_leads(topic, 1)
@@ -324,6 +329,11 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     standby.send_signal(signal.SIGTERM)
     end(standby, 143)
     topic.assert_is_chain()
+
+
+def host_of(process: subprocess.Popen[str]) -> str:
+    """The name that a sequencer gives itself."""
+    return f"{platform.node()}:{process.pid}"
 
 
 def until_waiting(topic: Topic) -> None:

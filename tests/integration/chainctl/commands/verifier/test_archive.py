@@ -183,6 +183,11 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert (tried["is_done"], tried["act_id"]) == (False, None)
     assert [table["name"] for table in tried["dropped"]] == first
     assert tables_of(module_settings, chain) == before, "a dry run drops nothing"
+    told = retain(head - 1, *window, *why[:3], "--dry-run").out
+    assert f"dropped: {', '.join([*first, *tried['partitions']])} (" in told
+    size = tried["bytes"] + sum(table["bytes"] for table in tried["dropped"])
+    assert f" ({size:,} bytes)" in told
+    assert tried["bytes"] > 0
     done = retain(head - 1, *window, *why)
     assert done.code == 0, done
     found = json.loads(done.out)
@@ -195,11 +200,36 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert tables_of(module_settings, chain) == sorted(set(before) - set(gone))
     assert retain(head - 1, *window, *why[:3]).out.count(": none") == 2, "nothing is left to do"
 
+    shown = call("show", 1, "--chain", chain, settings=module_settings)
+    alone = f"has no row 1: rows up to {found['boundary_id']} are in the archive alone"
+    assert (shown.code, alone in shown.err) == (1, True), shown
+
     acts = json.loads(call("acts", "--chain", chain, "--json", settings=module_settings).out)
     assert [(act["act_id"], act["act"], act["actor"], act["reason"]) for act in acts[:2]] == [
         (found["act_id"], "drop", "eve", why[2]), (acts[1]["act_id"], "retention", "eve", why[2]),
     ]  # fmt: skip
     assert all(name in acts[0]["detail"] for name in gone)
+
+
+@pytest.mark.parametrize("mode", [(), ("--local",)], ids=["spark", "local"])
+def test_topic_that_still_has_the_archived_rows_is_no_finding(
+    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention,
+    request: pytest.FixtureRequest, mode: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The topic keeps its frames for a week, whatever retention does meanwhile."""
+    if not mode:
+        request.getfixturevalue("spark")
+    chain, head = archived
+    verify = ("verify", *mode, "--chain", chain, "--source", "database", "--source", "topic")
+    assert call(*verify, settings=module_settings).code == 0
+    done = retain(head - 1, "--key-window", 0, "--drop", "--reason", "the disk fills", "--json")
+    boundary = json.loads(done.out)["boundary_id"]
+    after = call(*verify, "--json", settings=module_settings)
+    assert after.code == 0, after
+    report = json.loads(after.out)
+    assert (report["start"], report["findings"]) == (boundary, [])
+    (topic,) = (one for one in report["sources"] if one["source"] == "topic")
+    assert any(note.startswith("of rows that are archived: ") for note in topic["notes"])
 
 
 def test_retention_drops_no_table_that_the_archive_does_not_hold(

@@ -414,6 +414,9 @@ def test_tail_of_a_term_that_the_restore_has_lost_needs_a_kept_seal(
     before = stored(settings, whole)
     ends = last_ids(settings, whole)
     seals = {last: row[6].hex() for last, row in zip(ends, before[0], strict=True)}
+    vault = tmp_path / "vault"
+    export = ("seal", "export", "--chain", whole, "--to", vault)
+    assert call(*export, settings=settings).code == 0
     lose_tail(settings, whole, head)
     as_owner(
         settings,
@@ -429,6 +432,8 @@ def test_tail_of_a_term_that_the_restore_has_lost_needs_a_kept_seal(
     # The seal of the last batch but one proves all before it, and not the last.
     code, done = fix("topic", "--expect-seal", f"{ends[-2]}:{seals[ends[-2]]}")
     assert (code, done["head_after"]) == (1, ends[-2])
+    code, done = fix("topic", "--expect-seals", vault, "--dry-run")
+    assert (code, done["head_after"], done["act_id"]) == (0, ends[-1], None)
     code, done = fix("topic", "--expect-seal", f"{ends[-1]}:{seals[ends[-1]]}")
     assert (code, done["head_after"]) == (0, ends[-1])
     assert stored(settings, whole) == before

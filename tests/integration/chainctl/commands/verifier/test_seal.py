@@ -72,6 +72,8 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     assert "place, date" in sheet.out
     both = call("seal", "show", vault, "--public-key", public)
     assert (both.code, both.out.count("place, date")) == (0, 2), both
+    assert both.err == ""
+    assert "whose keys these are was not checked" in call("seal", "show", vault).err
     assert "a folder with exported seals" in refused("seal", "show", vault.parent)
 
     verify = (

@@ -6,6 +6,10 @@ import asyncio
 import json
 import re
 import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,8 +20,6 @@ from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
 DELETED = FILLED_ROWS // 2
@@ -431,3 +433,40 @@ def test_verify_that_is_ended_while_it_waits_for_the_database_ends_at_once(
     assert (ended, out) == (code, ""), err
     assert "Traceback" not in err
     assert list(files.glob("chain-verifier-*")) == []
+
+
+def children_of(process_id: int) -> dict[int, str]:
+    """Return the processes that a process has started, and their programs."""
+    found: dict[int, str] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = status.read_text().rpartition(")")
+            if int(rest.split()[1]) == process_id:
+                found[int(status.parent.name)] = name.partition("(")[2]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+def test_verify_that_is_ended_while_spark_starts_leaves_no_java_and_no_folder(
+    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path,
+    number: signal.Signals, code: int,
+) -> None:  # fmt: skip
+    """Java that has not answered yet is known to nobody else: it would stay for good."""
+    files = tmp_path / "files"
+    files.mkdir()
+    process = start(
+        "verify", "--chain", filled_once, "--source", "database",
+        settings={**module_settings, "TMPDIR": str(files)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while "java" not in (started := children_of(process.pid)).values():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    assert [child for child in started if Path(f"/proc/{child}").exists()] == []
+    assert list(files.iterdir()) == []
