@@ -507,7 +507,8 @@ def _gives_its_seal(batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
         committed_at_us=(batch["committed_at"] - _EPOCH) // timedelta(microseconds=1),
         pages=event_pages([Event(**row) for row in rows]),
     )
-    return found == batch["seal"]
+    is_same: bool = found == batch["seal"]
+    return is_same
 
 
 async def _forget(connection: Connection, chain_id: int, name: str, *, is_known: bool) -> str:
