@@ -317,6 +317,7 @@ def test_failed_verification(page: Page, world: World) -> None:
     with page("failed-verification", {"81234567": last}) as runbook:
         seals = "verify --local --chain 1 --source database --seals"
         assert "A contradicted mark" in runbook.run(seals, code=1).out
+        assert "verified mark of chain 1" in runbook.run("doctor", code=1).out
         runbook.run(f"{seals} --findings", code=1)
         assert (world.folder / "findings.html").stat().st_size > 0
         compared = runbook.run("verify --local --chain 1 --source database --source", code=1)

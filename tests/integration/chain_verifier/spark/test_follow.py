@@ -82,9 +82,9 @@ def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     asyncio.run(execute(
         database,
         f"DELETE FROM chain_event WHERE id <= {boundary}",
-        f"DELETE FROM chain_batch WHERE last_id < {boundary}",
         "UPDATE chain_batch SET first_id = last_id, prev_last_id = NULL, row_count = 0"
         f" WHERE last_id = {boundary}",
+        f"DELETE FROM chain_batch WHERE last_id < {boundary}",
     ))  # fmt: skip
     topic.send(*frames)
     assert follow() == []
