@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from orderchain.sql import AUDITOR, SEQUENCER_WRITER
+from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.stored_pages import LET_TAMPER
 
@@ -60,12 +61,21 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
 
 
 def test_show_of_a_row_that_was_removed_says_that_its_batch_lacks_it(
-    call: Call, module_settings: Settings, filled: int, postgres_server: PostgresServer
+    call: Call,
+    database: str,
+    module_settings: Settings,
+    free_chain: int,
+    postgres_server: PostgresServer,
+    tmp_path: Path,
 ) -> None:
-    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
-    deleted = f"DELETE FROM chain_event WHERE chain_id = {filled} AND id = 7"  # noqa: S608 - a number
+    settings = {**module_settings, "CHAINCTL_DATABASE": database}
+    chain = free_chain
+    assert call("chain", "create", chain, settings=settings).code == 0
+    fill_chain(settings, chain, tmp_path)
+    name = urlsplit(database).path.removeprefix("/")
+    deleted = f"DELETE FROM chain_event WHERE chain_id = {chain} AND id = 7"  # noqa: S608 - a number
     postgres_server.execute(LET_TAMPER + deleted, database=name)
-    done = call("show", 7, "--chain", filled, settings=module_settings)
+    done = call("show", 7, "--chain", chain, settings=settings)
     assert done.code == 1, done
     assert "has no row 7; the row before is 6, the row after 8; " in done.err
     counts = re.search(r"; ([\d,]+) of the ([\d,]+) rows of its batch are stored: verify", done.err)
