@@ -9,42 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import SessionConfig, connected
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.findings import Findings
-    from orderchain.clients.postgres import Connection
 
-
-# -- connections, for everything except Spark's scans ----------------------------------------------
-
-
-def session_config(database: str | DatabaseConfig, role: str) -> SessionConfig:
-    """Return how a session is held; members of `role` may do what the session is for."""
-    return SessionConfig(
-        database=DatabaseConfig.of(database),
-        application_name="chain_verifier",
-        role=role,
-        connect_seconds=CONNECT_TIMEOUT_S,
-        statement_seconds=READ_TIMEOUT_S,
-    )
-
-
-def connection_to(
-    database: str | DatabaseConfig, role: str
-) -> AbstractAsyncContextManager[Connection]:
-    """Hold one connection for a while. Raises as `orderchain.clients.session.connected`."""
-    return connected(session_config(database, role))
-
-
-# -- what is read ----------------------------------------------------------------------------------
 
 SQL: Final = load_sql("chain_verifier", "database.sql")
 """The statements of both modes, for `filled`."""

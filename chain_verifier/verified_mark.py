@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from chain_verifier.config import ContradictedMark
-from chain_verifier.database_facts import connection_to
+from chain_verifier.server import connection_to
 from orderchain.errors import ChainMissing, ConnectError, InputError
 from orderchain.sql import AUDITOR, load_sql, require_version
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
 from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
-from chain_verifier.database_facts import connection_to
+from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, RetryError, SettingError
 from orderchain.sql import OWNER

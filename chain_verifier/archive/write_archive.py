@@ -17,7 +17,8 @@ from chain_verifier.archive.manifest import (
 )
 from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
-from chain_verifier.database_facts import connection_to, filled
+from chain_verifier.database_facts import filled
+from chain_verifier.server import connection_to
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import ChainMissing, InputError, SettingError, SourceBroken
 from orderchain.sql import AUDITOR, load_sql, require_version

@@ -11,17 +11,10 @@ from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource
-from chain_verifier.database_facts import (
-    SQL,
-    DatabaseFacts,
-    DatabaseHead,
-    connection_to,
-    filled,
-    page_ranges,
-    session_config,
-)
+from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
+from chain_verifier.server import connection_to, session_config
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
 from orderchain.sql import AUDITOR, load_sql, require_version

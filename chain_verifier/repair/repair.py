@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from chain_verifier.config import DatabaseSource, KeptSeal
-from chain_verifier.database_facts import connection_to
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import Offers, RepairSource, open_offers
 from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
+from chain_verifier.server import connection_to
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import InputError, RetryError
 from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES

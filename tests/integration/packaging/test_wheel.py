@@ -153,7 +153,7 @@ def test_wheel_with_the_two_extras_of_the_console_has_all_of_it(
 ) -> None:
     for extra in ("cli", "web"):
         make_environment(tmp_path, wheel, extra)
-    for module in ("app", "feed", "reading"):
+    for module in ("app", "feed", "state_reader"):
         done = run_in(tmp_path, f"import chainctl.console.{module}")
         assert done.returncode == 0, done.stderr
 
