@@ -392,8 +392,8 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         yield ""
         yield from table(("load", "p99, self-clocking / best fixed size of a round"), rounds)
     for name, title in (
-        ("commit_histogram", "one commit behind the other"),
-        ("send_histogram", "one acked send behind the other"),
+        ("commit_histogram", "one commit after the other"),
+        ("send_histogram", "one acked send after the other"),
         ("due_commit_histogram", "commits on a schedule, from when each was due"),
         ("due_send_histogram", "acked sends on a schedule, from when each was due"),
     ):
