@@ -210,8 +210,28 @@ def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
 # -- options, and commands that have them ----------------------------------------------------------
 
 
+_SETTING: Final = "setting_"
+"""What the names of parameters begin with that are settings: a flag, a variable or a line."""
+
+
+_SENTENCE_MAX: Final = 1_000
+"""Longer than any first sentence of a command."""
+
+
 class Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command whose help has its settings apart, and ends with examples."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what only this command has first, then the settings that many commands share."""
+        records: dict[str, list[tuple[str, str]]] = {"Options": [], "Settings": []}
+        for parameter in self.get_params(ctx):
+            is_setting = (parameter.name or "").startswith(_SETTING)
+            if record := parameter.get_help_record(ctx):
+                records["Settings" if is_setting else "Options"].append(record)
+        for title, written in records.items():
+            if written:
+                with formatter.section(title):
+                    formatter.write_dl(written)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples; see `chainctl.options`."""
@@ -224,6 +244,14 @@ class SuggestingGroup(click.Group):
 
     command_class = Command
     format_epilog = Command.format_epilog
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does as a whole sentence: click cuts it at the line's end."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, each.get_short_help_str(_SENTENCE_MAX)) for name, each in found if each]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -389,7 +417,7 @@ def uses_sourced_settings(*names: str) -> Callable[[Callable[..., Any]], Callabl
 def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     config = click.option(
         "--config",
-        "setting_config",
+        f"{_SETTING}config",
         type=click.Path(),
         metavar="FILE",
         help=f"TOML file with settings. [env: CHAINCTL_CONFIG; else ./{DEFAULT_CONFIG}]",
@@ -401,7 +429,7 @@ def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callabl
         default = f"; default: {default_of(name)}" if default_of(name) else ""
         decorated = click.option(
             flag_of(name),
-            f"setting_{name}",
+            f"{_SETTING}{name}",
             type=_type_of(name),
             metavar=None if choices(name) else form_of(name),
             multiple=is_many,
@@ -428,9 +456,9 @@ def _type_of(name: str) -> click.ParamType | None:  # type: ignore[type-arg] # s
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:
     """Take the settings' flags out of `options`, and return the settings."""
     flags = {
-        name.removeprefix("setting_"): _text_of(options.pop(name))
+        name.removeprefix(_SETTING): _text_of(options.pop(name))
         for name in list(options)
-        if name.startswith("setting_")
+        if name.startswith(_SETTING)
     }
     config = flags.pop("config")
     sourced = load_settings(flags, os.environ, config)

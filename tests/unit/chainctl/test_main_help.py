@@ -44,6 +44,18 @@ def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert set(EXAMPLES) == {"", *LEAVES}
 
 
+@pytest.mark.parametrize("path", LEAVES)
+def test_help_of_a_command_has_its_settings_apart(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*path.split(), "--help"]) == 0
+    own, _, settings = capsys.readouterr().out.partition("\nSettings:\n")
+    flags = {f"--{name.replace('_', '-')}" for name in SETTING_NAMES} | {"--config"}
+    shown = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
+    assert not flags & {*shown.findall(own)}
+    assert flags >= {*shown.findall(settings.partition("\nExamples:\n")[0])}
+
+
 VIEWS = (
     "status", "top", "leader", "receivers list", "lag", "gaps", "tail", "rejects", "acts", "sizes",
     "outbox status", "outbox list", "outbox acts", "outbox dead list", "outbox dead acts",
@@ -74,7 +86,9 @@ def test_help_of_a_group_ends_with_examples_of_its_commands(
     path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*path.split(), "--help"]) == 0
-    shown = capsys.readouterr().out.partition("\nExamples:\n")[2].splitlines()
+    about, _, examples = capsys.readouterr().out.partition("\nExamples:\n")
+    assert "..." not in about.partition("\nCommands:\n")[2], "a sentence that was cut"
+    shown = examples.splitlines()
     assert 1 <= len(shown) <= 3
     known = {line: name for name, lines in EXAMPLES.items() for line in lines}
     found = [known[line.strip()].removeprefix(f"{path} ").split()[0] for line in shown]
