@@ -143,7 +143,7 @@ class Committer:
             if claims is None:
                 return None
         assembly = Assembly(entries, columns, claims)
-        positions = self._positions_behind(assembly.intake)
+        positions = self._positions_after(assembly.intake)
         if positions is None:
             return None
         assembly.give_ids(self._leading(), self._wall_ns())
@@ -188,16 +188,16 @@ class Committer:
         If one call of an intake was not taken, the next call must not move the mark past it.
         """
         followed: list[Entry] = []
-        behind: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for entry in entries:
             mark = entry.intake
             if mark is not None:
                 if mark.source not in self._positions:
                     await self._learn_position(mark.source)
-                if not self._is_next(mark, behind):
+                if not self._is_next(mark, newest):
                     entry.fail(IntakeMoved(mark.source, mark.previous))
                     continue
-                behind[mark.source] = mark.position
+                newest[mark.source] = mark.position
             followed.append(entry)
         return followed
 
@@ -214,20 +214,20 @@ class Committer:
 
         await self._until_done(read)
 
-    def _positions_behind(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
+    def _positions_after(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
         """Return the positions of the intakes after `marks`; None unless each mark certainly
         follows what was taken before.
         """
-        behind: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for mark in marks:
-            if not self._is_next(mark, behind):
+            if not self._is_next(mark, newest):
                 return None
-            behind[mark.source] = mark.position
-        return behind
+            newest[mark.source] = mark.position
+        return newest
 
-    def _is_next(self, mark: IntakeMark, behind: Mapping[str, int]) -> bool:
-        """Return whether `mark` certainly follows all that was assembled, and then `behind`."""
-        known = behind if mark.source in behind else self._positions
+    def _is_next(self, mark: IntakeMark, newest: Mapping[str, int]) -> bool:
+        """Return whether `mark` certainly follows all that was assembled, and then `newest`."""
+        known = newest if mark.source in newest else self._positions
         return mark.source in known and known[mark.source] == mark.previous
 
     async def begin(self, assembly: Assembly) -> None:

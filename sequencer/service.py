@@ -416,7 +416,7 @@ class Sequencer:
                 failure = self._work_beside(current)
                 await self._committer.end(current)
                 if self._upcoming is None or failure is not None:
-                    await self._finish_behind_the_answers()
+                    await self._finish_after_answers()
                 if failure is not None:
                     raise failure
         except BaseException as error:
@@ -426,7 +426,7 @@ class Sequencer:
                 self._committer.give_up(upcoming, self._failure)
             raise
 
-    async def _finish_behind_the_answers(self) -> None:
+    async def _finish_after_answers(self) -> None:
         """Finish the last commit once its callers have their answers: they wait for nothing else.
 
         The next batch is assembled later, by the same task, so its keys are known by then.
