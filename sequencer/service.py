@@ -21,14 +21,14 @@ from orderchain.monitoring import LAG_LIMITS
 from orderchain.text import reason_in_chain
 from orderchain.tracing import find_tracing
 from sequencer.committer import Committer
-from sequencer.keys.keeper import KeyKeeper
+from sequencer.keys.keeper import KeyKeeper, PostgresKeyStore
 from sequencer.leadership import Leadership, PostgresLease
 from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
 from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
-from sequencer.stores.postgres import PostgresChainStore, PostgresKeyStore
-from sequencer.submission import Batcher, Entry, check_each, check_positions
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.submission import Batcher, Entry, check_positions, entry_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -236,21 +236,8 @@ class Sequencer:
             )
         check_positions(positions, len(orders), intake)
         self._check_open()
-        checked = check_each(orders)
-        if intake is not None and positions is not None:
-            intake = checked.mark(intake, positions)
-            positions = [positions[index] for index in checked.indexes]
         done = asyncio.get_running_loop().create_future()
-        entry = Entry(
-            checked.orders,
-            checked.bytes,
-            done,
-            intake,
-            columns=checked.columns,
-            checked=checked,
-            positions=positions,
-        )
-        await self._batcher.add(entry)
+        await self._batcher.add(entry_of_each(orders, done, intake, positions))
         return done
 
     async def intake(self, source: str) -> IntakeMark | None:
@@ -312,13 +299,8 @@ class Sequencer:
             return f"{chain}: {reason_in_chain(self._config.chain_id, self._failure)}"
         if not self._is_open:
             return f"{chain}: not leading"
-        stats = self.stats()
-        lag = stats.head_persisted - stats.head_published
-        if limits.are_exceeded(lag, stats.unpublished_seconds):
-            return f"{chain}: {lag} ids unpublished for {stats.unpublished_seconds:.0f} s"
-        if stats.lease_age_seconds > self._config.lease_seconds:
-            return f"{chain}: the lease was not renewed for {stats.lease_age_seconds:.0f} s"
-        return None
+        late = self.stats().why_late(limits, self._config.lease_seconds)
+        return late and f"{chain}: {late}"
 
     def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
         self._check_open()
@@ -602,13 +584,7 @@ class Sequencer:
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:
             # Whatever one of them raises, the others are closed too; the last one first.
-            for part in (
-                self._store,
-                self._key_store,
-                self._lease,
-                self._sink,
-                self._leadership,
-            ):
+            for part in (self._store, self._key_store, self._lease, self._sink, self._leadership):
                 parts.push_async_callback(part.close)
             for task in self._tasks.values():
                 task.cancel()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from orderchain.monitoring import Buckets, Histogram, Metric
+
+if TYPE_CHECKING:
+    from orderchain.monitoring import LagLimits
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""
@@ -109,6 +112,15 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Epochs that this process raised; each one above 1 means a lost connection."""
     unknown_outcomes: int
     """Commits whose answer was lost, and which were read back."""
+
+    def why_late(self, limits: LagLimits, lease_seconds: float) -> str | None:
+        """Return in one line that it publishes, or renews its lease, too late; else None."""
+        lag = self.head_persisted - self.head_published
+        if limits.are_exceeded(lag, self.unpublished_seconds):
+            return f"{lag} ids unpublished for {self.unpublished_seconds:.0f} s"
+        if self.lease_age_seconds > lease_seconds:
+            return f"the lease was not renewed for {self.lease_age_seconds:.0f} s"
+        return None
 
 
 _S = Metric[SequencerStats]

@@ -132,6 +132,23 @@ def check_each(given: Sequence[Order | Refusal]) -> CheckedOrders:
     return CheckedOrders(orders, range(len(orders)), {}, columns.total_bytes, columns)
 
 
+def entry_of_each(
+    given: Sequence[Order | Refusal],
+    done: asyncio.Future[Any],
+    mark: IntakeMark | None,
+    positions: Sequence[int] | None,
+) -> Entry:
+    """Return the entry of a call whose orders are each taken or refused individually."""
+    checked = check_each(given)
+    if mark is not None and positions is not None:
+        mark = checked.mark(mark, positions)
+        positions = [positions[index] for index in checked.indexes]
+    return Entry(
+        checked.orders, checked.bytes, done, mark, columns=checked.columns, checked=checked,
+        positions=positions,
+    )  # fmt: skip
+
+
 def reject_of(position: int, key: str | None, error: OrderError) -> IntakeReject:
     """Return what to store about a refused order."""
     # Escaped: what PostgreSQL's text cannot hold would fail the whole batch.

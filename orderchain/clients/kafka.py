@@ -58,6 +58,27 @@ if TYPE_CHECKING:
     from orderchain.clients.kafka_config import KafkaConfig
 
 
+# What others need of aiokafka, and may not import from there.
+__all__ = [
+    "AIOKafkaAdminClient",
+    "AIOKafkaConsumer",
+    "AIOKafkaProducer",
+    "BatchBuilder",
+    "CommitFailedError",
+    "ConsumerRebalanceListener",
+    "ConsumerRecord",
+    "IllegalStateError",
+    "InvalidTopicError",
+    "KafkaError",
+    "MessageSizeTooLargeError",
+    "NoOffsetForPartitionError",
+    "OffsetOutOfRangeError",
+    "TopicAuthorizationFailedError",
+    "TopicPartition",
+    "UnknownTopicOrPartitionError",
+]
+
+
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 2.0
@@ -489,38 +510,6 @@ def _server(host: str, port: int) -> str:
 def _words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
-
-__all__ = [
-    "DRIVER_ERRORS",
-    "AIOKafkaAdminClient",
-    "AIOKafkaConsumer",
-    "AIOKafkaProducer",
-    "BatchBuilder",
-    "CommitFailedError",
-    "ConsumerRebalanceListener",
-    "ConsumerRecord",
-    "IllegalStateError",
-    "InvalidTopicError",
-    "KafkaError",
-    "MessageSizeTooLargeError",
-    "NoOffsetForPartitionError",
-    "OffsetOutOfRangeError",
-    "TopicAuthorizationFailedError",
-    "TopicPartition",
-    "UnknownTopicOrPartitionError",
-    "close_client",
-    "connect_refusal",
-    "connecting",
-    "end_client",
-    "is_broker_there",
-    "leave_client",
-    "make_admin",
-    "make_consumer",
-    "make_producer",
-    "not_allowed",
-    "start_client",
-    "started",
-]
 
 _LENGTH: Final = Layout(">i")
 """The length before a field of bytes in a request."""
