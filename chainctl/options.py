@@ -320,6 +320,24 @@ json_option: Final = click.option(
 )
 
 
+reason_option: Final = click.option(
+    "--reason", required=True, metavar="TEXT", help="Why; it is stored permanently."
+)
+
+actor_option: Final = click.option(
+    "--actor", metavar="TEXT", help="Who does this.  [default: user@host]"
+)
+
+
+def options(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return one decorator that gives a command several options, in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda made, each: each(made), reversed(decorators), function)
+
+    return decorate
+
+
 TEXT_CHARACTERS_MAX: Final = 1_000
 """Bound of a reason or an actor: a sentence for a later reader, not a document."""
 
@@ -340,15 +358,8 @@ def acts_by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
         act = act_by_hand(*(options.pop(name) for name in ("actor", "reason", "dry_run")))
         return function(*args, act=act, **options)
 
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Only show what would be done."),
-        click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-        click.option(
-            "--reason", required=True, metavar="TEXT", help="Why; it is stored permanently."
-        ),
-    ):
-        with_act = option(with_act)
-    return with_act
+    dry_run = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+    return options(reason_option, actor_option, dry_run)(with_act)
 
 
 def act_by_hand(actor: str | None, reason: str, is_dry_run: bool) -> ActByHand:

@@ -422,9 +422,9 @@ def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSourc
     """Return what reads from the archive what the `databases` have dropped."""
     # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
     from chain_verifier.archive.archived_rows import ArchivedRows
-    from gapfill import WithArchive
+    from gapfill import ArchiveBackedSource
 
-    return WithArchive(databases, ArchivedRows(archive, chain_id))
+    return ArchiveBackedSource(databases, ArchivedRows(archive, chain_id))
 
 
 def head_reports(

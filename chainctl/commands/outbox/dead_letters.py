@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from chainctl.commands.outbox.deliveries import cell
+from chainctl.commands.outbox.deliveries import acting, cell, consumer_option, id_option, listed
 from chainctl.database import connected
 from chainctl.event_loop import run_async
 from chainctl.options import (
@@ -16,6 +16,7 @@ from chainctl.options import (
     SuggestingGroup,
     json_option,
     limit_option,
+    options,
     since_option,
     uses_settings,
     watch_option,
@@ -28,7 +29,7 @@ from orderchain.sql import OUTBOX_OPERATOR
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
 
     from chainctl.settings import Settings
@@ -49,36 +50,21 @@ def group() -> None:
     """
 
 
-def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose dead letters."""
-    for option in (
-        click.option("--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True,
-                     metavar="N", help="Show at most N, the newest."),
-        click.option("--older-than", type=Span(), metavar="SPAN",
-                     help="Only those that were dead so long ago (2h, 1d)."),
-        click.option("--key", metavar="KEY", help="Only those of this key."),
-        click.option("--why", type=click.Choice(REASONS), help="Only those dead for this reason."),
-        click.option("--consumer", metavar="NAME", help="Only those of this consumer."),
-        click.option("--id", "message_ids", multiple=True, type=click.UUID, metavar="UUID",
-                     help="Only these messages. May be repeated."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def _acting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of an act."""
-    for option in (
-        uses_settings("database", "connect_seconds"),
-        json_option,
-        click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),
-        click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-        click.option("--reason", required=True, metavar="TEXT", help="Why; it is stored for good."),
-        click.option("--all", "is_all", is_flag=True, help="Apply to every eligible message."),
-        _chosen,
-    ):
-        function = option(function)
-    return function
+_chosen: Final = options(
+    id_option,
+    consumer_option,
+    click.option("--why", type=click.Choice(REASONS), help="Only those dead for this reason."),
+    click.option("--key", metavar="KEY", help="Only those of this key."),
+    click.option(
+        "--older-than", type=Span(), metavar="SPAN",
+        help="Only those that were dead so long ago (2h, 1d).",
+    ),
+    click.option(
+        "--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True, metavar="N",
+        help="Show at most N, the newest.",
+    ),
+)  # fmt: skip
+"""Gives a command the options that choose dead letters."""
 
 
 @group.command("list")
@@ -172,24 +158,22 @@ def acts(
     columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
 
     def show_acts() -> None:
-        found = run_async(run())
-        if as_json:
-            data_json(found)
-            return
-        table(columns, [[cell(row[each]) for each in columns] for row in found])
+        listed(run_async(run()), columns, as_json)
 
     repeated(watch_seconds, show_acts)
 
 
 @group.command()
-@_acting
+@_chosen
+@acting("message")
 def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Give dead letters a new round of tries."""
     _act("retry", settings, as_json, **given)
 
 
 @group.command()
-@_acting
+@_chosen
+@acting("message")
 def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
     """End dead letters for good."""
     _act("abandon", settings, as_json, **given)

@@ -17,8 +17,11 @@ from chainctl.options import (
     Command,
     Integer,
     act_by_hand,
+    actor_option,
     json_option,
     limit_option,
+    options,
+    reason_option,
     since_option,
     uses_settings,
     watch_option,
@@ -70,6 +73,18 @@ async def has_outbox(connection: Connection) -> bool:
     return True
 
 
+def listed(rows: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
+    """Write all of `rows`, mappings or structs, as JSON, or these columns of them as a table."""
+    if as_json:
+        data_json(rows)
+        return
+    values = [
+        [row[name] if isinstance(row, dict) else getattr(row, name) for name in columns]
+        for row in rows
+    ]
+    table(columns, [list(map(cell, each)) for each in values])
+
+
 def cell(value: object) -> object:
     """Return what a table shows of a value."""
     if isinstance(value, datetime):
@@ -88,62 +103,44 @@ _STATUSES: Final = (
 )  # fmt: skip
 
 
-def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of the filter."""
-    for option in reversed(
-        (
-            click.option(
-                "--id",
-                "message_ids",
-                multiple=True,
-                type=click.UUID,
-                metavar="UUID",
-                help="Only these messages. May be repeated.",
-            ),
-            click.option("--destination", metavar="NAME", help="Only those to this destination."),
-            click.option("--consumer", metavar="NAME", help="Only those of this consumer."),
-            click.option(
-                "--older-than",
-                type=Span(),
-                metavar="SPAN",
-                help="Only messages made so long ago (2h, 1d).",
-            ),
-            click.option(
-                "--limit",
-                type=Integer(1, 1_000_000),
-                default=100,
-                show_default=True,
-                metavar="N",
-                help="Show at most so many deliveries.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+id_option: Final = click.option(
+    "--id", "message_ids", multiple=True, type=click.UUID, metavar="UUID",
+    help="Only these messages. May be repeated.",
+)  # fmt: skip
 
+consumer_option: Final = click.option(
+    "--consumer", metavar="NAME", help="Only those of this consumer."
+)
+
+filtered: Final = options(
+    id_option,
+    click.option("--destination", metavar="NAME", help="Only those to this destination."),
+    consumer_option,
+    click.option(
+        "--older-than", type=Span(), metavar="SPAN", help="Only messages made so long ago (2h, 1d)."
+    ),
+    click.option(
+        "--limit", type=Integer(1, 1_000_000), default=100, show_default=True, metavar="N",
+        help="Show at most so many deliveries.",
+    ),
+)  # fmt: skip
+"""Gives a command the options of the filter."""
 
 status_option: Final = click.option(
     "--status", "statuses", multiple=True, type=click.Choice(_STATUSES), help="May be repeated."
 )
 
 
-def acting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every act by hand needs."""
-    for option in reversed(
-        (
-            filtered,
-            click.option("--all", "is_all", is_flag=True, help="Apply to every eligible delivery."),
-            click.option(
-                "--reason", required=True, metavar="TEXT", help="Why; it is stored for good."
-            ),
-            click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]"),
-            click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),
-            json_option,
-            uses_settings("database", "connect_seconds"),
-        )
-    ):
-        function = option(function)
-    return function
+def acting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what gives a command the options that an act on each `what` needs besides a filter."""
+    return options(
+        click.option("--all", "is_all", is_flag=True, help=f"Apply to every eligible {what}."),
+        reason_option,
+        actor_option,
+        click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),
+        json_option,
+        uses_settings("database", "connect_seconds"),
+    )
 
 
 def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
@@ -177,14 +174,9 @@ _STATUS_COLUMNS: Final = (
 
 @click.command(cls=Command)
 @click.option(
-    "--overdue",
-    "overdue_seconds",
-    type=Span(),
-    default="1m",
-    show_default=True,
-    metavar="SPAN",
+    "--overdue", "overdue_seconds", type=Span(), default="1m", show_default=True, metavar="SPAN",
     help="A delivery is overdue if nobody has sent it for so long since it fell due.",
-)
+)  # fmt: skip
 @watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
@@ -199,10 +191,7 @@ def status(
 
     def show() -> ExitCode:
         found = run_async(_counts(settings, overdue_seconds))
-        if as_json:
-            data_json(found)
-        else:
-            table(_STATUS_COLUMNS, [[cell(row[each]) for each in _STATUS_COLUMNS] for row in found])
+        listed(found, _STATUS_COLUMNS, as_json)
         is_wrong = any(
             row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found
         )
@@ -270,11 +259,7 @@ def list_(
     """List deliveries, the oldest first; finished ones only by their --status or --id."""
 
     def show_deliveries() -> None:
-        found = run_async(_find(settings, given))
-        if as_json:
-            data_json(found)
-            return
-        table(_COLUMNS, [[cell(getattr(row, column)) for column in _COLUMNS] for row in found])
+        listed(run_async(_find(settings, given)), _COLUMNS, as_json)
 
     repeated(watch_seconds, show_deliveries)
 
@@ -355,11 +340,9 @@ def acts(
 
     def show_acts() -> None:
         found = run_async(_acts(settings, since_seconds, limit))
-        if as_json:
-            data_json(found)
-            return
-        rows = [{**row, "change": f"{row['from_status']} -> {row['to_status']}"} for row in found]
-        table(_ACT_COLUMNS, [[cell(row[each]) for each in _ACT_COLUMNS] for row in rows])
+        if not as_json:
+            found = [{**r, "change": f"{r['from_status']} -> {r['to_status']}"} for r in found]
+        listed(found, _ACT_COLUMNS, as_json)
 
     repeated(watch_seconds, show_acts)
 
@@ -382,13 +365,9 @@ def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.command(cls=Command)
 @click.option(
-    "--limit",
-    type=Integer(1, 1_000),
-    default=100,
-    show_default=True,
-    metavar="N",
+    "--limit", type=Integer(1, 1_000), default=100, show_default=True, metavar="N",
     help="Show at most so many messages.",
-)
+)  # fmt: skip
 @json_option
 @uses_settings("database", "connect_seconds")
 def failed(settings: Settings, limit: int, as_json: bool) -> None:
@@ -396,12 +375,8 @@ def failed(settings: Settings, limit: int, as_json: bool) -> None:
 
     It is kept where a business asks for it. Payloads come with --json, as base64.
     """
-    found = run_async(_failed(settings, limit))
-    if as_json:
-        data_json(found)
-        return
     columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
-    table(columns, [[cell(row[column]) for column in columns] for row in found])
+    listed(run_async(_failed(settings, limit)), columns, as_json)
 
 
 async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
@@ -415,21 +390,24 @@ async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
 
 
 @click.command(cls=Command)
-@acting
+@filtered
+@acting("delivery")
 def retry(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Give abnormal deliveries a new round of tries."""
     _do(settings, "retry", given)
 
 
 @click.command(cls=Command)
-@acting
+@filtered
+@acting("delivery")
 def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """End abnormal deliveries for good."""
     _do(settings, "abandon", given)
 
 
 @click.command(cls=Command)
-@acting
+@filtered
+@acting("delivery")
 def resend(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Send deliveries now that are on their way, however far their consumer is."""
     _do(settings, "resend", given)
@@ -444,11 +422,8 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
     done = "to be changed" if given["dry_run"] else "changed"
     more = " (there may be more: see --limit)" if len(changed) == given["limit"] else ""
     talk(f"chainctl: {counted(len(changed), 'delivery', 'deliveries')} {done} by {what}{more}")
-    if given["as_json"]:
-        data_json(changed)
-    elif changed:
-        columns = ("message_id", "consumer", "status")
-        table(columns, [[cell(getattr(row, column)) for column in columns] for row in changed])
+    if given["as_json"] or changed:
+        listed(changed, ("message_id", "consumer", "status"), given["as_json"])
 
 
 async def act_on_deliveries(

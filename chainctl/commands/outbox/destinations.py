@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from chainctl.commands.outbox.deliveries import cell, outbox_of
+from chainctl.commands.outbox.deliveries import cell, listed, outbox_of
 from chainctl.event_loop import run_async
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
-from chainctl.output import data, data_json, table, talk
+from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
     from orderchain.clients.kafka_config import KafkaConfig
+
+
+_MONTH: Final = Span(30 * 86_400)
 
 
 @click.group("destination", cls=SuggestingGroup)
@@ -44,20 +47,14 @@ def group() -> None:
 )
 @click.option("--tries-max", type=Integer(1, 1_000), metavar="N", help="Give up after N sends.")
 @click.option(
-    "--resend-seconds",
-    type=Span(2_592_000),
-    metavar="SPAN",
-    help="Time of the first try (30s); it doubles.",
+    "--resend-seconds", type=_MONTH, metavar="SPAN", help="Time of the first try (30s); it doubles."
 )
 @click.option(
-    "--resend-seconds-max",
-    type=Span(2_592_000),
-    metavar="SPAN",
-    help="Upper bound of the pause (10m).",
+    "--resend-seconds-max", type=_MONTH, metavar="SPAN", help="Upper bound of the pause (10m)."
 )
 @click.option(
     "--queue-seconds-max",
-    type=Span(2_592_000),
+    type=_MONTH,
     metavar="SPAN",
     help="How long a message may wait unread at its consumer before it is sent again.",
 )
@@ -94,7 +91,7 @@ def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN4
     brokers = settings.kafka_config() if create_topics else None
     done = run_async(_set(settings, name, brokers, partitions or 1, changes))
     talk(f"chainctl: destination {name} is set up")
-    _print(done, as_json)
+    fields_listed(done, as_json)
 
 
 async def _set(
@@ -121,7 +118,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     """Show every field of a destination."""
     for row in run_async(_destinations(settings)):
         if row["name"] == name:
-            _print(row, as_json)
+            fields_listed(row, as_json)
             return
     raise SettingError("name", name, "a destination that was set up")
 
@@ -131,15 +128,12 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
 @uses_settings("database", "connect_seconds")
 def list_destinations(settings: Settings, as_json: bool) -> None:
     """Show the destinations; `show` shows all fields of one, and --json of all."""
-    rows = run_async(_destinations(settings))
-    if as_json:
-        data_json(rows)
-        return
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
-    table(columns, [[cell(row[column]) for column in columns] for row in rows])
+    listed(run_async(_destinations(settings)), columns, as_json)
 
 
-def _print(row: dict[str, Any], as_json: bool) -> None:
+def fields_listed(row: dict[str, Any], as_json: bool) -> None:
+    """Write one thing: as JSON, or each field on a line."""
     if as_json:
         data_json(row)
         return

@@ -10,11 +10,18 @@ import click
 import msgspec
 from msgspec import Struct
 
-from chainctl.commands.outbox.deliveries import cell
+from chainctl.commands.outbox.destinations import fields_listed
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import Command, Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import (
+    Command,
+    Integer,
+    SuggestingGroup,
+    json_option,
+    options,
+    uses_settings,
+)
 from chainctl.output import data, data_json, talk
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
@@ -22,8 +29,6 @@ from orderchain.errors import SettingError
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chainctl.settings import Settings
     from outbox import InboxLog, Relay
     from outbox.callback.config import CallbackConfig
@@ -35,75 +40,46 @@ if TYPE_CHECKING:
 _URL_BYTES_MAX: Final = 4096
 
 
-def relaying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a process that relays messages."""
-    for option in reversed(
-        (
-            click.option(
-                "--group", "name", metavar="NAME", help="Kafka group of this database's relays."
-            ),
-            click.option(
-                "--sweep-seconds",
-                type=Span(3_600),
-                metavar="SPAN",
-                help="Wait so long between sweeps.",
-            ),
-            click.option(
-                "--alert-webhook-file",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="Read from it the URL that gets a POST when messages become abnormal. "
-                f"[or env: {variable_of('alert_webhook')}]",
-            ),
-            click.option(
-                "--consumer-log",
-                "consumer_logs",
-                multiple=True,
-                metavar="NAME=FILE",
-                help="A consumer whose inbox the relay may look into, and a file that holds the "
-                "libpq URL of its database: what was applied is not sent again. May be repeated.",
-            ),
-            click.option(
-                "--unsafe-durability",
-                is_flag=True,
-                help="Start on a database that may lose what it has committed. For throw-away data "
-                "only.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+_unsafe_durability: Final = click.option(
+    "--unsafe-durability", is_flag=True,
+    help="Work on a database that may lose what it has committed. For throw-away data only.",
+)  # fmt: skip
 
+relaying: Final = options(
+    click.option("--group", "name", metavar="NAME", help="Kafka group of this database's relays."),
+    click.option(
+        "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Wait so long between sweeps."
+    ),
+    click.option(
+        "--alert-webhook-file", type=click.Path(path_type=Path), metavar="FILE",
+        help="Read from it the URL that gets a POST when messages become abnormal. "
+        f"[or env: {variable_of('alert_webhook')}]",
+    ),
+    click.option(
+        "--consumer-log", "consumer_logs", multiple=True, metavar="NAME=FILE",
+        help="A consumer whose inbox the relay may look into, and a file that holds the libpq URL "
+        "of its database: what was applied is not sent again. May be repeated.",
+    ),
+    _unsafe_durability,
+)  # fmt: skip
+"""Gives a command the options of a process that relays messages."""
 
-def retaining(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the rules of retention."""
-    for option in reversed(
-        (
-            click.option(
-                "--retention-hours",
-                "retention_seconds",
-                type=Span(366 * 86_400, unit="h"),
-                metavar="SPAN",
-                help="How long finished messages are kept; in hours without a unit (3d).  "
-                "[default: 72]",
-            ),
-            click.option(
-                "--history-bytes-max",
-                type=Size(0),
-                metavar="SIZE",
-                help="First watermark: above it they are dropped earlier. 0: never.",
-            ),
-            click.option(
-                "--outbox-bytes-max",
-                type=Size(0),
-                metavar="SIZE",
-                help="Second watermark: above it adding is refused. 0: never.  "
-                "[default: as it was set last]",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+retaining: Final = options(
+    click.option(
+        "--retention-hours", "retention_seconds", type=Span(366 * 86_400, unit="h"), metavar="SPAN",
+        help="How long finished messages are kept; in hours without a unit (3d).  [default: 72]",
+    ),
+    click.option(
+        "--history-bytes-max", type=Size(0), metavar="SIZE",
+        help="First watermark: above it they are dropped earlier. 0: never.",
+    ),
+    click.option(
+        "--outbox-bytes-max", type=Size(0), metavar="SIZE",
+        help="Second watermark: above it adding is refused. 0: never.  "
+        "[default: as it was set last]",
+    ),
+)  # fmt: skip
+"""Gives a command the rules of retention."""
 
 
 def alert_webhook(settings: Settings, path: Path | None) -> str:
@@ -206,11 +182,7 @@ def _progress_of(running: Relay) -> str:
 
 @click.command(cls=Command)
 @retaining
-@click.option(
-    "--unsafe-durability",
-    is_flag=True,
-    help="Work on a database that may lose what it has committed. For throw-away data only.",
-)
+@_unsafe_durability
 @json_option
 @uses_settings("database", "connect_seconds")
 def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
@@ -220,11 +192,7 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
     --history-bytes-max; allow messages to be added again with a larger --outbox-bytes-max.
     """
     done = run_async(_keep(settings, given))
-    if as_json:
-        data_json(done)
-    else:
-        for name, value in msgspec.structs.asdict(done).items():
-            data(f"{name}: {cell(value)}")
+    fields_listed(msgspec.structs.asdict(done), as_json)
     return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
 
 
@@ -352,7 +320,7 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     """Return the settings of the service. Raises SettingError."""
     from outbox.sender.check_back import CheckingConfig
     from outbox.sender.config import RelayConfig
-    from outbox.sender.verdicts import CheckRules
+    from outbox.sender.due_decisions import CheckRules
     from outbox.service.config import ServiceConfig
 
     relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")
