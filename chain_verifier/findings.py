@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+from msgspec.structs import fields
 
+from orderchain.errors import RetryError
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -113,6 +115,38 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the line with its numbers as `number` writes them."""
         texts = _TEXTS if self.rows is None else _TEXTS_OF_RANGES
         return texts[self.kind].format_map(_Shown(self, number))
+
+
+_TYPES: Final = {
+    int | None: "bigint",
+    tuple[int, ...]: "array<bigint>",
+    tuple[str, ...]: "array<string>",
+}
+
+FINDING_TYPES: Final = {
+    field.name: _TYPES.get(field.type, "string")
+    for field in fields(Finding)
+    if field.name not in {"last_id", "rows"}
+}
+"""The fields of a finding of one row as both modes write them to files, with their types in SQL."""
+
+CHAIN: Final = "chain"
+"""The column that says which chain was verified; `chain_id` is that of a foreign row."""
+
+
+def columns_of(finding: Finding) -> dict[str, Any]:
+    """Return the values of `FINDING_TYPES`; an empty field is None."""
+    values = {name: getattr(finding, name) for name in FINDING_TYPES}
+    known = {name: None if value in ((), "") else value for name, value in values.items()}
+    return known | {"kind": finding.kind.value}  # Java takes plain texts only
+
+
+def require_written(found: int, due: int, folder: str, why: str) -> None:
+    """Raise RetryError unless all findings were found again in `folder`."""
+    if found != due:
+        raise RetryError(
+            f"findings could not be written to {folder}: {found} of {due} are there ({why})"
+        )
 
 
 class _Shown(dict[str, str]):

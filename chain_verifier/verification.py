@@ -10,21 +10,71 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from chain_verifier.checks.buckets import Bucket, Horizon, row_count
+from chain_verifier.checks.buckets import Bucket, Horizon, is_one_path, locate, row_count
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import PublishedTopic, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
+from orderchain.errors import InputError, SourceBroken
+from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from chain_verifier.checks.buckets import Opener
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
     Progress = Callable[[str], None]
     Ranges = Sequence[tuple[int, int]]
+
+
+EVENT_TYPES: Final = {
+    "chain_id": "int",
+    "id": "bigint",
+    "pid": "bigint",
+    "key": "string",
+    "event_time_ns": "bigint",
+    "payload": "binary",
+}
+"""The columns of `chain_event`, with their types in SQL."""
+
+CONTENT: Final = tuple(EVENT_TYPES)
+"""The columns by which two sources are compared."""
+
+_ALSO_FITTING: Final = {
+    "chain_id": {"bigint", "smallint", "tinyint"},
+    "id": {"int"},
+    "pid": {"int"},
+}
+"""Types that hold the same values."""
+
+
+def require_columns(source: str, found: Mapping[str, str]) -> None:
+    """Raise InputError unless Parquet with the columns `found`, by type, has all that rows have."""
+    for name, kind in EVENT_TYPES.items():
+        if found.get(name) not in {kind} | _ALSO_FITTING.get(name, set()):
+            raise InputError(f"{source}, column {name}", found.get(name), f"the type {kind}")
+
+
+def require_own_rows(source: str, chain_id: int, own: int, others: int) -> None:
+    """Refuse a source that holds rows, but none of the chain: it is the wrong one."""
+    if others and not own:
+        found = f"{counted(others, 'row')}, none of chain {chain_id}"
+        raise InputError(source, found, "rows of the chain")
+
+
+def link_faults(
+    source: str, buckets: Sequence[Bucket], horizon: Horizon, opener: Opener, leaf_bits: int
+) -> Findings:
+    """Return what keeps `buckets` from being one path. Raises SourceBroken if it is gone."""
+    if is_one_path(buckets, horizon):
+        return Findings()
+    faults = locate(source, buckets, horizon, opener, leaf_bits)
+    if not faults:
+        raise SourceBroken(source, "it changed while it was being read")
+    return gathered(faults)
 
 
 _KEY_BITS: Final = 63

@@ -10,7 +10,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.local.table import CONTENT, PAGE_ROWS, Row
+from chain_verifier.findings import CHAIN, FINDING_TYPES, columns_of, require_written
+from chain_verifier.local.table import PAGE_ROWS, Row
+from chain_verifier.verification import CONTENT, require_columns
 from orderchain.errors import InputError, RetryError, SourceBroken
 from orderchain.text import reason_of
 
@@ -32,16 +34,6 @@ _KINDS: Final = {
     pa.large_binary(): "binary",
 }
 """The allowed types, under the names that both modes use in their messages."""
-
-_FITTING: Final = {
-    "chain_id": ("int", "bigint", "smallint", "tinyint"),
-    "id": ("bigint", "int"),
-    "pid": ("bigint", "int"),
-    "key": ("string",),
-    "event_time_ns": ("bigint",),
-    "payload": ("binary",),
-}
-"""For each column, the type, and then those that hold the same values."""
 
 
 class LocalParquetTable:
@@ -74,10 +66,7 @@ class LocalParquetTable:
 
     def _require_columns(self, schema: Any) -> None:  # noqa: ANN401 - pyarrow has no types
         found = {field.name: _KINDS.get(field.type, str(field.type)) for field in schema}
-        for name, kinds in _FITTING.items():
-            if found.get(name) not in kinds:
-                expected = f"the type {kinds[0]}"
-                raise InputError(f"{self.name}, column {name}", found.get(name), expected)
+        require_columns(self.name, found)
 
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
@@ -131,37 +120,16 @@ def _pages(file: Any, ids: tuple[int, int] | None) -> Iterator[Sequence[Row]]:  
         yield list(zip(*(columns[name] for name in CONTENT), strict=True))
 
 
-_CHAIN: Final = "chain"
+_ARROW: Final = {
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "array<bigint>": pa.list_(pa.int64()),
+    "array<string>": pa.list_(pa.string()),
+}
 
 _SCHEMA: Final = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("source", pa.string()),
-        ("id", pa.int64()),
-        ("pid", pa.int64()),
-        ("ids", pa.list_(pa.int64())),
-        ("after_id", pa.int64()),
-        ("until_id", pa.int64()),
-        ("count", pa.int64()),
-        ("expected_count", pa.int64()),
-        ("columns", pa.list_(pa.string())),
-        ("against", pa.string()),
-        ("chain_id", pa.int64()),
-        ("epoch", pa.int64()),
-        ("expected_epoch", pa.int64()),
-        ("key", pa.string()),
-        ("seal", pa.string()),
-        ("expected_seal", pa.string()),
-        ("mark_id", pa.int64()),
-        ("verified_by", pa.string()),
-        ("verified_at", pa.string()),
-        (_CHAIN, pa.int32()),
-    ]
+    [*((name, _ARROW[kind]) for name, kind in FINDING_TYPES.items()), (CHAIN, pa.int32())]
 )
-"""The fields of a finding of one row, and the chain that was verified; the same as in the other
-mode."""
-
-_FIELDS: Final = tuple(name for name in _SCHEMA.names if name != _CHAIN)
 
 _PAGE: Final = 10_000
 """Findings held at a time."""
@@ -182,7 +150,7 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
             pq.ParquetWriter(parquet / f"{name}.parquet", _SCHEMA) as table,
             (json / f"{name}.json").open("wb") as lines,
         ):
-            rows = (_row(finding, chain_id) for finding in _every(findings))
+            rows = (columns_of(one) | {CHAIN: chain_id} for one in _every(findings))
             while page := list(islice(rows, _PAGE)):
                 table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
                 lines.writelines(msgspec.json.encode(_without_nulls(row)) + b"\n" for row in page)
@@ -193,12 +161,8 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.strerror else reason_of(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
-    due = findings.total_by_row
-    if found != due:
-        raise RetryError(
-            f"findings could not be written to {folder}: {found} of {due} are there "
-            "(a source has changed since it was read)"
-        )
+    why = "a source has changed since it was read"
+    require_written(found, findings.total_by_row, folder, why)
 
 
 def _every(findings: Findings) -> Iterator[Finding]:
@@ -207,13 +171,6 @@ def _every(findings: Findings) -> Iterator[Finding]:
             yield from whole()
         elif isinstance(whole, tuple):
             yield from chain(whole)
-
-
-def _row(finding: Finding, chain_id: int) -> dict[str, Any]:
-    """Return the columns of a finding; an empty field is None."""
-    fields = {name: getattr(finding, name) for name in _FIELDS}
-    filled = {name: None if value in ((), "") else value for name, value in fields.items()}
-    return filled | {"kind": finding.kind.value, _CHAIN: chain_id}
 
 
 def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:

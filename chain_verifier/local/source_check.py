@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.checks.buckets import Bucket, Link, is_one_path, locate, row_count
-from chain_verifier.checks.neighbours import collected, gathered
+from chain_verifier.checks.buckets import Bucket, Link, row_count
+from chain_verifier.checks.neighbours import collected
 from chain_verifier.findings import Finding, Findings, Kind, joined
 from chain_verifier.local.database import LocalDatabaseTable
-from chain_verifier.local.table import CONTENT, SQL, open_scratch
-from chain_verifier.verification import ScannedSource
-from orderchain.errors import InputError, SourceBroken
+from chain_verifier.local.table import SQL, open_scratch
+from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
 from orderchain.model import split_client_key
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     import sqlite3
@@ -285,7 +283,8 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource
     for page in table.pages(_ids_of(horizon), content=how.fingerprints):
         scanner.take(page)
     found = scanner.end()
-    _require_own_rows(table, horizon, found)
+    own, others = row_count(found.buckets) + found.beyond, found.foreign + found.unplaced
+    require_own_rows(table.name, horizon.chain_id, own, others)
     findings = [
         _faults(table, horizon, how, found),
         _nulls(table, horizon, found),
@@ -300,35 +299,12 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource
     )
 
 
-def _require_own_rows(table: LocalTable, horizon: Horizon, found: LocalScan) -> None:
-    """Refuse a source that holds rows, but none of this chain: it is the wrong one."""
-    others = found.foreign + found.unplaced
-    if others and not row_count(found.buckets) + found.beyond:
-        raise InputError(
-            table.name,
-            f"{counted(others, 'row')}, none of chain {horizon.chain_id}",
-            "rows of the chain",
-        )
-
-
 def _faults(table: LocalTable, horizon: Horizon, how: ScanPlan, found: LocalScan) -> Findings:
     if table.has_positions and found.is_in_order:
         return Findings()
-    faults = _link_faults(table, horizon, how, found.buckets)
-    if not table.has_positions:
-        return faults
-    return joined([faults, rows_out_of_order(table, horizon)])
-
-
-def _link_faults(
-    table: LocalTable, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]
-) -> Findings:
-    if is_one_path(buckets, horizon):
-        return Findings()
-    faults = locate(table.name, buckets, horizon, _RowOpener(table, horizon, how), how.leaf_bits)
-    if not faults:
-        raise SourceBroken(table.name, "it changed while it was being read")
-    return gathered(faults)
+    opener = _RowOpener(table, horizon, how)
+    faults = link_faults(table.name, found.buckets, horizon, opener, how.leaf_bits)
+    return joined([faults, rows_out_of_order(table, horizon)]) if table.has_positions else faults
 
 
 class _RowOpener:

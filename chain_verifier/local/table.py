@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 Row = tuple[Any, ...]
-"""The values of `CONTENT`; a plain tuple, since there are millions of them."""
-
-CONTENT: Final = ("chain_id", "id", "pid", "key", "event_time_ns", "payload")
-"""The columns by which two sources are compared; the same as in the other mode."""
+"""The values of `verification.CONTENT`; a plain tuple, since there are millions of them."""
 
 PAGE_ROWS: Final = 10_000
 """Rows held at a time. A page of the largest usual rows (1 kB) is 10 MB."""

@@ -20,13 +20,13 @@ from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, fill
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.table import (
-    CONTENT,
     HAS_NULL,
     MALFORMED,
     PAGE_FIRST_ID,
     PAGE_LAST_ID,
     ROWS,
 )
+from chain_verifier.verification import CONTENT
 from orderchain.clients.database_config import DatabaseConfig, warn_of_exposure
 from orderchain.clients.options import JdbcAddress, jdbc_address
 from orderchain.errors import ChainMissing

@@ -19,13 +19,12 @@ from chain_verifier.config import literal_path, require_readable
 from chain_verifier.spark.errors import as_broken, reason_of
 from chain_verifier.spark.table import (
     BLOCK,
-    CONTENT,
-    EVENT_TYPES,
     HAS_NULL,
     MALFORMED,
     POSITION,
     any_null,
 )
+from chain_verifier.verification import CONTENT, EVENT_TYPES, require_columns
 from orderchain.errors import InputError
 from orderchain.files import END_BYTES, last_id, no_row
 
@@ -132,14 +131,6 @@ def _is_one_object() -> Column:
     return line.endswith("}") & is_single.otherwise(F.lit(True))
 
 
-_ALSO_FITTING: Final = {
-    "chain_id": {"bigint", "smallint", "tinyint"},
-    "id": {"int"},
-    "pid": {"int"},
-}
-"""Types that hold the same values and are cast to ours."""
-
-
 _OLD_READERS: Final = "spark.sql.sources.useV1SourceList"
 _FROM_FOOTERS: Final = "spark.sql.parquet.aggregatePushdown"
 
@@ -166,16 +157,10 @@ class ParquetTable:
             raise InputError(
                 "parquet", source.path, f"Parquet that can be read ({reason_of(error)})"
             ) from error
-        self._require_columns()
+        require_columns(self.name, dict(self._found.dtypes))
         footers = self._footers()
         self.span = self._span(footers)
         self._may_have_null = footers is None or footers.has_null
-
-    def _require_columns(self) -> None:
-        found = dict(self._found.dtypes)
-        for name, kind in EVENT_TYPES.items():
-            if found.get(name) not in {kind} | _ALSO_FITTING.get(name, set()):
-                raise InputError(f"{self.name}, column {name}", found.get(name), f"the type {kind}")
 
     def _span(self, footers: _Footers | None) -> int:
         if footers is not None:

@@ -15,37 +15,21 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import ALIKE, ORDER, ranged
 from chain_verifier.config import FINDINGS_MAX, inside, literal_path
-from chain_verifier.findings import Finding, Findings, Kind
+from chain_verifier.findings import (
+    CHAIN,
+    FINDING_TYPES,
+    Finding,
+    Findings,
+    Kind,
+    columns_of,
+    require_written,
+)
 from chain_verifier.spark.errors import reason_of
 from orderchain.errors import InputError, RetryError
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-
-FINDING_TYPES: Final = {
-    "kind": "string",
-    "source": "string",
-    "id": "bigint",
-    "pid": "bigint",
-    "ids": "array<bigint>",
-    "after_id": "bigint",
-    "until_id": "bigint",
-    "count": "bigint",
-    "expected_count": "bigint",
-    "columns": "array<string>",
-    "against": "string",
-    "chain_id": "bigint",
-    "epoch": "bigint",
-    "expected_epoch": "bigint",
-    "key": "string",
-    "seal": "string",
-    "expected_seal": "string",
-    "mark_id": "bigint",
-    "verified_by": "string",
-    "verified_at": "string",
-}
-"""The fields of a finding of one row, with their types in Spark; empty ones are NULL."""
 
 _IN_ORDER: Final = ("id", "pid", "after_id")
 
@@ -157,8 +141,6 @@ def finding_of(row: Row) -> Finding:
 
 PARQUET: Final = "findings.parquet"
 JSON: Final = "findings.json"
-CHAIN: Final = "chain"
-"""The column that says which chain was verified; `chain_id` is that of a foreign row."""
 
 
 def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folder: str) -> None:
@@ -178,12 +160,8 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
     finally:
         frame.unpersist()
-    due = findings.total_by_row
-    if found != due:
-        raise RetryError(
-            f"findings could not be written to {folder}: {found} of {due} are there "
-            "(every executor must write to the same place)"
-        )
+    why = "every executor must write to the same place"
+    require_written(found, findings.total_by_row, folder, why)
 
 
 def require_free(spark: SparkSession, folder: str) -> None:
@@ -214,13 +192,7 @@ def _frame_of(spark: SparkSession, findings: Findings) -> DataFrame:
     listed = [one for whole in findings.wholes if isinstance(whole, tuple) for one in whole]
     schema = ", ".join(f"`{name}` {kind}" for name, kind in FINDING_TYPES.items())
     if listed or not frames:
-        frames.append(spark.createDataFrame([_row(one) for one in listed], schema))
+        frames.append(
+            spark.createDataFrame([tuple(columns_of(one).values()) for one in listed], schema)
+        )
     return reduce(DataFrame.unionByName, frames)
-
-
-def _row(finding: Finding) -> tuple[Any, ...]:
-    """Return the fields of a finding; an empty field is None."""
-    fields = {name: getattr(finding, name) for name in FINDING_TYPES}
-    values = {name: None if value in ((), "") else value for name, value in fields.items()}
-    # Java takes plain texts only.
-    return tuple((values | {"kind": finding.kind.value}).values())

@@ -31,7 +31,6 @@ from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.source_check import by_id, findings_of, pairs_of
-from chain_verifier.spark.table import CONTENT
 from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
@@ -41,6 +40,7 @@ from chain_verifier.spark.topic import (
     is_genuine,
     rows_decoder,
 )
+from chain_verifier.verification import CONTENT
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import spark_kafka_options
 from orderchain.errors import InputError

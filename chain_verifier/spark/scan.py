@@ -12,7 +12,8 @@ from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Bucket
-from chain_verifier.spark.table import BLOCK, CONTENT, HAS_NULL, MALFORMED, POSITION
+from chain_verifier.spark.table import BLOCK, HAS_NULL, MALFORMED, POSITION
+from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

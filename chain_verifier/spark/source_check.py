@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.buckets import Link, is_one_path, locate, row_count, whole_path
-from chain_verifier.checks.neighbours import gathered
+from chain_verifier.checks.buckets import Link, is_one_path, row_count, whole_path
 from chain_verifier.findings import Findings, Kind, joined
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
@@ -41,7 +40,6 @@ from chain_verifier.spark.scan import (
 )
 from chain_verifier.spark.table import (
     BLOCK,
-    CONTENT,
     HAS_NULL,
     MALFORMED,
     PAGE_FIRST_ID,
@@ -49,9 +47,7 @@ from chain_verifier.spark.table import (
     POSITION,
     ROWS,
 )
-from chain_verifier.verification import ScannedSource
-from orderchain.errors import InputError, SourceBroken
-from orderchain.text import counted
+from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,10 +195,18 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSo
         fingerprints=how.fingerprints,
     )
     notes = _notes_on_end(table, found)
-    _require_own_rows(table, horizon, found)
+    own = row_count(found.buckets) + found.outside.get(BEYOND_ROWS, 0)
+    others = found.outside.get(FOREIGN_ROWS, 0) + found.outside.get(UNPLACED_ROWS, 0)
+    require_own_rows(table.name, horizon.chain_id, own, others)
     return ScannedSource(
         buckets=found.buckets,
-        findings=joined(_findings(table, horizon, how, found)),
+        findings=joined(
+            [
+                _faults(table, horizon, how, found),
+                _nulls(table, horizon, found),
+                _foreign(table, horizon, found),
+            ]
+        ),
         notes=notes,
         rows_beyond=found.outside.get(BEYOND_ROWS, 0),
         beyond_id=found.beyond_id,
@@ -220,26 +224,6 @@ def _notes_on_end(table: Table, found: Scan) -> tuple[str, ...]:
     raise table.malformed_error()
 
 
-def _require_own_rows(table: Table, horizon: Horizon, found: Scan) -> None:
-    """Refuse a source that holds rows, but none of this chain: it is the wrong one."""
-    own = row_count(found.buckets) + found.outside.get(BEYOND_ROWS, 0)
-    others = found.outside.get(FOREIGN_ROWS, 0) + found.outside.get(UNPLACED_ROWS, 0)
-    if others and not own:
-        raise InputError(
-            table.name,
-            f"{counted(others, 'row')}, none of chain {horizon.chain_id}",
-            "rows of the chain",
-        )
-
-
-def _findings(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> list[Findings]:
-    return [
-        _faults(table, horizon, how, found),
-        _nulls(table, horizon, found),
-        _foreign(table, horizon, found),
-    ]
-
-
 def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findings:
     if not table.has_positions:
         return _link_faults(table, horizon, how, found.buckets)
@@ -252,13 +236,8 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
 
 
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
-    if is_one_path(buckets, horizon):
-        return Findings()
     opener = RowOpener(table.rows, horizon, how.key)
-    faults = locate(table.name, buckets, horizon, opener, how.leaf_bits)
-    if not faults:
-        raise SourceBroken(table.name, "it changed while it was being read")
-    return gathered(faults)
+    return link_faults(table.name, buckets, horizon, opener, how.leaf_bits)
 
 
 def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:

@@ -6,22 +6,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
+from chain_verifier.verification import CONTENT
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-
-EVENT_TYPES: Final = {
-    "chain_id": "int",
-    "id": "bigint",
-    "pid": "bigint",
-    "key": "string",
-    "event_time_ns": "bigint",
-    "payload": "binary",
-}
-"""The columns of `chain_event`, with their types in Spark."""
-
-CONTENT: Final = tuple(EVENT_TYPES)
-"""The columns by which two sources are compared."""
 
 HAS_NULL: Final = "has_null"
 """True when any column of the row is NULL: hashes leave NULLs out, so they are marked here."""

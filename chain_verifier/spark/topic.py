@@ -30,7 +30,8 @@ from chain_verifier.findings import Findings, Kind, joined
 from chain_verifier.spark.errors import as_broken, reason_of
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
-from chain_verifier.spark.table import CONTENT, EVENT_TYPES, HAS_NULL, MALFORMED
+from chain_verifier.spark.table import HAS_NULL, MALFORMED
+from chain_verifier.verification import CONTENT, EVENT_TYPES
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import java_kafka_options, spark_kafka_options
 from orderchain.errors import ConnectError, TopicError

@@ -13,8 +13,8 @@ from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import DatabaseSource, ParquetSource, TopicSource
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.source_check import examine
-from chain_verifier.spark.table import EVENT_TYPES, HAS_NULL, MALFORMED, any_null
-from chain_verifier.verification import ScanPlan
+from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
+from chain_verifier.verification import EVENT_TYPES, ScanPlan
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of

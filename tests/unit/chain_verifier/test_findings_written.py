@@ -12,10 +12,9 @@ import pytest
 
 from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
-from chain_verifier.findings import Finding, Kind, joined
+from chain_verifier.findings import FINDING_TYPES, Finding, Kind, joined
 from chain_verifier.local.parquet import write_findings
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
-from chain_verifier.spark.finding_frame import FINDING_TYPES
 from orderchain.errors import InputError, RetryError, SettingError
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def test_findings_that_cannot_be_written_are_an_error_that_names_the_folder(
 def test_findings_have_the_same_columns_in_both_modes(tmp_path: Path) -> None:
     of_ranges = {"last_id", "rows"}
     assert [*FINDING_TYPES] == [n for n in Finding.__struct_fields__ if n not in of_ranges]
+    some = [FINDING_TYPES[name] for name in ("kind", "id", "ids", "columns", "verified_at")]
+    assert some == ["string", "bigint", "array<bigint>", "array<string>", "string"]
     listed = Finding(kind=Kind.FORK, source="a", pid=3, ids=(4, 5))
     passing = Finding(kind=Kind.LACKING, source="a", against="b", id=0)
     write_findings(7, joined([gathered([listed]), collected(lambda: [passing])]), str(tmp_path))
