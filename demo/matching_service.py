@@ -24,14 +24,14 @@ from chainctl.monitor_server import watched
 from demo.handlers import HANDLERS
 from demo.lossy_link import BadLink
 from demo.processes import (
-    Delivered,
-    FinishAt,
-    Finished,
-    Live,
+    FinishCommand,
+    MatchingFinished,
     MatchingJob,
+    MatchingLive,
+    MatchingProgress,
+    MatchingResumed,
     Pipe,
     ReceiverCounters,
-    Resumed,
     run_process,
 )
 from orderchain.clients.database_config import DatabaseConfig
@@ -172,7 +172,7 @@ async def match(pipe: Pipe) -> None:
         if stored is not None:
             handler.load(stored.state)
         cut = cut_back(Path(job.journal), stored.journal_bytes if stored else 0)
-        pipe.report(Resumed(head=stored.head if stored else 0, journal_rows_cut=cut))
+        pipe.report(MatchingResumed(head=stored.head if stored else 0, journal_rows_cut=cut))
         with Journal(Path(job.journal), job.chain_id) as journal:
             journal.start()
             await MatchingService(job, pipe, store, handler, journal).run(stored)
@@ -242,7 +242,7 @@ class MatchingService:
             self._report(receiver)
         await self._save(receiver)
         self._pipe.report(
-            Finished(
+            MatchingFinished(
                 delivered=self._delivered(receiver),
                 last_gap_shown_by=_last_cause(receiver),
                 counters=self._handler.counters(),
@@ -288,7 +288,7 @@ class MatchingService:
         if not command.done():
             return False
         given = command.result()
-        if not isinstance(given, FinishAt):
+        if not isinstance(given, FinishCommand):
             raise OrderchainError(f"command was {given}, expected where the chain ends")
         return self._head >= given.id
 
@@ -300,11 +300,11 @@ class MatchingService:
             self._pipe.report(self._delivered(receiver))
         if not self._is_live and receiver.live.is_set():
             self._is_live = True
-            self._pipe.report(Live(head=self._head))
+            self._pipe.report(MatchingLive(head=self._head))
 
-    def _delivered(self, receiver: Receiver) -> Delivered:
+    def _delivered(self, receiver: Receiver) -> MatchingProgress:
         stats = receiver.stats()
-        return Delivered(
+        return MatchingProgress(
             head=self._head,
             rows=self._rows,
             events=self._events,

@@ -88,26 +88,26 @@ class CheckingJob(Struct, frozen=True, kw_only=True):
     """Whether Spark is tuned for a run that lasts."""
 
 
-class GoOn(Struct, frozen=True, tag="go on"):
+class ContinueCommand(Struct, frozen=True, tag=True):
     """To the sequencing service, which waits after each part: sequence the second, then close.
 
     To the verifier, which waits once Spark is up: verify.
     """
 
 
-class FinishAt(Struct, frozen=True, tag="finish at"):
+class FinishCommand(Struct, frozen=True, tag=True):
     """To the matching service: the chain ends here. Save, and end once this id is processed."""
 
     id: int
 
 
-Command = GoOn | FinishAt
+Command = ContinueCommand | FinishCommand
 
 
 Stage = Literal["under way", "first part", "all", "closed"]
 
 
-class Sequenced(Struct, frozen=True, kw_only=True, tag="sequenced"):
+class SequencingProgress(Struct, frozen=True, kw_only=True, tag=True):
     """From the sequencing service: its progress at intervals, and when it waits or has ended."""
 
     stage: Stage
@@ -142,14 +142,14 @@ class ReceiverCounters(Addable, kw_only=True):
     """Gaps filled."""
 
 
-class Live(Struct, frozen=True, kw_only=True, tag="live"):
+class MatchingLive(Struct, frozen=True, kw_only=True, tag=True):
     """From the matching service: it has caught up and follows the live frames."""
 
     head: int
     """Id of the last row processed."""
 
 
-class Resumed(Struct, frozen=True, kw_only=True, tag="resumed"):
+class MatchingResumed(Struct, frozen=True, kw_only=True, tag=True):
     """From the matching service, once at its start: its place before it reads anything."""
 
     head: int
@@ -158,7 +158,7 @@ class Resumed(Struct, frozen=True, kw_only=True, tag="resumed"):
     """Rows after the checkpoint that were cut off the journal: delivered again from now on."""
 
 
-class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
+class MatchingProgress(Struct, frozen=True, kw_only=True, tag=True):
     """From the matching service: its progress."""
 
     head: int
@@ -175,17 +175,17 @@ class Delivered(Struct, frozen=True, kw_only=True, tag="delivered"):
     """Times that state and checkpoint were stored, in one transaction each."""
 
 
-class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+class MatchingFinished(Struct, frozen=True, kw_only=True, tag=True):
     """From the matching service at its end: everything is delivered, stored and digested."""
 
-    delivered: Delivered
+    delivered: MatchingProgress
     last_gap_shown_by: str
     """What showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
     counters: dict[str, int]
     digest: str
 
 
-class SparkProgress(Struct, frozen=True, kw_only=True, tag="spark progress"):
+class SparkProgress(Struct, frozen=True, kw_only=True, tag=True):
     """From the verifier: its progress."""
 
     step: str
@@ -193,23 +193,27 @@ class SparkProgress(Struct, frozen=True, kw_only=True, tag="spark progress"):
     """Steps that are done, of `demo.spark_check.STEPS`, with the share of the one under way."""
 
 
-class SparkReport(Struct, frozen=True, kw_only=True, tag="spark report"):
+class SparkReport(Struct, frozen=True, kw_only=True, tag=True):
     """From the verifier at its end."""
 
     report: dict[str, Any]
     """As `chainctl verify --json` prints it."""
 
 
-Report = Sequenced | Live | Resumed | Delivered | Finished | SparkProgress | SparkReport
-
-_encoder: Final = msgspec.json.Encoder()
-command_decoder: Final = msgspec.json.Decoder(Command)
-report_decoder: Final = msgspec.json.Decoder(Report)
+Report = (
+    SequencingProgress
+    | MatchingLive
+    | MatchingResumed
+    | MatchingProgress
+    | MatchingFinished
+    | SparkProgress
+    | SparkReport
+)
 
 
 def line_of(message: Struct) -> bytes:
     """Return a message as a line."""
-    return _encoder.encode(message) + b"\n"
+    return msgspec.json.encode(message) + b"\n"
 
 
 # -- as the demo sees a process --------------------------------------------------------------------
@@ -219,6 +223,9 @@ STDERR_LINES_KEPT: Final = 20
 
 STOP_SECONDS: Final = 10.0
 """How long a process may take to end after SIGTERM, before it is killed."""
+
+
+_R = TypeVar("_R")
 
 
 class ChildDied(OrderchainError):
@@ -234,6 +241,8 @@ class Child:
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
         self._process = process
+        self._reports: dict[type, Report] = {}
+        self._is_killed = False
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
         self._listening = asyncio.create_task(self._listen(), name=f"stderr of the {name}")
 
@@ -259,12 +268,38 @@ class Child:
         if not line.endswith(b"\n"):
             raise await self._death()
         try:
-            report: Report = report_decoder.decode(line)
+            report: Report = msgspec.json.decode(line, type=Report)
         except msgspec.MsgspecError as error:
             raise OrderchainError(
                 f"the {self._name} reported nonsense: {reason_of(error)}"
             ) from error
         return report
+
+    def last(self, kind: type[_R]) -> _R | None:
+        """Return the last report of a kind that `listen` has taken in."""
+        report = self._reports.get(kind)
+        return report if isinstance(report, kind) else None
+
+    async def listen(self, changed: asyncio.Event) -> None:
+        """Take in reports until the last one, and set `changed` at each.
+
+        Raises ChildDied when the last one never comes, unless the process was killed: then what it
+        had reported before is taken in.
+        """
+        try:
+            while not self._is_over():
+                report = await self.report()
+                self._reports[type(report)] = report
+                changed.set()
+            await self.wait()
+        except ChildDied:
+            if not self._is_killed:
+                raise
+
+    def _is_over(self) -> bool:
+        sequenced = self.last(SequencingProgress)
+        has_closed = sequenced is not None and sequenced.stage == "closed"
+        return has_closed or self.last(MatchingFinished) is not None
 
     async def send(self, command: Command) -> None:
         """Give the process a command."""
@@ -272,6 +307,7 @@ class Child:
 
     async def kill(self) -> None:
         """Kill it with SIGKILL, while it works, and wait until it is gone."""
+        self._is_killed = True
         send_to_child(self._process, signal.SIGKILL)
         await self._gone()
 
@@ -360,7 +396,7 @@ class Pipe:
 
     async def command(self) -> Command:
         """Wait for the next command. Raises DemoGone when none can come any more."""
-        command: Command = command_decoder.decode(await self._line())
+        command: Command = msgspec.json.decode(await self._line(), type=Command)
         return command
 
     def report(self, message: Report) -> None:

@@ -24,16 +24,15 @@ from demo.lossy_link import LinkFaults
 from demo.preparation import DemoInput
 from demo.processes import (
     Child,
-    ChildDied,
-    Delivered,
-    FinishAt,
-    Finished,
-    GoOn,
-    Live,
+    ContinueCommand,
+    FinishCommand,
+    MatchingFinished,
     MatchingJob,
-    Resumed,
-    Sequenced,
+    MatchingLive,
+    MatchingProgress,
+    MatchingResumed,
     SequencingJob,
+    SequencingProgress,
 )
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from chainctl.commands.chain.chains import Creation
     from chainctl.output import ProgressBar
-    from demo.processes import Command, Report, Stage
+    from demo.processes import Stage
     from local_stack import LocalStack
 
 
@@ -117,65 +116,6 @@ async def _new_chain(settings: Settings) -> Creation:
     raise OrderchainError(f"somebody else took each of {CHAIN_TRIES} chain numbers in turn")
 
 
-_R = TypeVar("_R")
-
-
-class ReportingChild:
-    """A child whose reports are taken in as they come."""
-
-    def __init__(self, child: Child, changed: asyncio.Event) -> None:
-        self._child = child
-        self._changed = changed
-        self._reports: dict[type, Report] = {}
-        self._is_killed = False
-
-    @classmethod
-    async def start(
-        cls, name: str, module: str, job: Struct, changed: asyncio.Event
-    ) -> ReportingChild:
-        """Start a process; `changed` is set at every report of it."""
-        return cls(await Child.start(name, module, job), changed)
-
-    def last(self, kind: type[_R]) -> _R | None:
-        """Return the last report of a kind."""
-        report = self._reports.get(kind)
-        return report if isinstance(report, kind) else None
-
-    async def listen(self) -> None:
-        """Take in reports until the last one. Raises ChildDied when it never comes.
-
-        What a killed process had reported before is taken in too.
-        """
-        try:
-            while not self._is_over():
-                report = await self._child.report()
-                self._reports[type(report)] = report
-                self._changed.set()
-            await self._child.wait()
-        except ChildDied:
-            if not self._is_killed:
-                raise
-
-    async def send(self, command: Command) -> None:
-        """Give the process a command."""
-        await self._child.send(command)
-
-    async def kill(self) -> None:
-        """Kill it, with SIGKILL."""
-        self._is_killed = True
-        await self._child.kill()
-
-    async def stop(self) -> None:
-        """End it, if it still runs."""
-        await self._child.stop()
-
-    def _is_over(self) -> bool:
-        if self.last(Finished) is not None:
-            return True
-        sequenced = self.last(Sequenced)
-        return sequenced is not None and sequenced.stage == "closed"
-
-
 _T = TypeVar("_T")
 
 STALL_SECONDS: Final = 60.0
@@ -232,17 +172,17 @@ class Plan(Struct, frozen=True, kw_only=True):
 class ServiceLife(Struct, frozen=True, kw_only=True):
     """What one process of the matching service did."""
 
-    resumed: Resumed
-    delivered: Delivered
+    resumed: MatchingResumed
+    delivered: MatchingProgress
     """Its last report; for a killed process, the last one before."""
 
 
 class ScenarioOutcome(Struct, frozen=True, kw_only=True):
     """How the scenario ended: everything is delivered."""
 
-    sequenced: Sequenced
+    sequenced: SequencingProgress
     lives: list[ServiceLife]
-    finished: Finished
+    finished: MatchingFinished
 
 
 async def run_scenario(plan: Plan, bar: ProgressBar) -> ScenarioOutcome:
@@ -265,28 +205,30 @@ class _Scenario:
         self._exits = exits
         self._listeners = listeners
         self._changed = asyncio.Event()
-        self._lives: list[ReportingChild] = []
-        self._sequencing: ReportingChild | None = None
+        self._lives: list[Child] = []
+        self._sequencing: Child | None = None
 
     async def run(self) -> ScenarioOutcome:
         first = await self._start_matching()
-        await self._until(lambda: first.last(Live), "the matching service to be live")
+        await self._until(lambda: first.last(MatchingLive), "the matching service to be live")
         sequencing = self._sequencing = await self._start_sequencing()
         await self._kill(first)
         second = await self._start_matching()
-        await self._until(lambda: second.last(Live), "the matching service to be live again")
+        await self._until(
+            lambda: second.last(MatchingLive), "the matching service to be live again"
+        )
         await self._until(lambda: _at(sequencing, "first part"), "the first part to be sequenced")
-        await sequencing.send(GoOn())
+        await sequencing.send(ContinueCommand())
         head = await self._until(lambda: _at(sequencing, "all"), "the second part to be sequenced")
-        await second.send(FinishAt(head.last_id))
+        await second.send(FinishCommand(head.last_id))
         awaited = f"the delivery of id {head.last_id}"
-        finished = await self._until(lambda: second.last(Finished), awaited)
-        await sequencing.send(GoOn())
+        finished = await self._until(lambda: second.last(MatchingFinished), awaited)
+        await sequencing.send(ContinueCommand())
         sequenced = await self._until(lambda: _at(sequencing, "closed"), "the sequencer to close")
-        lives = [_life(first, first.last(Delivered)), _life(second, finished.delivered)]
+        lives = [_life(first, first.last(MatchingProgress)), _life(second, finished.delivered)]
         return ScenarioOutcome(sequenced=sequenced, lives=lives, finished=finished)
 
-    async def _kill(self, matching: ReportingChild) -> None:
+    async def _kill(self, matching: Child) -> None:
         """Kill the matching service once it has stored something, and works on more."""
         reached = await self._until(
             lambda: _reached(matching, self._plan.kill_at_row), "the first rows to be delivered"
@@ -294,7 +236,7 @@ class _Scenario:
         await matching.kill()
         talk(f"Killed the matching service (SIGKILL) at {counted(reached.events, 'row')}")
 
-    async def _start_matching(self) -> ReportingChild:
+    async def _start_matching(self) -> Child:
         plan, setup = self._plan, self._plan.setup
         job = MatchingJob(
             database=setup.receiver_database,
@@ -311,11 +253,11 @@ class _Scenario:
             save_rows=plan.save_rows,
             http=None if plan.http is None else Address(plan.http.host, plan.http.port + 1),
         )
-        player = await self._start("matching service", "demo.matching_service", job)
-        self._lives.append(player)
-        return player
+        child = await self._start("matching service", "demo.matching_service", job)
+        self._lives.append(child)
+        return child
 
-    async def _start_sequencing(self) -> ReportingChild:
+    async def _start_sequencing(self) -> Child:
         plan, setup = self._plan, self._plan.setup
         job = SequencingJob(
             database=setup.sequencer_database,
@@ -328,11 +270,11 @@ class _Scenario:
         )
         return await self._start("sequencing service", "demo.sequencing_service", job)
 
-    async def _start(self, name: str, module: str, job: Struct) -> ReportingChild:
-        player = await ReportingChild.start(name, module, job, self._changed)
-        self._exits.push_async_callback(player.stop)
-        self._listeners.create_task(player.listen(), name=f"reports of the {name}")
-        return player
+    async def _start(self, name: str, module: str, job: Struct) -> Child:
+        child = await Child.start(name, module, job)
+        self._exits.push_async_callback(child.stop)
+        self._listeners.create_task(child.listen(self._changed), name=f"reports of the {name}")
+        return child
 
     async def _until(self, find: Callable[[], _T | None], awaited: str) -> _T:
         """Return what `find` finds once it finds something.
@@ -355,8 +297,8 @@ class _Scenario:
 
     def _rows_moved(self) -> tuple[int, int]:
         """Return rows sequenced and delivered, and show them."""
-        sequenced = self._sequencing.last(Sequenced) if self._sequencing else None
-        reports = [life.last(Delivered) for life in self._lives]
+        sequenced = self._sequencing.last(SequencingProgress) if self._sequencing else None
+        reports = [life.last(MatchingProgress) for life in self._lives]
         rows = sequenced.rows if sequenced else 0
         # The last life that has reported: a new one must not seem to begin at nothing.
         delivered = next((report.events for report in reversed(reports) if report), 0)
@@ -364,22 +306,22 @@ class _Scenario:
         return rows, delivered
 
 
-def _reached(matching: ReportingChild, row: int) -> Delivered | None:
+def _reached(matching: Child, row: int) -> MatchingProgress | None:
     """Return the service's report once it is at `row`, and has stored its state before."""
-    delivered = matching.last(Delivered)
+    delivered = matching.last(MatchingProgress)
     if delivered is None or delivered.events < row or not delivered.saves:
         return None
     return delivered
 
 
-def _at(sequencing: ReportingChild, stage: Stage) -> Sequenced | None:
+def _at(sequencing: Child, stage: Stage) -> SequencingProgress | None:
     """Return the report of the sequencing service once it has reached `stage`."""
-    sequenced = sequencing.last(Sequenced)
+    sequenced = sequencing.last(SequencingProgress)
     return sequenced if sequenced is not None and sequenced.stage == stage else None
 
 
-def _life(player: ReportingChild, delivered: Delivered | None) -> ServiceLife:
-    resumed = player.last(Resumed)
+def _life(child: Child, delivered: MatchingProgress | None) -> ServiceLife:
+    resumed = child.last(MatchingResumed)
     if resumed is None or delivered is None:
         raise OrderchainError("a matching service worked without a word")
     return ServiceLife(resumed=resumed, delivered=delivered)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chainctl.monitor_server import watched
-from demo.processes import GoOn, Pipe, Sequenced, SequencingJob, run_process
+from demo.processes import ContinueCommand, Pipe, SequencingJob, SequencingProgress, run_process
 from orderchain.errors import OrderchainError
 from sequencer.intake.file import FileIntake, FileOptions
 
@@ -98,7 +98,7 @@ class _RowsUnderWay:
     def report(self, stage: Stage, extra_seconds: float = 0.0) -> None:
         """Report the progress to the demo."""
         self._pipe.report(
-            Sequenced(
+            SequencingProgress(
                 stage=stage,
                 rows=self._rows,
                 first_id=self._first_id,
@@ -138,7 +138,7 @@ class _RowsUnderWay:
 async def _until_it_may_go_on(pipe: Pipe) -> None:
     async with asyncio.timeout(PAUSE_SECONDS):
         command = await pipe.command()
-    if not isinstance(command, GoOn):
+    if not isinstance(command, ContinueCommand):
         raise OrderchainError(f"command was {command}, expected to go on")
 
 

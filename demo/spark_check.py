@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from demo.processes import CheckingJob, Child, GoOn, Pipe, SparkProgress, SparkReport, run_process
+from demo.processes import (
+    CheckingJob,
+    Child,
+    ContinueCommand,
+    Pipe,
+    SparkProgress,
+    SparkReport,
+    run_process,
+)
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
@@ -136,7 +144,7 @@ async def checked_by(verifier: Child, rows: int, bar: ProgressBar) -> dict[str, 
 
     Raises ChildDied when the check did not complete, OrderchainError when it takes too long.
     """
-    await verifier.send(GoOn())
+    await verifier.send(ContinueCommand())
     try:
         async with asyncio.timeout(VERIFY_SECONDS + rows / VERIFY_ROWS_PER_SECOND):
             while not isinstance(report := await verifier.report(), SparkReport):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from gapfill.archived import WithArchive
+from gapfill.archived import ArchiveBackedSource
 from gapfill.config import GapReaderConfig
 from gapfill.preferred import PreferenceConfig, PreferredSources
 from gapfill.reader import GapReader
 
-__all__ = ["GapReader", "GapReaderConfig", "PreferenceConfig", "PreferredSources", "WithArchive"]
+__all__ = [
+    "ArchiveBackedSource",
+    "GapReader",
+    "GapReaderConfig",
+    "PreferenceConfig",
+    "PreferredSources",
+]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class WithArchive(ClosedAtExit):
+class ArchiveBackedSource(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over a database and its archive.
 
     The database is always asked first, and it alone reports where the chain is. Only what it

@@ -219,7 +219,7 @@ class GapReader(ClosedAtExit):
         rows, size = _measure(held)
         return held if rows < self._config.page_rows and size < self._config.page_bytes else []
 
-    async def _open(self, after: Mark, until_id: int) -> _Opening:
+    async def _open(self, after: Mark, until_id: int) -> _FillStart:
         """Compare `after` with the database, and read what is next to it in the same round trip.
 
         A gap of a few rows is most often one lost frame, and its duration is that of its trips.
@@ -233,14 +233,14 @@ class GapReader(ClosedAtExit):
         source = _source_of(is_primary=not first["is_standby"])
         columns = (column or () for column in _batches_of(first))
         batches = list(map(StoredBatch, *columns))
-        return _Opening(mark, source, batches, _pages_of(found))
+        return _FillStart(mark, source, batches, _pages_of(found))
 
-    async def _check_start(self, after: Mark) -> _Opening:
+    async def _check_start(self, after: Mark) -> _FillStart:
         """Compare `after` with all that is known about the chain. Raises what is wrong with it."""
         standing = await self.standing(after.id, after.batch_last_id)
         mark, chain_id = standing.mark, self._config.chain_id
         if mark is not None and standing.batch_seal == after.seal:
-            return _Opening(mark, _source_of(is_primary=standing.is_primary))
+            return _FillStart(mark, _source_of(is_primary=standing.is_primary))
         if not standing.is_primary:
             raise NotYetReadable(after.batch_last_id, after.id)
         if mark is None:
@@ -346,7 +346,7 @@ def _session_config(config: GapReaderConfig) -> SessionConfig:
     )
 
 
-class _Opening(NamedTuple):
+class _FillStart(NamedTuple):
     """How a fill begins."""
 
     mark: Mark

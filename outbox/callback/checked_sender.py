@@ -27,12 +27,12 @@ from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.config import RelayStats
+from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
 from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import AbnormalDelivery, ConfirmOutcome, RelayStore, messages_of
 from outbox.sender.sweep import Alerts
-from outbox.sender.verdicts import CLAIMS_MAX
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.consumer.attempts import FreshAttempt, ParkedAttempt
-from outbox.consumer.decisions import InboxVerdict, StoredDelivery, by_database, by_filter
+from outbox.consumer.decisions import InboxDecision, StoredDelivery, by_database, by_filter
 from outbox.consumer.inbox import AWAY
 from outbox.parts import uninterrupted
 
@@ -183,9 +183,9 @@ class Admission:
         asked = []
         for delivery, word in zip(deliveries, seen, strict=True):
             match by_filter(word, looked_before=delivery.looked_before):
-                case InboxVerdict.DONE:
+                case InboxDecision.DONE:
                     self._repeated(delivery)
-                case InboxVerdict.WAIT:
+                case InboxDecision.WAIT:
                     self._set_aside(delivery)
                 case _:
                     asked.append(delivery)
@@ -275,25 +275,27 @@ class Admission:
         self, others: Sequence[Delivery], stored: Mapping[UUID, StoredDelivery]
     ) -> None:
         """Deal with messages that were not claimed. Never raises an error of the database."""
-        sorted_out: dict[InboxVerdict, list[Delivery]] = {verdict: [] for verdict in InboxVerdict}
+        sorted_out: dict[InboxDecision, list[Delivery]] = {
+            decision: [] for decision in InboxDecision
+        }
         for delivery in others:
             known = stored.get(delivery.message_id, StoredDelivery())
             sorted_out[by_database(is_claimed=False, stored=known)].append(delivery)
-        done = sorted_out.pop(InboxVerdict.DONE)
+        done = sorted_out.pop(InboxDecision.DONE)
         await self._filter.done([delivery.message_id for delivery in done])
         for delivery in done:
             self._repeated(delivery)
         rest = [delivery for some in sorted_out.values() for delivery in some]
         await self._filter.clear([delivery.message_id for delivery in rest])
-        for delivery in sorted_out[InboxVerdict.WAIT]:
+        for delivery in sorted_out[InboxDecision.WAIT]:
             self._set_aside(delivery)
         outcomes = self._outcomes
-        await self._held(sorted_out[InboxVerdict.KEY_PARKED], outcomes.park_in_turn)
-        await self._held(sorted_out[InboxVerdict.PARKED], outcomes.report_parked)
-        await self._held(sorted_out[InboxVerdict.TOO_OLD], outcomes.bury_too_old)
-        for delivery in sorted_out[InboxVerdict.DEAD]:
+        await self._held(sorted_out[InboxDecision.KEY_PARKED], outcomes.park_in_turn)
+        await self._held(sorted_out[InboxDecision.PARKED], outcomes.report_parked)
+        await self._held(sorted_out[InboxDecision.TOO_OLD], outcomes.bury_too_old)
+        for delivery in sorted_out[InboxDecision.DEAD]:
             outcomes.finish(delivery)
-        self._queues.release(sorted_out[InboxVerdict.DEAD])
+        self._queues.release(sorted_out[InboxDecision.DEAD])
 
     async def _held(
         self, deliveries: list[Delivery], settle: Callable[[list[Delivery]], Awaitable[None]]

@@ -27,7 +27,7 @@ class Seen(Enum):
     """It was applied, and the transaction of its effect has committed."""
 
 
-class InboxVerdict(Enum):
+class InboxDecision(Enum):
     """What to do with a message."""
 
     WORK = "work"
@@ -57,35 +57,35 @@ class StoredDelivery:
     is_below_horizon: bool = False
 
 
-def by_filter(seen: Seen, *, looked_before: bool) -> InboxVerdict | None:
+def by_filter(seen: Seen, *, looked_before: bool) -> InboxDecision | None:
     """Return what the filter settles; None if the database must decide.
 
     A worker that has the message is given time once. After that the database is asked, since the
     mark may come from a process that was killed.
     """
     if seen is Seen.DONE:
-        return InboxVerdict.DONE
+        return InboxDecision.DONE
     if seen is Seen.WORKING and not looked_before:
-        return InboxVerdict.WAIT
+        return InboxDecision.WAIT
     return None
 
 
-def by_database(*, is_claimed: bool, stored: StoredDelivery) -> InboxVerdict:
+def by_database(*, is_claimed: bool, stored: StoredDelivery) -> InboxDecision:
     """Return what the database settles. `stored` counts only for what could not be claimed."""
     if is_claimed:
-        return InboxVerdict.WORK
+        return InboxDecision.WORK
     if stored.is_applied:  # first of all: what was applied stays so, however old
-        return InboxVerdict.DONE
+        return InboxDecision.DONE
     if stored.is_dead:
-        return InboxVerdict.DEAD
+        return InboxDecision.DEAD
     if stored.is_parked:
-        return InboxVerdict.PARKED
+        return InboxDecision.PARKED
     if stored.is_below_horizon:
-        return InboxVerdict.TOO_OLD
+        return InboxDecision.TOO_OLD
     if stored.is_key_parked:
-        return InboxVerdict.KEY_PARKED
+        return InboxDecision.KEY_PARKED
     # The obstacle has gone between the two statements, such as by a retry that succeeded.
-    return InboxVerdict.WAIT
+    return InboxDecision.WAIT
 
 
 LEVELS_SECONDS: Final = (

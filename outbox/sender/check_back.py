@@ -25,8 +25,8 @@ from orderchain.errors import OrderchainError, RefusedError, SettingError
 from orderchain.sql import load_sql
 from orderchain.text import printable, reason_of
 from outbox.parts import endless
+from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
-from outbox.sender.verdicts import Answer, CheckRules, after_check, may_ask
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status, sources
 

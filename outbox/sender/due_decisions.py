@@ -32,7 +32,7 @@ claim and send has sent nothing. But a message that ends its process each time w
 with the default times this many take two and a half hours."""
 
 
-class ResendVerdict(enum.Enum):
+class ResendDecision(enum.Enum):
     """What the sweep does with a delivery that is due."""
 
     SEND = "send"
@@ -64,16 +64,16 @@ class DueDelivery(Struct, frozen=True, gc=False):
     """Bytes of the payload; None if the message itself is missing."""
 
 
-def judge(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> ResendVerdict:
+def judge(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> ResendDecision:
     """Return what to do with `due`.
 
     `progress` holds, by place, the smallest offset that the consumer has not finished: a record
     below it was read and is gone, one at or above it is merely queued.
     """
     if due.status == Status.CONFIRMED and _is_queued(due, rules, progress):
-        return ResendVerdict.WAIT
+        return ResendDecision.WAIT
     is_left = due.send_count < rules.tries_max and due.claim_count < CLAIMS_MAX
-    return ResendVerdict.SEND if is_left else ResendVerdict.GIVE_UP
+    return ResendDecision.SEND if is_left else ResendDecision.GIVE_UP
 
 
 def why_given_up(due: DueDelivery, rules: Destination) -> str:

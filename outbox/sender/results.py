@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from outbox.destination import Destination
     from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats
+    from outbox.sender.due_decisions import Place
     from outbox.sender.message_sender import Sent, TopicTroubles
     from outbox.sender.parcel_sender import Claims, ParcelSender
     from outbox.sender.store import RelayStore
-    from outbox.sender.verdicts import Place
 
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from orderchain.text import reason_of
 from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
 from outbox.message import Message, check_message
-from outbox.sender.verdicts import DueDelivery, Place
+from outbox.sender.due_decisions import DueDelivery, Place
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 

@@ -19,16 +19,16 @@ import msgspec
 
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted, printable, reason_of
-from outbox.sender.parcel_sender import Parcel
-from outbox.sender.store import SweepRound
-from outbox.sender.verdicts import (
+from outbox.sender.due_decisions import (
     DueDelivery,
-    ResendVerdict,
+    ResendDecision,
     judge,
     queue_wait_seconds,
     wait_seconds,
     why_given_up,
 )
+from outbox.sender.parcel_sender import Parcel
+from outbox.sender.store import SweepRound
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -170,10 +170,10 @@ class Sweep:
                 _log.error("destination %r is not set up any more", row.destination)
                 wait.append((row, _ORPHAN_SECONDS))
                 continue
-            verdict = judge(row, rules, progress)
-            if verdict is ResendVerdict.WAIT:
+            decision = judge(row, rules, progress)
+            if decision is ResendDecision.WAIT:
                 wait.append((row, queue_wait_seconds(row, rules)))
-            elif verdict is ResendVerdict.GIVE_UP:
+            elif decision is ResendDecision.GIVE_UP:
                 give_up.append((row, why_given_up(row, rules)))
             elif row.size is None:
                 give_up.append((row, "its message is gone"))

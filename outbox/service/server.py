@@ -38,9 +38,9 @@ from outbox.destination import NAME_CHARS_MAX
 from outbox.http_call import ask
 from outbox.parts import Parts, ServiceOfParts
 from outbox.sender.check_back import CheckBack
+from outbox.sender.due_decisions import Answer
 from outbox.sender.relay import Relay
 from outbox.sender.sweep import Alerts
-from outbox.sender.verdicts import Answer
 from outbox.service.app import MessageApp
 from outbox.service.message_api import MessageApi
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outbox.acts import DeadLetter
     from outbox.consumer.consumer import Consumer
     from outbox.destination import Destination
-    from outbox.sender.verdicts import CheckRules
+    from outbox.sender.due_decisions import CheckRules
     from outbox.service.interface import MessageClient
     from outbox.statuses import Status
     from outbox.testing.faults import Awkwardness
@@ -164,7 +164,7 @@ class MemoryOutbox:
     def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
         """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
-        It returns an `outbox.sender.verdicts.Answer` for each id, as
+        It returns an `outbox.sender.due_decisions.Answer` for each id, as
         `outbox.sender.check_back.check_decisions` does; those that it leaves out were not answered.
         An OrderchainError is no answer either. `rules` are those of all senders, by default the
         real ones.

@@ -1,7 +1,7 @@
 """A sender's tables in memory, and a relay on them: stored, sent, confirmed, given up.
 
 What becomes of a delivery is decided by the same code as for the real relay: `outbox.statuses` and
-`outbox.sender.verdicts`. Records and confirms are the real ones, byte for byte.
+`outbox.sender.due_decisions`. Records and confirms are the real ones, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from outbox.records import (
     token_of,
 )
 from outbox.sender.business import add, store_messages
-from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
-from outbox.sender.verdicts import (
+from outbox.sender.due_decisions import (
     Answer,
     CheckRules,
     DueDelivery,
-    ResendVerdict,
+    ResendDecision,
     after_check,
     judge,
     may_ask,
@@ -43,6 +42,7 @@ from outbox.sender.verdicts import (
     wait_seconds,
     why_given_up,
 )
+from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.service.interface import Decided, MessageClient
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
 from outbox.testing.memory_database import stored_already
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from outbox.destination import Destination
     from outbox.records import Confirm
-    from outbox.sender.verdicts import Place
+    from outbox.sender.due_decisions import Place
     from outbox.testing.faults import Faults
     from outbox.testing.memory_broker import MemoryBroker
     from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
@@ -217,10 +217,10 @@ class MemoryRelay:
         rules = self.destinations[row.message.destination]
         seen = _as_due(row, now)
         match judge(seen, rules, self._progress):
-            case ResendVerdict.WAIT:
+            case ResendDecision.WAIT:
                 row.next_send_at = now + queue_wait_seconds(seen, rules)
                 return False
-            case ResendVerdict.GIVE_UP:
+            case ResendDecision.GIVE_UP:
                 row.change(Change.TRIES_USED_UP)
                 row.error = row.error or why_given_up(seen, rules)
                 return False

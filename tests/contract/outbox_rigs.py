@@ -28,7 +28,7 @@ from outbox import (
 from outbox.acts import DeadLetter, DeadLetters
 from outbox.sender.business import store_messages
 from outbox.sender.check_back import CheckBack, CheckingConfig, decide_messages
-from outbox.sender.verdicts import CheckRules
+from outbox.sender.due_decisions import CheckRules
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change
 from outbox.testing import MemoryOutbox
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.sender.business import BusinessTransaction
-    from outbox.sender.verdicts import Answer
+    from outbox.sender.due_decisions import Answer
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 

@@ -29,7 +29,7 @@ from outbox import (
 )
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
 from outbox.sender.check_back import DecisionRefused, check_decision, check_decisions, decide
-from outbox.sender.verdicts import Answer
+from outbox.sender.due_decisions import Answer
 from outbox.statuses import Change
 
 from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all

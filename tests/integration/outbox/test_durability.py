@@ -24,7 +24,7 @@ from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.message import draw_message_ids
 from outbox.sender.check_back import check_decision, decide
-from outbox.sender.verdicts import Answer
+from outbox.sender.due_decisions import Answer
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from outbox import Status
 from outbox.sender.check_back import CheckingConfig
-from outbox.sender.verdicts import CheckRules
+from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 

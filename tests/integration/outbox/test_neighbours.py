@@ -19,9 +19,9 @@ from outbox.errors import MessageError
 from outbox.message import check_message
 from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.sender.business import store_messages
+from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.relay import Relay
 from outbox.sender.store import RelayStore
-from outbox.sender.verdicts import CLAIMS_MAX
 from tests.builders.topics import make_topics
 
 from .conftest import CONSUMER

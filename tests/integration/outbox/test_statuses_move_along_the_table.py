@@ -11,9 +11,9 @@ import pytest
 
 from outbox import Message, Status, acts, draw_message_ids
 from outbox.sender.business import store_messages
+from outbox.sender.due_decisions import ResendDecision, judge, wait_seconds
 from outbox.sender.parcel_sender import Share
 from outbox.sender.store import BrokerAck, RelayStore, SweepRound
-from outbox.sender.verdicts import ResendVerdict, judge, wait_seconds
 from outbox.statuses import FINAL, TRANSITIONS
 
 from .conftest import CONSUMER, Sender
@@ -67,13 +67,13 @@ class Walk:
         async with self.store.sweep() as connection:
             sweep_round = SweepRound(connection)
             due = await sweep_round.due(ALWAYS, Share(5, {}, 5))
-            verdicts = [(row, judge(row, self.clearing, {})) for row in due]
-            send = [row for row, verdict in verdicts if verdict is ResendVerdict.SEND]
+            decisions = [(row, judge(row, self.clearing, {})) for row in due]
+            send = [row for row, decision in decisions if decision is ResendDecision.SEND]
             if send:
                 waits = [(row, wait_seconds(self.clearing, row.claim_count)) for row in send]
                 await sweep_round.claim(waits, token)
             give_up = [
-                (row, "why") for row, verdict in verdicts if verdict is ResendVerdict.GIVE_UP
+                (row, "why") for row, decision in decisions if decision is ResendDecision.GIVE_UP
             ]
             if give_up:
                 await sweep_round.give_up(give_up)

@@ -11,7 +11,7 @@ from chainctl.commands.chain.journal import Journal
 from demo.handlers import PayloadDigest
 from demo.lossy_link import LinkFaults
 from demo.matching_service import MatchingService
-from demo.processes import FinishAt, Finished, MatchingJob
+from demo.processes import FinishCommand, MatchingFinished, MatchingJob
 from orderchain.model import Event, Mark, Run
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_
     pipe: Any = Pipe()
     store: Any = Store(pipe)
     told: Any = asyncio.get_running_loop().create_future()
-    told.set_result(FinishAt(2))
+    told.set_result(FinishCommand(2))
     with Journal(path, CHAIN_ID) as journal:
         journal.start()
         service = MatchingService(job, pipe, store, PayloadDigest(), journal)
         await service.work(receiver, told)
     finished = pipe.reports[-1]
-    assert isinstance(finished, Finished)
+    assert isinstance(finished, MatchingFinished)
     assert finished.delivered.events == finished.delivered.head == 2
     assert finished.counters == {"payloads": 2}
     assert store.heads == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 
 from chainctl.event_loop import run_async
 from chainctl.main import main
-from demo.processes import CheckingJob, Child, ChildDied, GoOn
+from demo.processes import CheckingJob, Child, ChildDied, ContinueCommand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_command_to_a_process_that_has_died_leaves_the_word_to_its_death(dying: 
         try:
             with pytest.raises(ChildDied):
                 await child.report()
-            await child.send(GoOn())
+            await child.send(ContinueCommand())
             with pytest.raises(ChildDied, match=r"the verifier ended .*there is no Spark"):
                 await child.report()
         finally:

@@ -11,7 +11,13 @@ from demo import DemoOptions
 from demo import run as demo_run
 from demo.lossy_link import LinkCounters
 from demo.preparation import DemoInput, ExpectedState
-from demo.processes import Delivered, Finished, ReceiverCounters, Resumed, Sequenced
+from demo.processes import (
+    MatchingFinished,
+    MatchingProgress,
+    MatchingResumed,
+    ReceiverCounters,
+    SequencingProgress,
+)
 from demo.scenario import ChainSetup, Plan, ScenarioOutcome, ServiceLife
 from demo.summary import Summary, summarize, summary_rows
 
@@ -26,7 +32,7 @@ SETUP = ChainSetup(
     chain_id=3, topic="t", kafka="k", sequencer_database="", receiver_database="",
     gap_database="", audit_database="",
 )  # fmt: skip
-SEQUENCED = Sequenced(
+SEQUENCED = SequencingProgress(
     stage="closed", rows=ROWS, first_id=1, last_id=ROWS, frames=100, seconds=0.5
 )  # fmt: skip
 SPARK: dict[str, Any] = {
@@ -55,8 +61,8 @@ def plan(rows: int = ROWS) -> Plan:
     )
 
 
-def delivered(events: int, rows: int, seconds: float = 1.0) -> Delivered:
-    return Delivered(
+def delivered(events: int, rows: int, seconds: float = 1.0) -> MatchingProgress:
+    return MatchingProgress(
         head=events, rows=rows, events=events, seconds=seconds, saves=2,
         receiver=ReceiverCounters(gaps=3, rows_filled=30),
         link=LinkCounters(frames=50, dropped=5, last_dropped=1),
@@ -71,10 +77,12 @@ def summary(
     outcome = ScenarioOutcome(
         sequenced=SEQUENCED,
         lives=[
-            ServiceLife(resumed=Resumed(head=0, journal_rows_cut=0), delivered=delivered(350, 350)),
-            ServiceLife(resumed=Resumed(head=300, journal_rows_cut=50), delivered=last),
+            ServiceLife(
+                resumed=MatchingResumed(head=0, journal_rows_cut=0), delivered=delivered(350, 350)
+            ),
+            ServiceLife(resumed=MatchingResumed(head=300, journal_rows_cut=50), delivered=last),
         ],
-        finished=Finished(
+        finished=MatchingFinished(
             delivered=last,
             last_gap_shown_by="heartbeat",
             counters={"payloads": payloads},

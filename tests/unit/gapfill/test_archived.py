@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gapfill import WithArchive
+from gapfill import ArchiveBackedSource
 from orderchain.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
 from orderchain.model import ChainHead, Event, Mark, Run, Standing
 
@@ -95,13 +95,13 @@ class Archive:
         return 17
 
 
-async def read(source: WithArchive, after: int, until: int) -> list[tuple[int, str]]:
+async def read(source: ArchiveBackedSource, after: int, until: int) -> list[tuple[int, str]]:
     return [(run.last_id, run.source) async for run in source.runs(mark(after), until)]
 
 
 async def test_what_the_database_holds_never_touches_the_archive() -> None:
     archive = Archive()
-    source = WithArchive(Database(30), archive)
+    source = ArchiveBackedSource(Database(30), archive)
     assert (await source.standing(30)).mark == mark(30)
     assert await read(source, 30, 45) == [(40, "primary"), (45, "primary")]
     assert archive.asked == []
@@ -109,7 +109,7 @@ async def test_what_the_database_holds_never_touches_the_archive() -> None:
 
 async def test_older_rows_come_from_the_archive_and_then_the_database_goes_on() -> None:
     archive = Archive()
-    source = WithArchive(Database(30), archive)
+    source = ArchiveBackedSource(Database(30), archive)
     standing = await source.standing(7)
     assert (standing.mark, standing.head.last_id) == (mark(7), HEAD)
     assert await read(source, 0, 45) == [(30, "archive"), (40, "primary"), (45, "primary")]
@@ -118,13 +118,13 @@ async def test_older_rows_come_from_the_archive_and_then_the_database_goes_on() 
 
 async def test_a_range_within_the_archive_ends_there() -> None:
     archive = Archive()
-    assert await read(WithArchive(Database(30), archive), 5, 20) == [(20, "archive")]
+    assert await read(ArchiveBackedSource(Database(30), archive), 5, 20) == [(20, "archive")]
     assert archive.asked == [("runs", 5, 20, 30)]
 
 
 async def test_a_boundary_that_rises_while_the_archive_is_read_is_followed() -> None:
     database, archive = Database(30), Archive()
-    source = WithArchive(database, archive)
+    source = ArchiveBackedSource(database, archive)
     found = []
     async for run in source.runs(mark(0), 60):
         found.append((run.last_id, run.source))
@@ -135,7 +135,7 @@ async def test_a_boundary_that_rises_while_the_archive_is_read_is_followed() -> 
 
 async def test_a_boundary_that_rises_between_two_questions_is_tried_again_later() -> None:
     with pytest.raises(RetryError, match="up to 50 by now"):
-        await read(WithArchive(Database(30, 50), Archive()), 0, 60)
+        await read(ArchiveBackedSource(Database(30, 50), Archive()), 0, 60)
 
 
 async def test_what_the_archive_raises_comes_out_and_nothing_behind_it() -> None:
@@ -146,7 +146,7 @@ async def test_what_the_archive_raises_comes_out_and_nothing_behind_it() -> None
             yield run_of(after.id, after.id + 1, "archive")
             raise InputError("archive", "broken", "whole")
 
-    runs = WithArchive(Database(30), Broken()).runs(mark(0), 60)
+    runs = ArchiveBackedSource(Database(30), Broken()).runs(mark(0), 60)
     assert (await anext(runs)).last_id == 1
     with pytest.raises(InputError):
         await anext(runs)
@@ -162,12 +162,12 @@ async def test_other_errors_of_the_database_are_not_for_the_archive() -> None:
 
     archive = Archive()
     with pytest.raises(RowsMissing):
-        await read(WithArchive(Holed(30), archive), 0, 60)
+        await read(ArchiveBackedSource(Holed(30), archive), 0, 60)
     assert archive.asked == []
 
 
 async def test_places_are_asked_of_the_database_first() -> None:
-    async with WithArchive(Database(30), Archive()) as source:
+    async with ArchiveBackedSource(Database(30), Archive()) as source:
         assert await source.row_at_or_before(40) == 40
         assert await source.row_at_or_before(12) == 12
         assert await source.row_at_or_before(0) == 0
@@ -176,7 +176,7 @@ async def test_places_are_asked_of_the_database_first() -> None:
 
 async def test_the_database_is_closed_and_must_find_places_to_be_asked_for_them() -> None:
     database = Database(30)
-    async with WithArchive(database, Archive()):
+    async with ArchiveBackedSource(database, Archive()):
         pass
     assert database.is_closed
 
@@ -188,4 +188,4 @@ async def test_the_database_is_closed_and_must_find_places_to_be_asked_for_them(
 
     plain: Any = Plain()
     with pytest.raises(SettingError):
-        await WithArchive(plain, Archive()).row_at_or_before(3)
+        await ArchiveBackedSource(plain, Archive()).row_at_or_before(3)

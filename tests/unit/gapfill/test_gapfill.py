@@ -44,11 +44,11 @@ def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
 
 def test_public_names_are_these() -> None:
     assert sorted(gapfill.__all__) == [
+        "ArchiveBackedSource",
         "GapReader",
         "GapReaderConfig",
         "PreferenceConfig",
         "PreferredSources",
-        "WithArchive",
     ]
 
 

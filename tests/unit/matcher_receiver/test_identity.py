@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gapfill import GapReader, GapReaderConfig, PreferredSources, WithArchive
+from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
 from orderchain.errors import SettingError
 from tests.builders.chains import CHAIN_ID, make_chain
@@ -136,8 +136,8 @@ def test_archive_of_another_chain_is_refused(tmp_path: Path) -> None:
     from chain_verifier.archive.archived_rows import ArchivedRows
 
     with pytest.raises(SettingError, match="chain of the archive was 2, expected chain 1"):
-        WithArchive(reader_of(1), ArchivedRows(tmp_path, 2))
-    assert WithArchive(reader_of(2), ArchivedRows(tmp_path, 2)).chain_id == 2
+        ArchiveBackedSource(reader_of(1), ArchivedRows(tmp_path, 2))
+    assert ArchiveBackedSource(reader_of(2), ArchivedRows(tmp_path, 2)).chain_id == 2
 
 
 @virtual

@@ -33,7 +33,7 @@ from outbox.sender.check_back import (
     decide_messages,
     forget_decisions,
 )
-from outbox.sender.verdicts import Answer, CheckRules
+from outbox.sender.due_decisions import Answer, CheckRules
 from outbox.service.config import ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.message_api import HttpRefusal, MessageApi

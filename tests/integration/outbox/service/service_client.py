@@ -14,7 +14,7 @@ import uvicorn
 
 from local_stack.process import free_port, send_to_child
 from outbox.sender.check_back import CheckingConfig
-from outbox.sender.verdicts import CheckRules
+from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token
 
 if TYPE_CHECKING:

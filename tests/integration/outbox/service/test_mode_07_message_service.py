@@ -32,7 +32,7 @@ from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.sender.check_back import CheckingConfig
-from outbox.sender.verdicts import CheckRules
+from outbox.sender.due_decisions import CheckRules
 from outbox.service.app import MessageApp
 from outbox.service.config import Client, Clients
 from outbox.service.interface import MessageClient

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from orderchain.errors import SettingError
 from outbox import Destination, Status
-from outbox.sender.verdicts import (
+from outbox.sender.due_decisions import (
     Answer,
     CheckRules,
     DueDelivery,
-    ResendVerdict,
+    ResendDecision,
     after_check,
     judge,
     may_ask,
@@ -43,43 +43,45 @@ def due(**fields: Any) -> DueDelivery:
 
 
 @pytest.mark.parametrize(
-    ("fields", "progress", "verdict"),
+    ("fields", "progress", "decision"),
     [
         # Never sent, or the acknowledgement was lost.
-        ({"status": Status.INIT, "send_count": 0, "offset": None}, {}, ResendVerdict.SEND),
-        ({"status": Status.INIT, "send_count": 2}, {PLACE: 0}, ResendVerdict.SEND),
-        ({"status": Status.INIT, "send_count": 3}, {PLACE: 0}, ResendVerdict.GIVE_UP),
+        ({"status": Status.INIT, "send_count": 0, "offset": None}, {}, ResendDecision.SEND),
+        ({"status": Status.INIT, "send_count": 2}, {PLACE: 0}, ResendDecision.SEND),
+        ({"status": Status.INIT, "send_count": 3}, {PLACE: 0}, ResendDecision.GIVE_UP),
         # Merely queued: neither sent nor given up, whatever the tries.
-        ({}, {PLACE: 50}, ResendVerdict.WAIT),
-        ({}, {PLACE: 0}, ResendVerdict.WAIT),
-        ({}, {}, ResendVerdict.WAIT),
-        ({"send_count": 3}, {PLACE: 50}, ResendVerdict.WAIT),
+        ({}, {PLACE: 50}, ResendDecision.WAIT),
+        ({}, {PLACE: 0}, ResendDecision.WAIT),
+        ({}, {}, ResendDecision.WAIT),
+        ({"send_count": 3}, {PLACE: 50}, ResendDecision.WAIT),
         # Read, and not confirmed: lost.
-        ({}, {PLACE: 51}, ResendVerdict.SEND),
-        ({"send_count": 3}, {PLACE: 51}, ResendVerdict.GIVE_UP),
+        ({}, {PLACE: 51}, ResendDecision.SEND),
+        ({"send_count": 3}, {PLACE: 51}, ResendDecision.GIVE_UP),
         # The progress of others says nothing.
-        ({}, {("x", "t", 0): 99, ("c", "x", 0): 99, ("c", "t", 1): 99}, ResendVerdict.WAIT),
+        ({}, {("x", "t", 0): 99, ("c", "x", 0): 99, ("c", "t", 1): 99}, ResendDecision.WAIT),
         # Unknown offset, or beyond the cap of age: by time alone.
-        ({"offset": None}, {PLACE: 0}, ResendVerdict.SEND),
-        ({"sent_seconds": 1_000.0}, {PLACE: 0}, ResendVerdict.SEND),
-        ({"sent_seconds": 1_000.0, "send_count": 3}, {PLACE: 0}, ResendVerdict.GIVE_UP),
-        ({"sent_seconds": None}, {PLACE: 0}, ResendVerdict.SEND),
+        ({"offset": None}, {PLACE: 0}, ResendDecision.SEND),
+        ({"sent_seconds": 1_000.0}, {PLACE: 0}, ResendDecision.SEND),
+        ({"sent_seconds": 1_000.0, "send_count": 3}, {PLACE: 0}, ResendDecision.GIVE_UP),
+        ({"sent_seconds": None}, {PLACE: 0}, ResendDecision.SEND),
     ],
 )
-def test_verdict(fields: dict[str, Any], progress: dict[Any, int], verdict: ResendVerdict) -> None:
-    assert judge(due(**fields), RULES, progress) is verdict
+def test_decision(
+    fields: dict[str, Any], progress: dict[Any, int], decision: ResendDecision
+) -> None:
+    assert judge(due(**fields), RULES, progress) is decision
 
 
-def test_verdict_without_the_filter_goes_by_time_alone() -> None:
-    assert judge(due(), BLIND, {PLACE: 0}) is ResendVerdict.SEND
+def test_decision_without_the_filter_goes_by_time_alone() -> None:
+    assert judge(due(), BLIND, {PLACE: 0}) is ResendDecision.SEND
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_message_is_lost_exactly_below_the_smallest_unfinished_offset(
     offset: int, smallest: int
 ) -> None:
-    verdict = judge(due(offset=offset), RULES, {PLACE: smallest})
-    assert verdict is (ResendVerdict.SEND if offset < smallest else ResendVerdict.WAIT)
+    decision = judge(due(offset=offset), RULES, {PLACE: smallest})
+    assert decision is (ResendDecision.SEND if offset < smallest else ResendDecision.WAIT)
 
 
 def test_wait_doubles_up_to_its_bound() -> None:
@@ -101,10 +103,10 @@ def test_every_delivery_is_given_up_after_its_tries_within_a_bound(tries: int, a
     )
     # However often it is queued: beyond the cap only tries are left, and they end.
     for count in range(tries):
-        verdict = judge(due(send_count=count, sent_seconds=age), rules, {})
-        assert verdict is (ResendVerdict.WAIT if age < 100.0 else ResendVerdict.SEND)
+        decision = judge(due(send_count=count, sent_seconds=age), rules, {})
+        assert decision is (ResendDecision.WAIT if age < 100.0 else ResendDecision.SEND)
     if age >= 100.0:
-        assert judge(due(send_count=tries, sent_seconds=age), rules, {}) is ResendVerdict.GIVE_UP
+        assert judge(due(send_count=tries, sent_seconds=age), rules, {}) is ResendDecision.GIVE_UP
 
 
 CHECK_RULES = CheckRules(

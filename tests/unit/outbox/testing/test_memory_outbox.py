@@ -21,7 +21,7 @@ from outbox import (
     Status,
     draw_message_ids,
 )
-from outbox.sender.verdicts import Answer, CheckRules
+from outbox.sender.due_decisions import Answer, CheckRules
 from outbox.testing import MemoryOutbox, NotWorkedOff
 
 if TYPE_CHECKING:

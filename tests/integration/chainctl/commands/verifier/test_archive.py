@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
-from gapfill import GapReader, GapReaderConfig, WithArchive
+from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
     frames = KafkaFrameSource(
         KafkaSourceConfig(kafka=module_settings["CHAINCTL_KAFKA"], topic=topic)
     )
-    source = WithArchive(reader, ArchivedRows(tmp_path / "archive", chain))
+    source = ArchiveBackedSource(reader, ArchivedRows(tmp_path / "archive", chain))
     events: list[Event] = []
     sources: set[str] = set()
     orders = write_orders(tmp_path / "o.csv", ROWS + MORE)
