@@ -101,21 +101,14 @@ def site_of(stack: LocalStack) -> Site:
     )
 
 
-async def connect_to(
-    database: DatabaseConfig, settings: Mapping[str, str] | None = None
-) -> Connection:
-    """Return a connection as the engine's own are, with the same TLS. Raises as `connect`."""
-    return await connect(
-        database, application_name="benchmark", within_seconds=_CONNECT_SECONDS, settings=settings
-    )
-
-
 @asynccontextmanager
 async def connected(
     database: DatabaseConfig, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Connection]:
-    """Connect for the time of an `async with`. Raises as `connect`."""
-    connection = await connect_to(database, settings)
+    """Hold a connection as the engine's own are, with the same TLS. Raises as `connect`."""
+    connection = await connect(
+        database, application_name="benchmark", within_seconds=_CONNECT_SECONDS, settings=settings
+    )
     try:
         yield connection
     finally:

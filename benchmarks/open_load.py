@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -194,34 +195,31 @@ async def measure_floor(site: Site, schedule_seconds: float) -> dict[str, str]:
     topic = "rival.floor"
     await make_topic(site, topic)
     venue = Venue(site=site, load=Load(rival="engine", orders=1), place={"topic": topic})
+    measured: dict[str, str] = {}
     async with connected(site.admin) as connection:
         try:
             await connection.execute("CREATE TABLE IF NOT EXISTS rival_floor (payload bytea)")
             insert = await connection.prepare("INSERT INTO rival_floor VALUES ($1)")
-
-            async def commit() -> None:
-                await insert.fetch(bytes(100))
-
-            commits = await _timed(commit)
-            due_commits = await timed_from_due(commit, seconds=schedule_seconds)
             async with RecordSender(venue) as sender:
 
                 async def send() -> None:
                     await sender.send(bytes(100))
                     await sender.settle()
 
-                sends = await _timed(send)
-                due_sends = await timed_from_due(send, seconds=schedule_seconds)
+                for name, call_of in (
+                    ("commit", partial(insert.fetch, bytes(100))),
+                    ("send", send),
+                ):
+                    measured[f"{name}_histogram"] = histogram_of(await _timed(call_of))
+                    due = await timed_from_due(call_of, seconds=schedule_seconds)
+                    measured[f"due_{name}_histogram"] = histogram_of(due)
         finally:
             await connection.execute("DROP TABLE IF EXISTS rival_floor")
             await remove_topic(site, topic)
-    measured = {
-        "commit": commits, "send": sends, "due_commit": due_commits, "due_send": due_sends,
-    }  # fmt: skip
-    return {f"{name}_histogram": histogram_of(times) for name, times in measured.items()}
+    return measured
 
 
-async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
+async def _timed(call: Callable[[], Awaitable[object]]) -> list[int]:
     """Return how long calls take that are made one after the other, in nanoseconds."""
     found = []
     for number in range(-FLOOR_TRIES // 10, FLOOR_TRIES):  # those below 0 are not counted
@@ -233,7 +231,10 @@ async def _timed(call: Callable[[], Awaitable[None]]) -> list[int]:
 
 
 async def timed_from_due(
-    call: Callable[[], Awaitable[None]], *, seconds: float, pace_seconds: float = FLOOR_PACE_SECONDS
+    call: Callable[[], Awaitable[object]],
+    *,
+    seconds: float,
+    pace_seconds: float = FLOOR_PACE_SECONDS,
 ) -> list[int]:
     """Return when calls on a constant schedule were done, from when each was due, in nanoseconds.
 

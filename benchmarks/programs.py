@@ -8,8 +8,6 @@ Each adds a line to its results:
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from msgspec import Struct
 
 from benchmarks.chains import benchmark_stack, open_site
 from benchmarks.host import RESULTS, describe_host
-from benchmarks.processes import ROOT, RunFailed
 from benchmarks.spreads import as_spread, cell
 from orderchain.monitoring import calm_collector
 
@@ -40,7 +37,7 @@ class Program(Struct, frozen=True):
     has_site: bool = True
     """Servers are started for it."""
     is_flat: bool = False
-    """Its result is the whole line, else its figures; and Python's collector is as usual."""
+    """Its figures stand beside its options in the line; and Python's collector is as usual."""
 
 
 PROGRAMS = {
@@ -110,19 +107,6 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def run_program(name: str, environment: Mapping[str, str]) -> None:
-    """Run a program to its end, its talk on stderr. Raises RunFailed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.programs", name],
-        cwd=ROOT,
-        env=dict(environment),
-        stdout=sys.stderr,
-        check=False,
-    )
-    if done.returncode:
-        raise RunFailed(f"{name} ended with {done.returncode}")
-
-
 def is_done(name: str) -> bool:
     """Return whether the last result of a program is of this very commit."""
     found = last_result(name)
@@ -186,7 +170,7 @@ def main() -> None:
     if not program.is_flat:
         calm_collector()
     found = _measured(partial(measure, **settings), has_site=program.has_site)
-    whole = found if program.is_flat else {"settings": settings, "figures": found}
+    whole = settings | found if program.is_flat else {"settings": settings, "figures": found}
     save_result(arguments.program, whole, is_dry=arguments.dry)
 
 

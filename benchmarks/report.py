@@ -1,4 +1,4 @@
-"""Table, goals and figures from the saved lines: `table.md`, and each figure as SVG and PNG.
+"""Table, goals and figures from the saved lines.
 
 `python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts the
 rates of the kept results into README.md, between two marks.
@@ -11,19 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import matplotlib as mpl
 import msgspec
-from matplotlib.figure import Figure
 from msgspec import Struct
 
+from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.programs import PROGRAMS, figures_of, last_result
-from benchmarks.questions import BARE, BATCH_ROWS, COMMON_ROWS, FAST, NAMES, STAGES, question_of
+from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, NAMES, STAGES, question_of
 from benchmarks.rivals.rival import rival_of
 from benchmarks.session import CONDITIONS, Conditions, read_lines
 from benchmarks.spreads import (
     PROCESSES,
+    RATE,
     Lines,
     Spread,
     as_spread,
@@ -36,13 +36,12 @@ from benchmarks.spreads import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.load import Figures
 
 
 TABLE: Final = "table.md"
-_RATE: Final = "delivered_per_second"
 
 # -- goals: the figures to reach on two cores, and what was measured -------------------------------
 
@@ -75,8 +74,8 @@ def goals(
     `lines` are by question; `results` are the last ones of programs of their own, by program. A
     program without one has no goal.
     """
-    for question, found in _GOALS.items():
-        yield from found(lines.get(question, Lines([])))
+    for question, goals_of in _GOALS.items():
+        yield from goals_of(lines.get(question, Lines([])))
     for name, bounds in _PROGRAM_GOALS.items():
         if name in results:
             for text, bound, target, where in bounds:
@@ -94,29 +93,29 @@ def _goals_of_comparison(lines: Lines) -> Iterator[Goal]:
         ("kafka_transactions_frames", "Kafka transactions, frames", (2.5, 1.25, 0.65)),
     ):
         for rows, target in zip(BATCH_ROWS, targets, strict=True):
-            measured = lines.ratio(f"engine {rows}", f"{base} {rows}", _RATE)
+            measured = lines.ratio(f"engine {rows}", f"{base} {rows}", RATE)
             yield Goal(f"end to end / {title}, batch {rows:,}", ">=", target, measured)
     arms = "engine 1000 persisting", "event_sourcing 1000 persisting"
     measured = lines.ratio(*arms, "persisted_per_second")
     yield Goal("persisting / eventsourcing, batch 1,000", ">=", 5, measured)
     for rows, target in ((1_000, 250_000), (5_000, 350_000)):
-        measured = lines.spread(f"engine {rows}", _RATE)
+        measured = lines.spread(f"engine {rows}", RATE)
         yield Goal(f"end to end, batch {rows:,} (a stretch)", ">=", target, measured, "/s")
 
 
 def _goals_of_open_load(lines: Lines) -> Iterator[Goal]:
     for share in SHARES_PERCENT:
         text = f"self-clocking / best fixed batch size at {share} % load, p99"
-        yield Goal(text, "<=", 1.1, _against_best(lines, share, "p99"))
+        yield Goal(text, "<=", 1.1, _against_best(lines, share))
     text = "p99 at half load / (commit p99 + send p99 + batch window)"
     yield Goal(text, "<=", 3, _against_floor(lines))
 
 
-def _against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
-    """Return self-clocking against the best fixed size, each over all repeats together."""
+def _against_best(lines: Lines, share: int) -> Spread | None:
+    """Return the p99 against that of the best fixed size, each over all repeats together."""
     own, *fixed = (lines.percentiles(arm_name(share, rows)) for rows in (0, *FIXED_ROWS))
-    others = [found[percentile] for found in fixed if found is not None]
-    return spread_of([own[percentile] / min(others)] if own is not None and others else [])
+    others = [found["p99"] for found in fixed if found]
+    return spread_of([own["p99"] / min(others)] if own and others else [])
 
 
 def rounds_against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
@@ -135,18 +134,17 @@ def rounds_against_best(lines: Lines, share: int, percentile: str) -> Spread | N
 
 
 def _against_floor(lines: Lines) -> Spread | None:
-    own = lines.percentiles(arm_name(50, 0))
-    commit = lines.percentiles("floor", "commit_histogram")
-    send = lines.percentiles("floor", "send_histogram")
-    window = lines.spread(arm_name(50, 0), "batch_window_ms")
-    if own is None or commit is None or send is None or window is None:
+    half = arm_name(50, 0)
+    own, window = lines.percentiles(half), lines.spread(half, "batch_window_ms")
+    floor = [lines.percentiles("floor", f"{name}_histogram") for name in ("commit", "send")]
+    if own is None or window is None or not all(floor):
         return None
-    return spread_of([own["p99"] / (commit["p99"] + send["p99"] + window.median)])
+    return spread_of([own["p99"] / (sum(one["p99"] for one in floor if one) + window.median)])
 
 
 def _goals_of_scale(lines: Lines) -> Iterator[Goal]:
     short, long = "100000 rows", "10000000 rows"
-    rate = lines.ratio(long, short, _RATE)
+    rate = lines.ratio(long, short, RATE)
     yield Goal("rate at 10^7 rows / rate at 10^5", ">=", 0.95, rate)
     for end, title in (("producer", "sequencer"), ("receiver", "receiver")):
         figure = f"{end}_memory_mib"
@@ -330,7 +328,7 @@ def _against_bases(lines: Lines, arm: str, figure: str) -> Iterator[Spread | Non
 
 
 def _rate_of(is_persisting: bool) -> str:
-    return "persisted_per_second" if is_persisting else _RATE
+    return "persisted_per_second" if is_persisting else RATE
 
 
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -341,7 +339,7 @@ def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 def _common(lines: Lines) -> Iterator[str]:
-    common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", _RATE)
+    common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", RATE)
     yield ""
     yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
     yield "waits for the loopback, so this is a figure of the machine more than of either."
@@ -367,16 +365,20 @@ def _cpu(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    cells = _waits(lines, arm, _PERCENTILES) if arm in _LOADS else ()
+    return (arm, *cells, lines.percentile_spread(arm, "p99")) if cells else ()
+
+
+def _waits(lines: Lines, arm: str, percentiles: Sequence[str]) -> tuple[str, ...]:
+    """Return percentiles of an arm, and p50 and p99 up to the ack; nothing for another arm."""
     found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
-    if found is None or ack is None or arm not in _LOADS:
+    if found is None or ack is None:
         return ()
-    cells = [number(found[percentile]) for percentile in _PERCENTILES]
-    moved = lines.percentile_spread(arm, "p99")
-    return arm, *cells, number(ack["p50"]), number(ack["p99"]), moved
+    return (*(number(found[one]) for one in percentiles), number(ack["p50"]), number(ack["p99"]))
 
 
 def _before_open_load(lines: Lines) -> Iterator[str]:
-    maximum = cell(lines.spread("maximum", _RATE))
+    maximum = cell(lines.spread("maximum", RATE))
     yield f"Maximum: {maximum} orders/s. Milliseconds from the intended time of an order until it"
     yield "was handed on; percentiles over all repeats together, and beside them how the p99 of one"
     yield from ("repeat moved.", "")
@@ -403,13 +405,13 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
 
 
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    rates = lines.spread(arm, _RATE), lines.ratio(arm, lines.arms[0], _RATE)
+    rates = lines.spread(arm, RATE), lines.ratio(arm, lines.arms[0], RATE)
     memory = (lines.spread(arm, f"{end}_memory_mib") for end in ("producer", "receiver"))
     return _count(arm), *rates, *memory
 
 
 def _checkpoint(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    rates = lines.spread(arm, _RATE), lines.ratio(arm, arm.replace("long", "short"), _RATE)
+    rates = lines.spread(arm, RATE), lines.ratio(arm, arm.replace("long", "short"), RATE)
     return _spaced(arm), *rates, lines.spread(arm, "checkpoints"), lines.spread(arm, "wal_mib")
 
 
@@ -470,7 +472,7 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
         if name == "common_way":
             sizes[1] = f"{name} {COMMON_ROWS}"
             title += f" (at {COMMON_ROWS})"
-        cells = [cell(lines.spread(arm, _RATE)) for arm in sizes]
+        cells = [cell(lines.spread(arm, RATE)) for arm in sizes]
         if any(text != "-" for text in cells):
             yield (f"**{title}**" if name == "engine" else title, *cells)
 
@@ -478,11 +480,8 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
 def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
     """Yield the rows of the table: loads down, percentiles across, as the engine batches itself."""
     for share in SHARES_PERCENT:
-        arm = arm_name(share, 0)
-        found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
-        if found is not None and ack is not None:
-            delivered = [number(found[percentile]) for percentile in ("p50", "p99", "p99.9")]
-            yield (f"{share} %", *delivered, number(ack["p50"]), number(ack["p99"]))
+        if cells := _waits(lines, arm_name(share, 0), ("p50", "p99", "p99.9")):
+            yield (f"{share} %", *cells)
 
 
 def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
@@ -500,197 +499,6 @@ def main() -> None:
     """Write README.md."""
     lines = (Lines(read_lines(RESULTS / f"{name}.jsonl")) for name in ("comparison", "open_load"))
     README.write_text(with_tables(README.read_text(encoding="utf-8"), *lines), encoding="utf-8")
-
-
-# -- the figures, each as SVG and PNG --------------------------------------------------------------
-
-_COLOURS: Final = {
-    "engine": "#0b6e4f",
-    "bare_pages": "#5c677d",
-    "bare_pipe": "#a9b4c6",
-    "kafka_transactions_events": "#d1495b",
-    "kafka_transactions_frames": "#edae49",
-    "common_way": "#6d597a",
-    "event_sourcing": "#3d5a80",
-    "nats_jetstream": "#98c1d9",
-}
-_DPI: Final = 130
-
-
-def draw_figures(folder: Path, lines: Mapping[str, Lines]) -> list[Path]:
-    """Draw what there are lines for; return the files."""
-    mpl.rcParams.update({"svg.hashsalt": "orderchain", "font.size": 10, "axes.axisbelow": True})
-    written: list[Path] = []
-    for name, draw in _DRAWN.items():
-        if name in lines and lines[name].arms:
-            figure = draw(lines[name])
-            # No date in the file: the same figures are the same bytes.
-            for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, dpi=_DPI, metadata=metadata)
-                written.append(path)
-    return written
-
-
-def _new(title: str, width: float = 8.0, columns: int = 1, **axes: Any) -> tuple[Figure, Any]:  # noqa: ANN401
-    """Return a figure and its axes, one or several, all with the same settings."""
-    figure: Figure = Figure(figsize=(width, 4.4), layout="constrained")
-    figure.suptitle(title, fontsize=12)
-    found = figure.subplots(1, columns, squeeze=False)[0]
-    for one in found:
-        one.grid(axis="y", color="#dddddd", linewidth=0.7)
-        one.spines[["top", "right"]].set_visible(False)
-        one.set(**axes)
-    return figure, found if columns > 1 else found[0]
-
-
-def _bar(
-    axes: Any,  # noqa: ANN401
-    at: float,
-    spread: Spread | None,
-    width: float,
-    colour: str,
-    label: str,
-) -> None:
-    """Draw a median as a bar, with a whisker from the lowest to the highest."""
-    if spread is not None:
-        error = [[spread.median - spread.low], [spread.high - spread.median]]
-        axes.bar(at, spread.median, width, color=colour, label=label, yerr=error,
-                 error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2})  # fmt: skip
-
-
-def _line(axes: Any, spreads: Iterable[tuple[int, Spread | None]], colour: str, label: str) -> None:  # noqa: ANN401
-    """Draw medians as a line, from the lowest to the highest as a band."""
-    found = {at: spread for at, spread in spreads if spread is not None}
-    if found:
-        medians = [spread.median for spread in found.values()]
-        axes.plot(list(found), medians, "o-", color=colour, label=label)
-        lows, highs = zip(*((spread.low, spread.high) for spread in found.values()), strict=True)
-        axes.fill_between(list(found), lows, highs, color=colour, alpha=0.15, linewidth=0)
-
-
-def _ticks(axes: Any, titles: Iterable[str]) -> None:  # noqa: ANN401
-    """Name groups of bars, whose heights are orders per second."""
-    named = list(titles)
-    axes.set_xticks(range(len(named)), named)
-    axes.yaxis.set_major_formatter(_thousands)
-
-
-def _thousands(value: float, _: int) -> str:
-    return f"{value / 1e3:g}k"
-
-
-def _legend(axes: Any, *, on: Any = None, **how: object) -> None:  # noqa: ANN401
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    (on or axes).legend(once.values(), once.keys(), frameon=False, fontsize=9, **how)
-
-
-def _draw_comparison(lines: Lines) -> Figure:
-    title = "From one process to another, in order, with none missing"
-    figure, axes = _new(title, ylabel="orders/s")
-    groups = {f"batch {rows:,}": [(rival, rows) for rival in FAST] for rows in BATCH_ROWS}
-    common = [("common_way", 500), ("event_sourcing", 1000), ("nats_jetstream", 1000)]
-    groups["what is common\n(500; 1,000; 1,000)"] = common
-    for index, members in enumerate(groups.values()):
-        for place, (rival, rows) in enumerate(members):
-            at = index + (place - (len(members) - 1) / 2) * 0.17
-            spread = lines.spread(f"{rival} {rows}", _RATE)
-            _bar(axes, at, spread, 0.15, _COLOURS[rival], rival_of(rival).title)
-    _ticks(axes, groups)
-    _legend(axes, loc="upper left")
-    return figure
-
-
-def _draw_batch_size(lines: Lines) -> Figure:
-    scales = {"xscale": "log", "yscale": "log", "xlabel": "orders a batch"}
-    figure, columns = _new("Batch size", width=11, columns=3, **scales)
-    sizes = sorted({int(arm.split(" ")[1]) for arm in lines.arms})
-    for axes, (stage, done) in zip(columns, STAGES.items(), strict=True):
-        for rival in (*BARE, "engine"):
-            figure_name = f"{done}_per_second"
-            spreads = [(n, lines.spread(f"{rival} {n} {stage}", figure_name)) for n in sizes]
-            _line(axes, spreads, _COLOURS[rival], rival_of(rival).title)
-        axes.set(title=done)
-    columns[0].set_ylabel("orders/s")
-    _legend(columns[0])
-    return figure
-
-
-def _draw_open_load(lines: Lines) -> Figure:
-    title = "Latency under open load, from the intended time"
-    scales = {"xlabel": "load, % of the maximum", "yscale": "log"}
-    figure, columns = _new(title, width=11, columns=3, **scales)
-    for axes, percentile in zip(columns, ("p50", "p99", "p99.9"), strict=True):
-        for rival, size in zip(("engine", *_SIZED), (0, *FIXED_ROWS), strict=True):
-            found = {
-                share: percentiles[percentile]
-                for share in SHARES_PERCENT
-                if (percentiles := lines.percentiles(arm_name(share, size))) is not None
-            }
-            label = "self-clocking" if size == 0 else f"batches of {size:,}"
-            axes.plot(list(found), list(found.values()), "o-", color=_COLOURS[rival], label=label)
-        axes.set(title=percentile)
-    columns[0].set_ylabel("ms")
-    # No corner of these is free of lines.
-    _legend(columns[0], on=figure, loc="outside lower center", ncols=1 + len(FIXED_ROWS))
-    return figure
-
-
-_SIZED: Final = ("event_sourcing", "kafka_transactions_events")
-"""Whose colours the fixed sizes have."""
-
-
-def _draw_switches(lines: Lines) -> Figure:
-    figure, axes = _new("Keys and seal, batch 1,000, end to end", ylabel="orders/s")
-    arms = [arm for arm in lines.arms if arm.endswith(", deliver")]
-    for index, arm in enumerate(arms):
-        _bar(axes, index, lines.spread(arm, _RATE), 0.6, _COLOURS["engine"], "orderchain")
-    _ticks(axes, (arm.partition(",")[0] for arm in arms))
-    return figure
-
-
-def _draw_cpu(lines: Lines) -> Figure:
-    figure, axes = _new("CPU seconds per million orders", ylabel="seconds")
-    colours = ("#0b6e4f", "#73c2a3", "#3d5a80", "#edae49")
-    for index, arm in enumerate(lines.arms):
-        below = 0.0
-        for colour, process in zip(colours, PROCESSES, strict=True):
-            spread = lines.spread(arm, per_million(process))
-            if spread is not None:
-                axes.bar(index, spread.median, 0.6, bottom=below, color=colour, label=process)
-                below += spread.median
-    names = [arm.replace("_", " ").replace(" ", "\n") for arm in lines.arms]
-    axes.set_xticks(range(len(names)), names)
-    _legend(axes)
-    return figure
-
-
-def _draw_scale(lines: Lines) -> Figure:
-    scales = {"xscale": "log", "xlabel": "rows in the chain"}
-    figure, (rates, memory) = _new("Long chains", width=9, columns=2, **scales)
-    for axes, name, rival, label in (
-        (rates, _RATE, "engine", "end to end"),
-        (memory, "producer_memory_mib", "engine", "sequencer"),
-        (memory, "receiver_memory_mib", "event_sourcing", "receiver"),
-    ):
-        spreads = [(int(arm.split(" ")[0]), lines.spread(arm, name)) for arm in lines.arms]
-        _line(axes, spreads, _COLOURS[rival], label)
-    rates.set(ylim=(0, None), ylabel="orders/s")
-    rates.yaxis.set_major_formatter(_thousands)
-    memory.set(ylim=(0, None), ylabel="MiB resident")
-    _legend(memory)
-    return figure
-
-
-_DRAWN: Final[dict[str, Callable[[Lines], Figure]]] = {
-    "comparison": _draw_comparison,
-    "batch_size": _draw_batch_size,
-    "open_load": _draw_open_load,
-    "switches": _draw_switches,
-    "cpu": _draw_cpu,
-    "scale": _draw_scale,
-}
 
 
 if __name__ == "__main__":

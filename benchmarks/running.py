@@ -92,7 +92,7 @@ def _figures(load: Load, produced: Figures, received: Figures | None) -> dict[st
     if received is not None:
         if received["rows"] != load.all_orders:
             raise NotWhole(f"{received['rows']} orders were handed on of {load.all_orders}")
-        if load.is_kept and received["digest"] != _sent_digest(load):
+        if load.is_kept and received["digest"] != digest_of(load.batches(load.all_orders)):
             raise NotWhole("other orders were handed on than were sent")
         # Never faster than durable: a receiver may be ahead of the sender's own report.
         figures |= {
@@ -102,10 +102,6 @@ def _figures(load: Load, produced: Figures, received: Figures | None) -> dict[st
             **received["notes"],
         }
     return figures
-
-
-def _sent_digest(load: Load) -> str:
-    return digest_of([order for batch in load.batches(load.all_orders) for order in batch])
 
 
 # -- the processes ---------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path  # msgspec looks it up
@@ -27,7 +29,7 @@ from benchmarks.chains import (
 from benchmarks.host import describe_host, disk_flushes
 from benchmarks.load import QUICK_SHARE, Arm, Figures, Line, Load, Scope
 from benchmarks.processes import ROOT, RunFailed
-from benchmarks.programs import PROGRAMS, is_done, run_program
+from benchmarks.programs import PROGRAMS, is_done
 from benchmarks.questions import NAMES, question_of
 from benchmarks.rivals.rival import NotWhole, rival_of
 from benchmarks.running import run_load
@@ -382,13 +384,13 @@ async def _warm_up(site: Site, scope: Scope) -> None:
             await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
 
 
-def _run_program(name: str, options: Options) -> int:
+def _run_program(name: str, options: Options) -> bool:
+    """Run a program to its end, its talk on stderr; return whether it has failed."""
     environment = dict(os.environ)
     if options.stack_directory is not None:
         environment[DIRECTORY_VARIABLE] = str(options.stack_directory)
-    try:
-        run_program(name, environment)
-    except RunFailed as error:
-        talk(f"chainctl: {error}")
-        return 1
-    return 0
+    command = sys.executable, "-m", "benchmarks.programs", name
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
+    if done.returncode:
+        talk(f"chainctl: {name} ended with {done.returncode}")
+    return bool(done.returncode)

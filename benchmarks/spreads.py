@@ -6,7 +6,7 @@ Percentiles come from merged histograms: never from averages, and never averaged
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
     from benchmarks.load import Figures, Line
 
+_T = TypeVar("_T", float, dict[str, float])
+
 PROCESSES = ("producer", "receiver", "postgres", "kafka")
 """Whose CPU seconds are counted."""
+
+RATE = "delivered_per_second"
+"""The figure of the rate end to end."""
 
 HIGHEST_US = 600_000_000
 """Ten minutes: an order that waited longer counts as that."""
@@ -30,33 +35,32 @@ _SHOWN = (50.0, 90.0, 99.0, 99.9)
 
 
 async def interleave(
-    arms: Mapping[str, Callable[[], Awaitable[float]]],
+    arms: Mapping[str, Callable[[], Awaitable[_T]]],
     repeats: int,
     warm: Iterable[str] | None = None,
-) -> dict[str, list[float]]:
-    """Return every arm's figures, the arms run in turn `repeats` times.
+) -> dict[str, list[_T]]:
+    """Return what every arm returns, one figure or several, the arms run in turn `repeats` times.
 
     Before, `warm` are run once, by default all, without a figure.
     """
-    figures: dict[str, list[float]] = {name: [] for name in arms}
+    found: dict[str, list[_T]] = {name: [] for name in arms}
     for name in arms if warm is None else warm:
         await arms[name]()
     for _ in range(repeats):
         for name, arm in arms.items():
-            figures[name].append(await arm())
-            print(f"{name:32} {figures[name][-1]:14,.4g}", flush=True)
-    return figures
+            value = await arm()
+            found[name].append(value)
+            figures = value if isinstance(value, dict) else {"": value}
+            shown = " ".join(f"{each} {one:,.4g}" for each, one in figures.items())
+            print(f"{name:32} {shown}", flush=True)
+    return found
 
 
 async def in_rounds(
     once: Callable[[], Awaitable[dict[str, float]]], repeats: int
 ) -> dict[str, dict[str, float]]:
     """Return the spread of every figure that `once` returns, called `repeats` times."""
-    rounds = []
-    for _ in range(repeats):
-        rounds.append(await once())
-        print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
-    return spreads(rounds)
+    return spreads((await interleave({"": once}, repeats, ()))[""])
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -461,15 +461,7 @@ def _check_act(actor: str, reason: str) -> None:
 
 
 def _letter_of(row: Record) -> DeadLetter:
-    return DeadLetter(
-        consumer=row["consumer"],
-        message_id=row["message_id"],
-        destination=row["destination"],
-        key=None if row["key"] is None else row["key"].decode(errors="backslashreplace"),
-        reason=row["reason"],
-        failures=row["failures"],
-        last_error=row["last_error"],
-        received_at=row["received_at"],
-        dead_at=row["dead_at"],
-        abandoned_at=row["abandoned_at"],
-    )
+    fields = {name: row[name] for name in DeadLetter.__struct_fields__}
+    if row["key"] is not None:
+        fields["key"] = row["key"].decode(errors="backslashreplace")
+    return DeadLetter(**fields)

@@ -7,7 +7,8 @@ found, even if the server's settings are reloaded meanwhile.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -16,7 +17,7 @@ from orderchain.clients.session import Session, SessionConfig, check_durability
 from orderchain.sql import OUTBOX_RELAY, load_sql, require_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from orderchain.clients.postgres import Connection
 
@@ -32,6 +33,11 @@ async def keep_durable(connection: Connection, *, unsafe: bool) -> None:
     settings = await connection.fetchrow(_SQL["pin"])
     if not unsafe:
         check_durability(settings)
+
+
+def columns(rows: Collection[object], *fields: str) -> list[list[Any]]:
+    """Return fields of `rows`, a list for each: statements take many rows as arrays."""
+    return [list(map(attrgetter(field), rows)) for field in fields]
 
 
 SCHEMA_VERSION: Final = 1

@@ -28,7 +28,7 @@ from benchmarks.chains import (
     make_chain,
 )
 from benchmarks.load import Figures, order_batches
-from benchmarks.processes import End, call, freeze, next_line, resident_mib, say, serve
+from benchmarks.processes import call, freeze, next_line, resident_mib, say, serve
 from benchmarks.rivals.engine import IN_FLIGHT, reader_and_source
 from benchmarks.rivals.rival import NotWhole
 from benchmarks.spreads import compared, in_rounds, interleave, spreads
@@ -39,19 +39,11 @@ _SAMPLES_MAX: Final = 100_000
 _FRAME_ROWS: Final = 1_000
 
 
-def _sequencing(**given: Any) -> End:  # noqa: ANN401 - arguments of `sequence`
-    return call(sequence, keeps_errors=False, **given)
-
-
-def _receiving(**given: Any) -> End:  # noqa: ANN401 - arguments of `receive`
-    return call(receive, keeps_errors=False, **given)
-
-
 async def _both(
     site: Site, orders: int, sent: dict[str, Any], taken: dict[str, Any]
 ) -> tuple[Figures, Figures]:
     """Sequence once the receiver is live. Raises RuntimeError when an order was not handed on."""
-    chain = {"site": site, "chain_id": await make_chain(site)}
+    chain: dict[str, Any] = {"site": site, "chain_id": await make_chain(site)}
     async with _receiving(**chain, until_rows=orders, **taken) as receiver:
         await receiver.expect(b"live")
         async with _sequencing(**chain, orders=orders, **sent) as sequencer:
@@ -68,9 +60,6 @@ async def _both(
 async def loss(site: Site, *, repeats: int, orders: int, share: float) -> Figures:
     """Run both arms with batches of either size."""
     return {
-        "orders": orders,
-        "repeats": repeats,
-        "share_of_frames_lost": share,
         "payload_bytes": 100,
         "by_batch_rows": {
             str(rows): await _loss(site, repeats, orders, rows, share) for rows in (100, 1_000)
@@ -102,22 +91,18 @@ _CAUGHT_UP_SECONDS: Final = 0.25
 
 async def catch_up(site: Site, *, repeats: int, orders: int, arrivals: int) -> Figures:
     """Let receivers catch up, alone and behind."""
-    alone = await _alone(site, orders, repeats)
     return {
-        "repeats": repeats,
         "frame_rows": _FRAME_ROWS,
         "payload_bytes": 100,
         "pause_seconds": _PAUSE_SECONDS,
-        "arrivals_per_second": arrivals,
-        "orders_alone": orders,
-        "alone": spreads(alone),
+        "alone": spreads(await _alone(site, orders, repeats)),
         "behind": await in_rounds(partial(_behind, site, arrivals), repeats),
     }
 
 
 async def _alone(site: Site, orders: int, repeats: int) -> list[dict[str, float]]:
     """Return rows per second, by the clock and by the processor's time, of a topic that is full."""
-    chain = {"site": site, "chain_id": await make_chain(site)}
+    chain: dict[str, Any] = {"site": site, "chain_id": await make_chain(site)}
     rates = []
     async with AsyncExitStack() as stack:
         receivers = [_receiving(**chain, until_rows=orders, pauses=True) for _ in range(repeats)]
@@ -143,7 +128,7 @@ async def _alone(site: Site, orders: int, repeats: int) -> list[dict[str, float]
 async def _behind(site: Site, arrivals: int) -> dict[str, float]:
     """Return how fast a pause's backlog was worked off while `arrivals` orders per second came."""
     orders = int(arrivals * (_PAUSE_SECONDS + 10)) // _FRAME_ROWS * _FRAME_ROWS
-    chain = {"site": site, "chain_id": await make_chain(site)}
+    chain: dict[str, Any] = {"site": site, "chain_id": await make_chain(site)}
     async with _receiving(**chain, until_rows=orders, pauses=True) as receiver:
         await receiver.expect(b"live")
         async with _sequencing(**chain, orders=orders, orders_per_second=arrivals) as sequencer:
@@ -181,8 +166,7 @@ _FIRST_ROWS: Final = 1_000
 
 async def large_gap(site: Site, *, repeats: int, rows: int) -> Figures:
     """Fill gaps of `rows`."""
-    found = await in_rounds(partial(_large_gap, site, rows), repeats)
-    return {"repeats": repeats, "gap_rows": rows, "payload_bytes": 100, **found}
+    return {"payload_bytes": 100, **await in_rounds(partial(_large_gap, site, rows), repeats)}
 
 
 async def _large_gap(site: Site, rows: int) -> dict[str, float]:
@@ -219,7 +203,7 @@ async def full_rate(site: Site, *, orders: int) -> Figures:
     for batch_rows in (1_000, 5_000):
         found[str(batch_rows)] = await _full_rate(site, batch_rows, orders)
         print(batch_rows, found[str(batch_rows)], flush=True)
-    return {"orders": orders, "payload_bytes": _PAYLOAD_BYTES, "by_batch_rows": found}
+    return {"payload_bytes": _PAYLOAD_BYTES, "by_batch_rows": found}
 
 
 async def _full_rate(site: Site, batch_rows: int, orders: int) -> dict[str, Any]:
@@ -389,6 +373,9 @@ async def receive(
         "stats": stats,
     }
 
+
+_sequencing = partial(call, sequence, keeps_errors=False)
+_receiving = partial(call, receive, keeps_errors=False)
 
 if __name__ == "__main__":
     serve(sequence, receive)

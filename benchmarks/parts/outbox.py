@@ -1,6 +1,6 @@
 """What the outbox costs: a full cycle of a message, and its sweep beside a long history.
 
-The consumers, `batched`, `row_by_row` and `timed`, are processes until they are killed.
+The consumers, `batched` and `row_by_row`, are processes until they are killed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import time
+from collections import defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -104,9 +105,13 @@ async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
 
 
 @asynccontextmanager
-async def consuming(place: Outbox, way: Callable[[Outbox], Awaitable[None]]) -> AsyncIterator[End]:
+async def consuming(
+    place: Outbox,
+    way: Callable[..., Awaitable[None]],
+    **given: Any,  # noqa: ANN401 - of `way`
+) -> AsyncIterator[End]:
     """Run a consumer in a process of its own for the block, before which it has joined."""
-    async with call(way, place=place, keeps_errors=False) as consumer:
+    async with call(way, place=place, keeps_errors=False, **given) as consumer:
         await consumer.expect(b"ready")
         yield consumer
 
@@ -327,7 +332,22 @@ async def _full_round(relay: Relay, place: Outbox) -> float:
 # -- the consumers ---------------------------------------------------------------------------------
 
 
-async def _consume(place: Outbox, handle: Any) -> None:  # noqa: ANN401 - a handler
+async def batched(place: Outbox, is_timed: bool = False) -> None:
+    """Consume as the engine does: many messages per transaction, many confirms per record.
+
+    Its only effect is the inbox, as of `row_by_row`. If it `is_timed`, it writes a line for each
+    message that has reached the handler: its number, with which its payload begins, and when, by
+    the monotonic clock of the machine.
+    """
+
+    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
+        if is_timed:
+            now = time.monotonic_ns()
+            for delivery in deliveries:
+                number = int.from_bytes(delivery.payload[:8], "big")
+                sys.stdout.write(f"{number} {now}\n")
+            sys.stdout.flush()
+
     calm_collector()
     config = ConsumerConfig(
         name=place.destination.topic,
@@ -339,31 +359,6 @@ async def _consume(place: Outbox, handle: Any) -> None:  # noqa: ANN401 - a hand
     async with Consumer(config) as consumer:
         say(b"ready")
         await consumer.run_many(handle)
-
-
-async def batched(place: Outbox) -> None:
-    """Consume as the engine does: many messages per transaction, many confirms per record."""
-
-    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
-        pass  # its only effect is the inbox: the same in both ways
-
-    await _consume(place, handle)
-
-
-async def timed(place: Outbox) -> None:
-    """Write a line for each message that has reached the handler: its number, and when.
-
-    The number is what its payload begins with; the time is of the monotonic clock of the machine.
-    """
-
-    async def handle(deliveries: Sequence[Delivery], connection: object) -> None:
-        now = time.monotonic_ns()
-        for delivery in deliveries:
-            number = int.from_bytes(delivery.payload[:8], "big")
-            sys.stdout.write(f"{number} {now}\n")
-        sys.stdout.flush()
-
-    await _consume(place, handle)
 
 
 async def row_by_row(place: Outbox) -> None:
@@ -387,8 +382,6 @@ async def row_by_row(place: Outbox) -> None:
                 await connection.execute(insert, message_id)
             await producer.send_and_wait(place.destination.confirm_topic, message_id.bytes)
 
-
-# -- a steady load, and mode 5 beside mode 3 -------------------------------------------------------
 
 # -- outbox_latency: how late does a message come: from its commit to its handler? -----------------
 
@@ -456,7 +449,7 @@ async def _round(site: Site, seconds: int, rate: int, hands_over: bool, together
         business = [
             await stack.enter_async_context(connected(place.database)) for _ in range(_CONNECTIONS)
         ]
-        consumer = await stack.enter_async_context(consuming(place, timed))
+        consumer = await stack.enter_async_context(consuming(place, batched, is_timed=True))
         relay = await stack.enter_async_context(Relay(place.relay_config()))
 
         async def collect() -> None:
@@ -517,13 +510,23 @@ class SenderAddress(Struct, frozen=True):
 
 async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Figures:
     """Measure each way in turn."""
-    written: dict[str, list[float]] = {}
+    written: dict[str, list[float]] = defaultdict(list)
     every, plain = "mode 3, every ack written", "mode 3"
+
+    async def note(name: str, database: DatabaseConfig, table: str) -> None:
+        written[name].append(await _rows_written(database, table) / messages)
+
+    async def mode_3(name: str, **settings: Any) -> float:  # noqa: ANN401 - of the relay
+        async with outbox_of(site) as place:
+            rate = await cycle(place, messages, **settings)
+            await note(name, place.database, "outbox_pending")
+        return rate
+
     figures = await interleave(
         {
-            every: partial(_mode_3, site, messages, written, every, ack_linger_seconds=0.0),
-            plain: partial(_mode_3, site, messages, written, plain),
-            "mode 5": partial(_mode_5, site, messages, written),
+            every: partial(mode_3, every, ack_linger_seconds=0.0),
+            plain: partial(mode_3, plain),
+            "mode 5": partial(_mode_5, site, messages, note),
         },
         repeats,
     )
@@ -531,8 +534,8 @@ async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Fi
     return {"rate": compared(figures, ratio=every), "rows written a message": without_warm_up}
 
 
-async def _rows_written(database: DatabaseConfig, table: str, count: int) -> float:
-    """Return the rows of `table` that were written, per message.
+async def _rows_written(database: DatabaseConfig, table: str) -> float:
+    """Return the rows of `table` that were written.
 
     Sessions report what they have done when they end, so all of them must have ended.
     """
@@ -540,25 +543,10 @@ async def _rows_written(database: DatabaseConfig, table: str, count: int) -> flo
         async with asyncio.timeout(END_SECONDS):
             while await connection.fetchval(_OTHERS) > 1:  # noqa: ASYNC110 - of other processes
                 await asyncio.sleep(0.05)
-        written: float = await connection.fetchval(_WRITTEN, table)
-    return written / count
+        return float(await connection.fetchval(_WRITTEN, table))
 
 
-async def _mode_3(
-    site: Site,
-    count: int,
-    written: dict[str, list[float]],
-    name: str,
-    **settings: Any,  # noqa: ANN401 - of the relay
-) -> float:
-    async with outbox_of(site) as place:
-        rate = await cycle(place, count, **settings)
-        rows = await _rows_written(place.database, "outbox_pending", count)
-        written.setdefault(name, []).append(rows)
-    return rate
-
-
-async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> float:
+async def _mode_5(site: Site, count: int, note: Callable[..., Awaitable[None]]) -> float:
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(outbox_of(site))
         topic = place.destination.topic
@@ -589,12 +577,8 @@ async def _mode_5(site: Site, count: int, written: dict[str, list[float]]) -> fl
             rate = await rate_through(sender, business, count)
             if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
                 raise RuntimeError(f"the run was not clean: {sender.stats()}")
-        for name, database, table in (
-            ("mode 5", place.database, "outbox_pending"),
-            ("mode 5, its callback service", callback_store, "callback_delivery"),
-        ):
-            rows = await _rows_written(database, table, count)
-            written.setdefault(name, []).append(rows)
+        await note("mode 5", place.database, "outbox_pending")
+        await note("mode 5, its callback service", callback_store, "callback_delivery")
     return rate
 
 
@@ -620,4 +604,4 @@ async def serving(config: CallbackConfig, url: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(batched, timed, row_by_row, serving)
+    serve(batched, row_by_row, serving)

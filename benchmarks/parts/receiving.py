@@ -70,7 +70,6 @@ async def fill(site: Site, *, repeats: int, largest: int) -> Figures:
         "fill": partial(_fill, site, middle, _LONG_AFTER_ID, _LONG_GAP_ROWS),
     }
     return {
-        "repeats": repeats,
         "payload_bytes": 100,
         "page_rows": _PAGE_ROWS,
         "long_gap_rows": _LONG_GAP_ROWS,
@@ -218,7 +217,7 @@ async def receiver_core(*, repeats: int, orders: int) -> Figures:
         }
         figures = await interleave(arms, repeats)
         cases[case] = compared(figures, to_plain="plain", to_bounded="bounded")
-    return {"orders": orders, "repeats": repeats, "payload_bytes": 100, "cases": cases}
+    return {"payload_bytes": 100, "cases": cases}
 
 
 class _PlainRow(Struct, array_like=True, frozen=True, gc=False):

@@ -59,10 +59,11 @@ async def _seconds_of(work: Callable[[], Awaitable[None]]) -> float:
     return time.perf_counter() - began
 
 
-def _timed(
-    works: Mapping[str, Callable[[], Awaitable[None]]],
-) -> dict[str, Callable[[], Awaitable[float]]]:
-    return {name: partial(_seconds_of, work) for name, work in works.items()}
+async def _timed(
+    works: Mapping[str, Callable[[], Awaitable[None]]], repeats: int, *warm: str
+) -> dict[str, list[float]]:
+    arms = {name: partial(_seconds_of, work) for name, work in works.items()}
+    return await interleave(arms, repeats, warm)
 
 
 def _require(found: object, expected: object) -> None:
@@ -156,27 +157,28 @@ async def spark_check(*, repeats: int, rows: int, wide_rows: int) -> Figures:
         narrow = write_rows(Path(folder), rows)
         wide = write_rows(Path(folder), wide_rows, is_wide=True)
         with _spark({}) as spark:
-            arms = _timed(_Parquet(spark, narrow, rows).arms())
-            figures = await interleave(arms, repeats, _WARM)
-            arms = _timed(_Parquet(spark, wide, wide_rows).arms(*_WARM))
-            wide_figures = await interleave(arms, 2 * repeats, _WARM)
+            figures = await _timed(_Parquet(spark, narrow, rows).arms(), repeats, *_WARM)
+            wides = _Parquet(spark, wide, wide_rows).arms(*_WARM)
+            wide_figures = await _timed(wides, 2 * repeats, *_WARM)
     return {
-        "repeats": repeats,
-        "rows": rows,
-        "narrow": _with_rates(figures, rows),
+        "narrow": _with_rates(figures, rows, "to_scan", lambda name: (name, "scan")),
         "rivals_to_check": {name: ratio(figures, name, "check") for name in ("lag", "anti_join")},
-        "wide_rows": wide_rows,
-        "wide": _with_rates(wide_figures, wide_rows),
+        "wide": _with_rates(wide_figures, wide_rows, "to_scan", lambda name: (name, "scan")),
     }
 
 
-def _with_rates(figures: Mapping[str, list[float]], rows: int) -> Figures:
-    """Return every arm's spread, its ratio to the scan within each round, and its rate."""
+def _with_rates(
+    figures: Mapping[str, list[float]],
+    rows: int,
+    title: str,
+    pair: Callable[[str], tuple[str, str]],
+) -> Figures:
+    """Return every arm's spread, its rate, and the ratio of the `pair` of arms for its name."""
     return {
         name: {
             "seconds": spread(values),
-            "to_scan": ratio(figures, name, "scan"),
             "rows_per_second": spread([rows / seconds for seconds in values]),
+            title: ratio(figures, *pair(name)),
         }
         for name, values in figures.items()
     }
@@ -259,19 +261,16 @@ _MIB: Final = 2**20
 
 async def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
     """Run the lengths by turns, and return the spread of every figure."""
-    found: dict[int, list[dict[str, float]]] = {short: [], long: []}
     with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
-        paths = {rows: write_rows(Path(folder), rows) for rows in found}
-        for _ in range(repeats):
-            for rows, path in paths.items():
-                found[rows].append(await _in_a_driver(path, rows))
-                shown = {name: round(value, 2) for name, value in found[rows][-1].items()}
-                print(rows, shown, flush=True)
-    by_rows = {str(rows): spreads(lines) for rows, lines in found.items()}
+        arms = {
+            str(rows): partial(_in_a_driver, write_rows(Path(folder), rows), rows)
+            for rows in (short, long)
+        }
+        found = await interleave(arms, repeats, ())
+    by_rows = {rows: spreads(lines) for rows, lines in found.items()}
     names = list(by_rows[str(short)])
-    pairs = list(zip(found[long], found[short], strict=True))
+    pairs = list(zip(found[str(long)], found[str(short)], strict=True))
     return {
-        "repeats": repeats,
         "executors": "2 of 1 core and 2 GB",
         "figures": {
             name: {rows: figures[name] for rows, figures in by_rows.items()} for name in names
@@ -336,21 +335,10 @@ async def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
     """Read one chain in every way."""
     chain_id = await generate_chain(site, rows)
     with _spark({}) as spark:
-        arms = _timed(_Database(spark, site, chain_id, rows).arms())
-        figures = await interleave(arms, repeats, ("bare", "check"))
-    return {
-        "repeats": repeats,
-        "rows": rows,
-        "payload_bytes": 100,
-        "arms": {
-            name: {
-                "seconds": spread(values),
-                "rows_per_second": spread([rows / seconds for seconds in values]),
-                "rate_to_bare": ratio(figures, "bare", name),
-            }
-            for name, values in figures.items()
-        },
-    }
+        arms = _Database(spark, site, chain_id, rows).arms()
+        figures = await _timed(arms, repeats, "bare", "check")
+    found = _with_rates(figures, rows, "rate_to_bare", lambda name: ("bare", name))
+    return {"payload_bytes": 100, "arms": found}
 
 
 class _Database:

@@ -114,20 +114,39 @@ async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
 # -- the ceilings ----------------------------------------------------------------------------------
 
 
-class _BareProducer(Producer):
+class _StoringProducer(Producer):
+    """Stores in one server, and sends to the other."""
+
+    role = "sequencer"
+    """Of `Site`: who connects."""
+    connection: Any
+    sender: RecordSender | None = None
+
+    async def open(self) -> None:
+        """Connect to both servers, or to one where nothing is published."""
+        self.connection = await self.enter_async_context(
+            connected(getattr(self.venue.site, self.role))
+        )
+        if self.venue.load.stage != "persist":
+            self.sender = await self.enter_async_context(RecordSender(self.venue))
+
+    async def publish(self, records: Sequence[bytes]) -> None:
+        """Send, unless nothing is published."""
+        if self.sender is not None:
+            for record in records:
+                await self.sender.send(record)
+
+    async def settle(self) -> None:
+        if self.sender is not None:
+            await self.sender.settle()
+
+
+class _BareProducer(_StoringProducer):
     """COPY, which is a commit; then a send whose acknowledgement is awaited later."""
 
     table = TABLE
     columns: Sequence[str] = COLUMNS
     copied = staticmethod(row_bytes)
-    _connection: Any
-    _sender: RecordSender | None = None
-
-    async def open(self) -> None:
-        """Connect to both servers, or to one where nothing is published."""
-        self._connection = await self.enter_async_context(connected(self.venue.site.sequencer))
-        if self.venue.load.stage != "persist":
-            self._sender = await self.enter_async_context(RecordSender(self.venue))
 
     def ready(self, batches: Sequence[list[Order]]) -> list[tuple[memoryview, list[bytes]]]:
         """Return every batch as it goes to the database, and as it goes to the broker."""
@@ -139,16 +158,10 @@ class _BareProducer(Producer):
         return made
 
     async def send(self, batches: Sequence[tuple[memoryview, list[bytes]]]) -> None:
-        copy, sender = self._connection.copy_to_table, self._sender
+        copy = self.connection.copy_to_table
         for rows, records in batches:
             await copy(self.table, source=rows, columns=self.columns, format="binary")
-            if sender is not None:
-                for record in records:
-                    await sender.send(record)
-
-    async def settle(self) -> None:
-        if self._sender is not None:
-            await self._sender.settle()
+            await self.publish(records)
 
 
 class _PageProducer(_BareProducer):
@@ -230,15 +243,10 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Message).decode
 
 
-class _CommonProducer(Producer):
+class _CommonProducer(_StoringProducer):
     """The sequencer of the common way."""
 
-    _connection: Any
-    _sender: RecordSender
-
-    async def open(self) -> None:
-        self._connection = await self.enter_async_context(connected(self.venue.site.admin))
-        self._sender = await self.enter_async_context(RecordSender(self.venue))
+    role = "admin"
 
     async def send(self, batches: Sequence[list[Order]]) -> None:
         for batch in batches:
@@ -247,15 +255,11 @@ class _CommonProducer(Producer):
                 for one in self.numbered(batch)
             ]
             records = [_encode(message) for message in messages]
-            insert = await self._connection.prepare(SQL["common_insert"])
-            async with self._connection.transaction():
+            insert = await self.connection.prepare(SQL["common_insert"])
+            async with self.connection.transaction():
                 for one, text in zip(messages, map(bytes.decode, records), strict=True):
                     await insert.fetch(one.sequence_id, one.previous_id, text, one.created_at)
-            for record in records:
-                await self._sender.send(record)
-
-    async def settle(self) -> None:
-        await self._sender.settle()
+            await self.publish(records)
 
 
 class _CommonReceiver(RecordSource):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import gapfill.batch_proof
 import sequencer.core
 from benchmarks.chains import Site, connected, empty_chain, make_chain
-from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival
+from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival, digest_of, feed
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
@@ -199,10 +199,8 @@ async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int
             chain.add(batch, [Event(*row) for row in rows])
     chain.require(not load.with_seal or chain.seal == head["last_seal"], "the head's seal differs")
     chain.require(chain.last_id == head["last_id"], f"rows end before the head, {head['last_id']}")
-    sent = hashlib.sha256()
-    for orders_sent in load.batches(orders):
-        _feed(sent, orders_sent)
-    chain.require(chain.content.digest() == sent.digest(), "it holds other orders than were sent")
+    sent = digest_of(load.batches(orders))
+    chain.require(chain.content.hexdigest() == sent, "it holds other orders than were sent")
     return chain.rows
 
 
@@ -213,7 +211,7 @@ class _Chain:
         self._chain_id = chain_id
         self._load = load
         self.content = hashlib.sha256()
-        """Over keys and payloads, one after the other."""
+        """Over keys, times and payloads, as of `feed`."""
         self.seal = seal
         self.last_id = 0
         self.rows = 0
@@ -231,7 +229,7 @@ class _Chain:
                 self.require(False, f"row {event.id} does not follow")
             self.last_id = event.id
         self.rows += len(events)
-        _feed(self.content, events)
+        feed(self.content, events)
         if self._load.with_seal:
             self.seal = next_seal(
                 self.seal,
@@ -243,9 +241,3 @@ class _Chain:
                 pages=event_pages(events),
             )
             self.require(self.seal == batch["seal"], "the seal does not match")
-
-
-def _feed(content: Any, orders: Any) -> None:  # noqa: ANN401 - orders and events alike
-    for order in orders:
-        content.update(order.key.encode())
-        content.update(order.payload)

@@ -17,7 +17,7 @@ from orderchain.model import Event
 from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from benchmarks.load import Load, Venue
     from orderchain.clients.database_config import DatabaseConfig
@@ -159,7 +159,7 @@ class Tally:
         self.rows = 0
         self.last_id = 0
         self.notes: dict[str, float] = {}
-        self._kept: list[Event] | None = [] if is_kept else None
+        self._kept: list[Sequence[Event]] | None = [] if is_kept else None
 
     def take(self, events: Sequence[Event]) -> None:
         """Take rows that were handed on together. Raises NotWhole where they do not follow."""
@@ -168,20 +168,26 @@ class Tally:
         self.rows += len(events)
         self.last_id = events[-1].id
         if self._kept is not None:
-            self._kept += events
+            self._kept.append(events)
 
     def digest(self) -> str:
         """Return the SHA-256 over the orders that were kept, empty where none were."""
         return "" if self._kept is None else digest_of(self._kept)
 
 
-def digest_of(orders: Sequence[Order] | Sequence[Event]) -> str:
-    """Return the SHA-256 over keys, times and payloads, in their order."""
+def digest_of(batches: Iterable[Sequence[Order] | Sequence[Event]]) -> str:
+    """Return the SHA-256 over the orders of batches, in their order."""
     found = hashlib.sha256()
-    for order in orders:
-        found.update(f"{order.key} {order.event_time_ns} {len(order.payload)} ".encode())
-        found.update(order.payload)
+    for orders in batches:
+        feed(found, orders)
     return found.hexdigest()
+
+
+def feed(digest: Any, orders: Sequence[Order] | Sequence[Event]) -> None:  # noqa: ANN401 - hashlib's
+    """Add keys, times and payloads to a digest."""
+    for order in orders:
+        digest.update(f"{order.key} {order.event_time_ns} {len(order.payload)} ".encode())
+        digest.update(order.payload)
 
 
 async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> int:

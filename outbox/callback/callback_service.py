@@ -34,7 +34,7 @@ from outbox.errors import BadRecord
 from outbox.message import smallest_id
 from outbox.parts import endless
 from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
-from outbox.session import OutboxSession, Tables
+from outbox.session import OutboxSession, Tables, columns
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -88,97 +88,6 @@ class AskedDelivery(Struct, frozen=True):
     trouble: str | None
 
 
-class CallbackStore:
-    """The store's statements, over one connection."""
-
-    def __init__(self, config: CallbackConfig) -> None:
-        self._config = config
-        self._session = OutboxSession(config, "callback", tables=_TABLES)
-
-    async def check(self) -> None:
-        """Connect. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
-        await self._session.fetch(SQL["version"])
-
-    async def add_checks(
-        self,
-        sender: str,
-        consumers: Sequence[str],
-        message_ids: Sequence[UUID],
-        due_at: datetime,
-        return_at: datetime,
-    ) -> None:
-        """Keep messages to be checked at `due_at`; a repeat changes nothing. Raises RetryError.
-
-        Those whose confirm came first are returned from `return_at` on.
-        """
-        ids = sorted(set(message_ids))
-        names = sorted(set(consumers))
-        await self._session.fetch(SQL["add_checks"], ids, names, sender, due_at, return_at)
-
-    async def add_confirms(
-        self, confirms: Mapping[tuple[UUID, str], bytes], now: datetime, return_at: datetime
-    ) -> None:
-        """Keep confirms, by message and consumer, with their proofs; a repeat changes nothing."""
-        ordered = sorted(confirms)
-        ids, consumers = zip(*ordered, strict=True)
-        proofs = [confirms[each] for each in ordered]
-        await self._session.fetch(SQL["add_confirms"], ids, consumers, now, return_at, proofs)
-
-    async def postpone(self, retries: Sequence[tuple[UUID, str, datetime]]) -> None:
-        """Ask nothing about messages that their consumers have parked, before their time."""
-        ids, consumers, untils = zip(*sorted(retries), strict=True)
-        await self._session.fetch(SQL["postpone"], ids, consumers, untils)
-
-    async def claim(
-        self, state: int, now: datetime, token: UUID, until: datetime, rows_max: int
-    ) -> list[ClaimedDelivery]:
-        """Claim deliveries that are due in `state`; unfinished ones fall due again at `until`."""
-        topics = self._config.confirm_topics
-        rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
-        return [ClaimedDelivery(*row) for row in rows]
-
-    async def read_until(self, places: Mapping[tuple[str, int], datetime]) -> None:
-        """Store until when partitions of confirm topics, by topic and number, were taken in."""
-        ordered = sorted(places)
-        await self._session.fetch(
-            SQL["read_until"],
-            [topic for topic, _ in ordered],
-            [partition for _, partition in ordered],
-            [places[place] for place in ordered],
-        )
-
-    async def asked(self, token: UUID, asked: Sequence[AskedDelivery]) -> None:
-        """Write what became of questions."""
-        columns = zip(*map(astuple, asked), strict=True)
-        await self._session.fetch(SQL["asked"], *columns, token)
-
-    async def returned(self, token: UUID, taken: Sequence[ClaimedDelivery]) -> None:
-        """Write that senders know of confirms."""
-        await self._session.fetch(SQL["returned"], *_columns(taken), token)
-
-    async def refused(self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime) -> None:
-        """Write that a sender does not believe confirms; it is asked from `at` on."""
-        await self._session.fetch(SQL["refused"], *_columns(taken), token, at)
-
-    async def not_returned(
-        self, token: UUID, taken: Sequence[ClaimedDelivery], at: datetime, trouble: str
-    ) -> None:
-        """Write that a report to a sender failed, and when to retry."""
-        await self._session.fetch(SQL["not_returned"], *_columns(taken), token, at, trouble)
-
-    async def trim(self, before: UUID) -> None:
-        """Forget what has ended, of messages below that id."""
-        await self._session.fetch(SQL["trim"], before, _TRIM_ROWS)
-
-    async def check_durability(self) -> None:
-        """Check the server's settings again. Raises DurabilityError, RetryError."""
-        await self._session.check_durability()
-
-    async def close(self) -> None:
-        """Close the connection; never raises."""
-        await self._session.close()
-
-
 @dataclass
 class CallbackStats:
     """Counters of one process; they only rise."""
@@ -207,7 +116,7 @@ class CallbackService:
         self._config = config
         self._calls = calls
         self._clock = clock or SystemClock()
-        self._store = CallbackStore(config)
+        self._session = OutboxSession(config, "callback", tables=_TABLES)
 
     def stats(self) -> CallbackStats:
         """Return the counters as they are now."""
@@ -220,7 +129,7 @@ class CallbackService:
 
     async def check(self) -> None:
         """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
-        await self._store.check()
+        await self._session.fetch(SQL["version"])
 
     async def run(self) -> None:
         """Ask and report forever; a database error is logged, and waited out.
@@ -238,13 +147,13 @@ class CallbackService:
                 pass
             if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
                 kept_ns = self._clock.monotonic_ns()
-                await self._store.check_durability()
+                await self._session.check_durability()
                 await self.trim()
             await asyncio.sleep(self._config.round_seconds)
 
     async def close(self) -> None:
         """Close the connection; never raises."""
-        await self._store.close()
+        await self._session.close()
 
     # ---------------------------------------------------------------------------------- records
 
@@ -255,12 +164,12 @@ class CallbackService:
         except BadRecord as error:
             self._drop(error)
             return
-        ids = [UUID(bytes=each) for each in record.message_ids]
-        due_at = time_of(record.due_unix_ns)
-        await self._store.add_checks(
-            record.sender, record.consumers, ids, due_at, self._return_at()
-        )
-        self._counters.checks += len(ids)
+        ids = sorted({UUID(bytes=each) for each in record.message_ids})
+        names, due_at = sorted(set(record.consumers)), time_of(record.due_unix_ns)
+        # A repeat changes nothing; messages whose confirm came first are returned.
+        given = ids, names, record.sender, due_at, self._return_at()
+        await self._session.fetch(SQL["add_checks"], *given)
+        self._counters.checks += len(record.message_ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
         """Store what one confirm record says; a bad one is counted. Raises RetryError."""
@@ -270,20 +179,24 @@ class CallbackService:
             self._drop(error)
             return
         now = self._now()
-        applied: dict[tuple[UUID, str], bytes] = {}
-        retrying: list[tuple[UUID, str, datetime]] = []
+        applied: dict[UUID, bytes] = {}
+        retrying: list[tuple[UUID, datetime]] = []
         for confirm in record.confirms:
             message_id = UUID(bytes=confirm.message_id)
             if confirm.kind == APPLIED:
-                applied[message_id, record.consumer] = confirm.proof
+                applied[message_id] = confirm.proof
             else:
                 until = time_of(min(confirm.until_unix_ns, DUE_NS_MAX))
                 until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
-                retrying.append((message_id, record.consumer, until))
-        if applied:
-            await self._store.add_confirms(applied, now, self._return_at())
-        if retrying:
-            await self._store.postpone(retrying)
+                retrying.append((message_id, until))
+        consumer = record.consumer
+        if applied:  # a repeat changes nothing
+            ids, proofs = zip(*sorted(applied.items()), strict=True)
+            given = ids, [consumer] * len(ids), now, self._return_at(), proofs
+            await self._session.fetch(SQL["add_confirms"], *given)
+        if retrying:  # nothing is asked about what a consumer has parked, before its time
+            ids, untils = zip(*sorted(retrying), strict=True)
+            await self._session.fetch(SQL["postpone"], ids, [consumer] * len(ids), untils)
         self._counters.confirms += len(applied)
 
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
@@ -291,39 +204,48 @@ class CallbackService:
 
         -1: a partition that is only known to exist. Raises RetryError.
         """
-        await self._store.read_until({place: time_of(ns) for place, ns in places.items()})
+        if places:
+            read, until = zip(*sorted(places.items()), strict=True)
+            given = *zip(*read, strict=True), list(map(time_of, until))
+            await self._session.fetch(SQL["read_until"], *given)
 
     # ------------------------------------------------------------------------------------- time
 
     async def ask_once(self) -> int:
         """Ask about what is due without a confirm; return how many. Raises RetryError."""
-        now, token = self._now(), uuid4()
-        taken = await self._store.claim(
-            WAITING, now, token, self._until(now), self._config.ask_rows_max
-        )
+        token = uuid4()
+        taken = await self._claim(WAITING, token, self._config.ask_rows_max)
         groups = _by_sender(taken)
         replies = await asyncio.gather(*(self._ask(*names, rows) for names, rows in groups.items()))
         now = self._now()
         for rows, (replied, trouble) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), trouble, now) for row in rows]
-            await self._store.asked(token, asked)
+            columns_of = zip(*map(astuple, asked), strict=True)
+            await self._session.fetch(SQL["asked"], *columns_of, token)
             self._counters.asked += len(rows)
         return len(taken)
 
     async def return_once(self) -> int:
         """Report confirms to senders; return how many. Raises RetryError."""
-        now, token = self._now(), uuid4()
-        taken = await self._store.claim(
-            CONFIRMED, now, token, self._until(now), self._config.return_rows_max
-        )
+        token = uuid4()
+        taken = await self._claim(CONFIRMED, token, self._config.return_rows_max)
         groups = _by_sender(taken).items()
         await asyncio.gather(*(self._return(token, *names, rows) for names, rows in groups))
         return len(taken)
 
+    async def _claim(self, state: int, token: UUID, rows_max: int) -> list[ClaimedDelivery]:
+        """Claim deliveries that are due in `state`; unfinished ones fall due again."""
+        now = self._now()
+        # By then the process that made the claim must be dead.
+        until = now + timedelta(seconds=self._config.call_seconds * 3)
+        topics = self._config.confirm_topics
+        rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
+        return [ClaimedDelivery(*row) for row in rows]
+
     async def trim(self) -> None:
         """Forget what has ended long ago. Raises RetryError."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
-        await self._store.trim(smallest_id(before))
+        await self._session.fetch(SQL["trim"], smallest_id(before), _TRIM_ROWS)
 
     async def _ask(
         self, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
@@ -351,7 +273,7 @@ class CallbackService:
                 "callback: confirms could not be reported to %s: %s", printable(sender), trouble
             )
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
-            await self._store.not_returned(token, rows, at, trouble)
+            await self._write("not_returned", rows, token, at, trouble)
         else:
             forged = [row for row in rows if row.message_id in refused]
             if forged:
@@ -360,10 +282,15 @@ class CallbackService:
                     "callback: confirms of %s were refused by %s, since their proofs are wrong: %d",
                     printable(consumer), printable(sender), len(forged),
                 )  # fmt: skip
-                await self._store.refused(token, forged, self._now())
+                await self._write("refused", forged, token, self._now())
             returned = [row for row in rows if row.message_id not in refused]
-            await self._store.returned(token, returned)
+            await self._write("returned", returned, token)
             self._counters.returned += len(returned)
+
+    async def _write(self, name: str, taken: Sequence[ClaimedDelivery], *values: object) -> None:
+        ordered = sorted(taken, key=lambda each: (each.message_id, each.consumer))
+        given = columns(ordered, "message_id", "consumer")
+        await self._session.fetch(SQL[name], *given, *values)
 
     def _outcome(
         self, row: ClaimedDelivery, reply: Reply | None, trouble: str | None, now: datetime
@@ -380,10 +307,6 @@ class CallbackService:
     def _drop(self, error: BadRecord) -> None:
         self._counters.bad_records[error.reason] += 1
         _log.warning("callback: a record was dropped: %s", reason_of(error))
-
-    def _until(self, now: datetime) -> datetime:
-        """When a claim ends by itself, since the process that made it must be dead."""
-        return now + timedelta(seconds=self._config.call_seconds * 3)
 
     def _return_at(self) -> datetime:
         """When a confirm that comes now is returned, with others that came meanwhile."""
@@ -470,8 +393,3 @@ def _by_sender(taken: Sequence[ClaimedDelivery]) -> dict[tuple[str, str], list[C
     for row in taken:
         groups.setdefault((row.sender, row.consumer), []).append(row)
     return groups
-
-
-def _columns(taken: Sequence[ClaimedDelivery]) -> tuple[list[UUID], list[str]]:
-    ordered = sorted(taken, key=lambda each: (each.message_id, each.consumer))
-    return [each.message_id for each in ordered], [each.consumer for each in ordered]

@@ -8,6 +8,7 @@ there: the caller decides what must commit together.
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
-from outbox.session import BARRIER, keep_durable
+from outbox.session import BARRIER, columns, keep_durable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,10 @@ _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""
 
 _SQL: Final = load_sql("outbox", "sql/inbox_queries.sql")
+_PLACED: Final = ("topic", "partition", "offset", "received_at")
+_STORED: Final = attrgetter(
+    "message_id", "destination", *_PLACED, "key_bytes", "confirm_topic", "confirm_token"
+)
 _headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -133,39 +138,23 @@ class Inbox:
         It waits for a worker that has recorded one of them and is not done yet. Raises TimeoutError
         if that takes longer than the deadline.
         """
-        rows = await connection.fetch(
-            _SQL["claim"],
-            self._consumer_id,
-            [delivery.message_id for delivery in deliveries],
-            [delivery.key_bytes for delivery in deliveries],
-            [delivery.topic for delivery in deliveries],
-            [delivery.partition for delivery in deliveries],
-            [delivery.offset for delivery in deliveries],
-            [delivery.received_at for delivery in deliveries],
-            timeout=self._seconds,
-        )
+        given = columns(deliveries, "message_id", "key_bytes", *_PLACED)
+        rows = await self._fetch(connection, "claim", *given)
         return {row[0] for row in rows}
 
     async def admit(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
         """Return which messages an idempotent handler may work on; nothing is recorded."""
-        rows = await self._fetch(connection, "admit", *_ids_and_keys(deliveries))
+        given = columns(deliveries, "message_id", "key_bytes")
+        rows = await self._fetch(connection, "admit", *given)
         return {row[0] for row in rows}
 
     async def judge(
         self, connection: Connection, deliveries: Sequence[Delivery]
     ) -> Mapping[UUID, StoredDelivery]:
         """Return what is known of messages that could not be claimed."""
-        rows = await self._fetch(connection, "judge", *_ids_and_keys(deliveries))
-        return {
-            row["message_id"]: StoredDelivery(
-                is_applied=row["is_applied"],
-                is_parked=row["is_parked"],
-                is_dead=row["is_dead"],
-                is_key_parked=row["is_key_parked"],
-                is_below_horizon=row["is_below_horizon"],
-            )
-            for row in rows
-        }
+        given = columns(deliveries, "message_id", "key_bytes")
+        rows = await self._fetch(connection, "judge", *given)
+        return {message_id: StoredDelivery(*known) for message_id, *known in rows}
 
     # -- what is parked --------------------------------------------------------------------------
 
@@ -210,16 +199,8 @@ class Inbox:
 
     async def record(self, connection: Connection, delivery: Delivery) -> bool:
         """Record a parked message as applied. False when it was applied before."""
-        rows = await self._fetch(
-            connection,
-            "record",
-            delivery.message_id,
-            delivery.topic,
-            delivery.partition,
-            delivery.offset,
-            delivery.received_at,
-        )
-        return bool(rows)
+        row = attrgetter("message_id", *_PLACED)(delivery)
+        return bool(await self._fetch(connection, "record", *row))
 
     async def park_again(
         self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
@@ -322,28 +303,9 @@ def shown(error: str) -> str:
     return clean[:_ERROR_CHARS_MAX]
 
 
-def _ids_and_keys(deliveries: Sequence[Delivery]) -> tuple[list[UUID], list[bytes | None]]:
-    return (
-        [delivery.message_id for delivery in deliveries],
-        [delivery.key_bytes for delivery in deliveries],
-    )
-
-
 def _row_of(delivery: Delivery) -> tuple[object, ...]:
     """Return what is stored of a message; headers and key as bytes, whatever they hold."""
-    return (
-        delivery.message_id,
-        delivery.destination,
-        delivery.topic,
-        delivery.partition,
-        delivery.offset,
-        delivery.received_at,
-        delivery.key_bytes,
-        delivery.confirm_topic,
-        delivery.confirm_token,
-        msgspec.msgpack.encode(delivery.headers),
-        delivery.payload,
-    )
+    return (*_STORED(delivery), msgspec.msgpack.encode(delivery.headers), delivery.payload)
 
 
 def _delivery_of(row: Record) -> Delivery:

@@ -32,7 +32,7 @@ from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MA
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import Message, check_message, check_name, draw_message_ids, traced
 from outbox.sender.store import FailedMessage
-from outbox.session import SYNCHRONOUS
+from outbox.session import SYNCHRONOUS, columns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -113,9 +113,7 @@ async def store_messages(
     try:
         refused = await connection.fetch(
             STORE,
-            [message.message_id for message in messages],
-            [message.destination for message in messages],
-            [message.key for message in messages],
+            *columns(messages, "message_id", "destination", "key"),
             [_json(message.headers) for message in messages],
             [message.payload for message in messages],
             claim,

@@ -27,7 +27,7 @@ from orderchain.text import printable, reason_of
 from outbox.parts import endless
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
-from outbox.session import OutboxSession
+from outbox.session import OutboxSession, columns
 from outbox.statuses import Change, Status, sources
 
 if TYPE_CHECKING:
@@ -54,16 +54,6 @@ class DueCheck(Struct, frozen=True):
     check_count: int
     """Answers so far."""
     sender: str | None
-
-
-class NextCheck(Struct, frozen=True):
-    """A check to be repeated."""
-
-    message_id: UUID
-    check_count: int
-    at: datetime
-    trouble: str
-    """What was answered, or why nothing was."""
 
 
 class MessageState(Struct, frozen=True):
@@ -112,40 +102,6 @@ async def standings(
     rows = await session.fetch(SQL["standing"], ids, ids[0], ids[-1])
     found = (MessageState(r[0], r[1], tuple(r[2]), r[3], tuple(r[4])) for r in rows)
     return {standing.message_id: standing for standing in found}
-
-
-async def claim_checks(
-    session: OutboxSession, now: datetime, token: UUID, until: datetime, rows_max: int
-) -> list[DueCheck]:
-    """Claim checks that are due; unfinished ones fall due again at `until`."""
-    rows = await session.fetch(SQL["claim_checks"], now, token, until, rows_max)
-    return [DueCheck(*row) for row in rows]
-
-
-async def ask_again(session: OutboxSession, token: UUID, checks: Sequence[NextCheck]) -> None:
-    """Leave messages prepared, each with its next check at its time."""
-    await session.execute(
-        SQL["ask_again"],
-        [check.message_id for check in checks],
-        [check.check_count for check in checks],
-        [check.at for check in checks],
-        [check.trouble for check in checks],
-        token,
-    )
-
-
-async def give_up_checks(
-    session: OutboxSession, token: UUID, checks: Sequence[tuple[UUID, int]]
-) -> list[AbnormalDelivery]:
-    """Make messages abnormal whose checks are used up."""
-    rows = await session.fetch(
-        SQL["checks_used_up"],
-        [message_id for message_id, _ in checks],
-        [check_count for _, check_count in checks],
-        token,
-        _UNDECIDED[Change.CHECKS_USED_UP],
-    )
-    return [AbnormalDelivery(*row) for row in rows]
 
 
 _log = logging.getLogger(__name__)
@@ -203,7 +159,8 @@ class CheckBack:
         now, token = self._now(), uuid4()
         # A process that dies in between leaves its claims until then; asking twice does no harm.
         until = now + timedelta(seconds=self._config.ask_seconds * 3)
-        due = await claim_checks(self._session, now, token, until, self._config.rows_max)
+        given = now, token, until, self._config.rows_max
+        due = [DueCheck(*row) for row in await self._session.fetch(SQL["claim_checks"], *given)]
         by_sender: dict[str | None, list[DueCheck]] = {}
         used_up: list[DueCheck] = []
         for check in due:
@@ -243,7 +200,7 @@ class CheckBack:
     ) -> None:
         now = self._now()
         decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
-        again: list[NextCheck] = []
+        again: list[tuple[UUID, int, datetime, str]] = []
         for check in checks:
             answer = answered.get(check.message_id)
             outcome = after_check(self._config.rules, check.check_count, answer)
@@ -252,18 +209,21 @@ class CheckBack:
             else:
                 at = now + timedelta(seconds=outcome.again_seconds)
                 note = trouble if answer is None else f"its sender said: {answer.value}"
-                again.append(NextCheck(check.message_id, outcome.check_count, at, note))
+                again.append((check.message_id, outcome.check_count, at, note))
         for change, message_ids in decided.items():
             if message_ids:
                 await decide_messages(self._session, change, message_ids, token)
         if again:
-            await ask_again(self._session, token, again)
+            await self._session.execute(SQL["ask_again"], *zip(*again, strict=True), token)
 
     async def _give_up(self, token: UUID, used_up: Sequence[DueCheck]) -> None:
         if used_up:
-            counts = [(check.message_id, check.check_count) for check in used_up]
-            if abnormal := await give_up_checks(self._session, token, counts):
-                self._report(abnormal)
+            given = columns(used_up, "message_id", "check_count")
+            rows = await self._session.fetch(
+                SQL["checks_used_up"], *given, token, _UNDECIDED[Change.CHECKS_USED_UP]
+            )
+            if rows:
+                self._report([AbnormalDelivery(*row) for row in rows])
 
     def _now(self) -> datetime:
         return time_of(self._clock.wall_ns())

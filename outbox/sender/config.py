@@ -125,10 +125,6 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     alert_command: tuple[str, ...] = ()
     """Program and arguments that are run then, with the same JSON on stdin."""
 
-    def __post_init__(self) -> None:
-        """Raise SettingError if settings contradict each other."""
-        super().__post_init__()
-
     def __repr__(self) -> str:
         """Show the settings without the password."""
         shown = DatabaseConfig.of(self.database).shown

@@ -143,7 +143,7 @@ class Relay(ServiceOfParts):
             config, self._store, self._parcel_sender, self._acks, self.counters, troubles
         )
         self._retention = Retention(
-            config, self._store.history, clock or SystemClock(), self.counters
+            config, self._store.writing, clock or SystemClock(), self.counters
         )
         self._failed = FailedBusiness(self._store, self.counters)
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)

@@ -7,6 +7,7 @@ import logging
 import time
 from datetime import datetime
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
 from outbox.message import Message, check_message
 from outbox.sender.due_decisions import DueDelivery, Place
-from outbox.session import OutboxSession
+from outbox.session import OutboxSession, columns
 from outbox.statuses import SENDABLE, Change, sources
 
 if TYPE_CHECKING:
@@ -61,64 +62,10 @@ class FailedMessage(Struct, frozen=True):
     payload: bytes
 
 
-class PartitionSize(Struct, frozen=True):
-    """A partition of both histories."""
-
-    lower_id: UUID
-    ends_at: datetime
-    bytes: int
-
-
-class Space(Struct, frozen=True):
-    """What the outbox takes on disk, and may take."""
-
-    bytes: int
-    bytes_max: int
-    """0: no bound."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more is added."""
-        return 0 < self.bytes_max < self.bytes
-
-
-class History:
-    """The histories, over a session of the caller. Every method raises RetryError."""
-
-    def __init__(self, session: OutboxSession) -> None:
-        self._session = session
-
-    async def extend(self, now: datetime, span_hours: int) -> None:
-        """Make the partitions that are needed now and next."""
-        await self._session.fetch(SQL["extend"], now, span_hours)
-
-    async def partitions(self) -> list[PartitionSize]:
-        """Return the partitions, oldest first."""
-        return [PartitionSize(*row) for row in await self._session.fetch(SQL["partitions"])]
-
-    async def drop(self, lower_id: UUID, survivors_max: int) -> int | None:
-        """Drop a partition; return how many messages survived, None if it had to stay."""
-        ((survivors,),) = await self._session.fetch(SQL["drop"], lower_id, survivors_max)
-        return None if survivors is None else int(survivors)
-
-    async def trim(self, before: datetime) -> int:
-        """Remove finished messages older than `before` from the default partitions."""
-        ((trimmed,),) = await self._session.fetch(SQL["trim"], before)
-        return int(trimmed)
-
-    async def measure(self, bytes_max: int | None) -> Space:
-        """Measure, and refuse to add above `bytes_max`; None: above the bound that was set last."""
-        (row,) = await self._session.fetch(SQL["measure"], bytes_max)
-        return Space(*row)
-
-    async def check_durability(self) -> None:
-        """Check the server's settings again. Raises DurabilityError, too."""
-        await self._session.check_durability()
-
-
 HEARD_SECONDS: Final = 10.0
 """How often it is written that a consumer was heard from: far below what counts as silence."""
 
+_BY_ID: Final = attrgetter("message_id")
 _COUNTS: Final = ("consumed", "early", "late")
 
 
@@ -180,9 +127,8 @@ class RelayStore:
 
     def __init__(self, config: RelayConfig, woken: Callable[[], None]) -> None:
         self._sweep = OutboxSession(config, "sweep", woken)
-        self._write = OutboxSession(config, "write")
+        self._write = self.writing = OutboxSession(config, "write")
         self._confirm = OutboxSession(config, "confirm")
-        self.history = History(self._write)
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
         # By destination and consumer: when it was last written that it was heard from.
@@ -212,26 +158,16 @@ class RelayStore:
 
     async def write_acks(self, acks: Sequence[BrokerAck]) -> int:
         """Write status 1; return how many deliveries had kept their claim."""
-        ordered = sorted(acks, key=_by_id)
+        fields = "message_id", "token", "topic", "partition", "offset"
+        written = columns(sorted(acks, key=_BY_ID), *fields)
         return await self._write.execute(
-            SQL["acknowledged"],
-            [ack.message_id for ack in ordered],
-            [ack.token for ack in ordered],
-            [ack.topic for ack in ordered],
-            [ack.partition for ack in ordered],
-            [ack.offset for ack in ordered],
-            sources(Change.ACKNOWLEDGED),
+            SQL["acknowledged"], *written, sources(Change.ACKNOWLEDGED)
         )
 
     async def finish_by_broker(self, acks: Sequence[BrokerAck]) -> int:
         """Move deliveries to outbox_done whose destination asks for no confirm."""
-        ordered = sorted(acks, key=_by_id)
-        return await self._write.execute(
-            SQL["done_by_broker"],
-            [ack.message_id for ack in ordered],
-            [ack.token for ack in ordered],
-            sources(Change.ACKNOWLEDGED),
-        )
+        done = columns(sorted(acks, key=_BY_ID), "message_id", "token")
+        return await self._write.execute(SQL["done_by_broker"], *done, sources(Change.ACKNOWLEDGED))
 
     async def write_failures(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
         """Write why sends failed, by message, token and reason."""
@@ -255,8 +191,7 @@ class RelayStore:
     async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> ConfirmOutcome:
         """Move deliveries, by message and consumer, to `consumed`; each of them once."""
         ordered = sorted(set(confirms))
-        ids = [message_id for message_id, _ in ordered]
-        consumers = [consumer for _, consumer in ordered]
+        ids, consumers = zip(*ordered, strict=True) if ordered else ((), ())
         rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
         consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
         await self.hear_of((row["destination"], row["consumer"]) for row in rows)
@@ -271,26 +206,16 @@ class RelayStore:
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
         """Resend nothing before the consumer's retry, whose time is in unix nanoseconds."""
-        ordered = sorted(retries)
+        ids, consumers, untils = zip(*sorted(retries), strict=True)
+        times = list(map(time_of, untils))
         await self._confirm.execute(
-            SQL["retrying"],
-            [message_id for message_id, _, _ in ordered],
-            [consumer for _, consumer, _ in ordered],
-            [time_of(until) for _, _, until in ordered],
-            RETRY_SLACK_SECONDS,
-            _SENDABLE,
+            SQL["retrying"], ids, consumers, times, RETRY_SLACK_SECONDS, _SENDABLE
         )
 
     async def save_progress(self, progress: dict[Place, int]) -> None:
         """Store how far consumers have come."""
-        places = sorted(progress)
-        await self._confirm.execute(
-            SQL["save_progress"],
-            [place[0] for place in places],
-            [place[1] for place in places],
-            [place[2] for place in places],
-            [progress[place] for place in places],
-        )
+        places, offsets = zip(*sorted(progress.items()), strict=True)
+        await self._confirm.execute(SQL["save_progress"], *zip(*places, strict=True), offsets)
 
     async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:
         """Keep the messages that failed businesses would have sent."""
@@ -385,33 +310,23 @@ class SweepRound:
 
     async def claim(self, due: Sequence[tuple[DueDelivery, float]], token: UUID) -> None:
         """Claim deliveries for sending; each falls due again after its seconds."""
-        await self._connection.execute(
-            SQL["claim"],
-            [row.message_id for row, _ in due],
-            [row.consumer for row, _ in due],
-            [seconds for _, seconds in due],
-            token,
-        )
+        await self._connection.execute(SQL["claim"], *_columns(due), token)
 
     async def wait(self, due: Sequence[tuple[DueDelivery, float]]) -> None:
         """Make deliveries due again after their seconds; that is no try."""
-        await self._connection.execute(
-            SQL["wait"],
-            [row.message_id for row, _ in due],
-            [row.consumer for row, _ in due],
-            [seconds for _, seconds in due],
-        )
+        await self._connection.execute(SQL["wait"], *_columns(due))
 
     async def give_up(self, due: Sequence[tuple[DueDelivery, str]]) -> list[AbnormalDelivery]:
         """Make deliveries abnormal, each with its reason unless a send has left one."""
-        rows = await self._connection.fetch(
-            SQL["give_up"],
-            [row.message_id for row, _ in due],
-            [row.consumer for row, _ in due],
-            [reason for _, reason in due],
-            sources(Change.TRIES_USED_UP),
-        )
+        given = *_columns(due), sources(Change.TRIES_USED_UP)
+        rows = await self._connection.fetch(SQL["give_up"], *given)
         return [AbnormalDelivery(*row) for row in rows]
+
+
+def _columns(due: Sequence[tuple[DueDelivery, object]]) -> tuple[Sequence[object], ...]:
+    """Return message, consumer and what goes with it of each delivery, as arrays."""
+    rows, others = zip(*due, strict=True)
+    return *columns(rows, "message_id", "consumer"), others
 
 
 def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
@@ -462,7 +377,3 @@ def headers_of(stored: str | None) -> dict[str, str] | None:
         return msgspec.json.decode(stored, type=dict[str, str])
     except (msgspec.DecodeError, RecursionError) as error:
         raise MessageError("headers", reason_of(error), "an object of names to text") from None
-
-
-def _by_id(ack: BrokerAck) -> UUID:
-    return ack.message_id

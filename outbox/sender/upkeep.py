@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +27,7 @@ from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR
 from outbox.destination import Destination, changed_destination
 from outbox.sender.config import RelayStats
-from outbox.sender.store import SQL, History
+from outbox.sender.store import SQL
 from outbox.session import OUTBOX_TABLES, OutboxSession
 
 if TYPE_CHECKING:
@@ -35,12 +36,32 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection
     from orderchain.clock import Clock
     from outbox.sender.config import KeepConfig, RetentionConfig
-    from outbox.sender.store import PartitionSize, Space
 
 
 _log = logging.getLogger(__name__)
 
 _TABLES: Final = replace(OUTBOX_TABLES, role=OUTBOX_OPERATOR)
+
+
+class PartitionSize(Struct, frozen=True):
+    """A partition of both histories."""
+
+    lower_id: UUID
+    ends_at: datetime
+    bytes: int
+
+
+class Space(Struct, frozen=True):
+    """What the outbox takes on disk, and may take."""
+
+    bytes: int
+    bytes_max: int
+    """0: no bound."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is added."""
+        return 0 < self.bytes_max < self.bytes
 
 
 def droppable(
@@ -82,10 +103,10 @@ class Retention:
     """Makes partitions ahead of time, drops old ones, and says when nothing more may be added."""
 
     def __init__(
-        self, config: RetentionConfig, history: History, clock: Clock, stats: RelayStats
+        self, config: RetentionConfig, session: OutboxSession, clock: Clock, stats: RelayStats
     ) -> None:
         self._config = config
-        self._history = history
+        self._session = session
         self._clock = clock
         self._stats = stats
         self._was_full = False
@@ -95,9 +116,9 @@ class Retention:
 
         Raises DurabilityError if the database was set to lose what it has committed.
         """
-        await self._history.check_durability()
+        await self._session.check_durability()
         now = time_of(self._clock.wall_ns())
-        await self._history.extend(now, self._config.partition_seconds // 3_600)
+        await self._session.fetch(SQL["extend"], now, self._config.partition_seconds // 3_600)
         try:
             dropped, survivors, left = await self._drop(now)
         finally:
@@ -112,9 +133,10 @@ class Retention:
         """Drop what may go; return how many partitions went, messages survived, partitions stay."""
         config, dropped, moved, left = self._config, 0, 0, 0
         keep = timedelta(seconds=config.retention_seconds)
-        partitions = await self._history.partitions()
+        partitions = [PartitionSize(*row) for row in await self._session.fetch(SQL["partitions"])]
         for partition in droppable(partitions, now, keep, config.history_bytes_max):
-            survivors = await self._history.drop(partition.lower_id, config.survivors_max)
+            given = partition.lower_id, config.survivors_max
+            ((survivors,),) = await self._session.fetch(SQL["drop"], *given)
             if survivors is None:
                 left += 1
                 _log.warning(
@@ -126,11 +148,13 @@ class Retention:
             moved += survivors
             self._stats.partitions_dropped += 1
             self._stats.survivors += survivors
-        await self._history.trim(now - keep)
+        await self._session.fetch(SQL["trim"], now - keep)
         return dropped, moved, left
 
     async def _measure(self) -> Space:
-        space = await self._history.measure(self._config.outbox_bytes_max)
+        space = Space(
+            *(await self._session.fetch(SQL["measure"], self._config.outbox_bytes_max))[0]
+        )
         self._stats.found_full += space.is_full
         if space.is_full and not self._was_full:
             _log.error(
@@ -152,7 +176,7 @@ async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> Upke
     """
     session = OutboxSession(config, "keep", tables=_TABLES)
     try:
-        retention = Retention(config, History(session), clock or SystemClock(), RelayStats())
+        retention = Retention(config, session, clock or SystemClock(), RelayStats())
         return await retention.keep()
     finally:
         await session.close()

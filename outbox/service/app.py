@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
@@ -154,11 +155,11 @@ class MessageApp:
         self._requests: dict[str, TokenBucket] = {}
         self._messages: dict[str, TokenBucket] = {}
         self._document = msgspec.json.encode(document(config.body_bytes_max))
-        posts = {
-            "send": self._send,
-            "prepare": self._prepare,
-            "commit": self._commit,
-            "rollback": self._rollback,
+        posts: dict[str, Callable[[Client, Request], Awaitable[Response]]] = {
+            "send": partial(self._store, is_prepared=False),
+            "prepare": partial(self._store, is_prepared=True),
+            "commit": partial(self._decide, change=Change.COMMITTED),
+            "rollback": partial(self._decide, change=Change.ROLLED_BACK),
             "confirm": self._confirm,
         }
         self.asgi = Starlette(
@@ -181,12 +182,6 @@ class MessageApp:
 
     # --------------------------------------------------------------------------------- operations
 
-    async def _send(self, client: Client, request: Request) -> Response:
-        return await self._store(client, request, is_prepared=False)
-
-    async def _prepare(self, client: Client, request: Request) -> Response:
-        return await self._store(client, request, is_prepared=True)
-
     async def _store(self, client: Client, request: Request, *, is_prepared: bool) -> Response:
         given = (await self._body(request, GivenMessages)).messages
         self._pace(self._messages, client, len(given))
@@ -208,13 +203,7 @@ class MessageApp:
             ) from error
         return answer(200, stored)
 
-    async def _commit(self, client: Client, request: Request) -> Response:
-        return await self._decide(client, request, Change.COMMITTED)
-
-    async def _rollback(self, client: Client, request: Request) -> Response:
-        return await self._decide(client, request, Change.ROLLED_BACK)
-
-    async def _decide(self, client: Client, request: Request, change: Change) -> Response:
+    async def _decide(self, client: Client, request: Request, *, change: Change) -> Response:
         given = await self._body(request, NamedMessages)
         return answer(200, await self._api.decide(client.name, change, uuids_of(given.message_ids)))
 

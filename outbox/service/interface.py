@@ -214,14 +214,16 @@ def document(body_bytes_max: int) -> dict[str, Any]:
         _TYPES, ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, Any] = {
-        f"/v1/messages/{name}": {"post": _post(name, summary, body, result)}
+        f"/v1/messages/{name}": {
+            "post": _operation(
+                name, summary, _json(_ref(result)), _WRITE,
+                requestBody={"required": True, "content": _json(_ref(body))},
+            )
+        }
         for name, summary, body, result in _POSTS
-    }
-    paths["/metrics"] = {"get": _metrics()}
-    paths["/v1/messages"] = {"get": _list()}
-    paths["/v1/messages/{message_id}"] = {"get": _get()}
-    for name, summary in (("livez", "The process answers."), ("readyz", "It can work.")):
-        paths[f"/{name}"] = {"get": _health(name, summary)}
+    }  # fmt: skip
+    for path, operation in _GETS.items():
+        paths[path] = {"get": operation}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -239,104 +241,76 @@ def document(body_bytes_max: int) -> dict[str, Any]:
     }
 
 
-def _post(name: str, summary: str, body: type, result: type) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
-        "responses": _responses(result, _WRITE),
-    }
-
-
-def _get() -> dict[str, Any]:
-    return {
-        "operationId": "get",
-        "summary": "One message of this client, with its deliveries.",
-        "parameters": [
-            {
-                "name": "message_id",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string", "pattern": UUID7_PATTERN, "maxLength": 36},
-            }
-        ],
-        "responses": _responses(ShownMessage, (*_READ, 404)),
-    }
-
-
-def _list() -> dict[str, Any]:
-    name = {"type": "string", "maxLength": NAME_CHARS_MAX, "pattern": "^[ -~]*$"}
-    schemas = {
-        "after": {"type": "string", "pattern": UUID7_PATTERN, "maxLength": 36},
-        "destination": name,
-        "status": {"type": "string", "enum": [status.name.lower() for status in Status]},
-        "limit": {"type": "integer", "minimum": 1, "maximum": PAGE_ROWS_MAX, "default": 100},
-    }
-    return {
-        "operationId": "list",
-        "summary": "Deliveries of this client's messages, by message_id and consumer.",
-        "parameters": [
-            {"name": key, "in": "query", "required": False, "schema": schema}
-            for key, schema in schemas.items()
-        ]
-        + [
-            {
-                "name": "after_consumer",
-                "in": "query",
-                "required": False,
-                "description": "beside after, as the page before returned it",
-                "schema": name,
-            }
-        ],
-        "responses": _responses(Page, _READ),
-    }
-
-
-def _metrics() -> dict[str, Any]:
-    page = {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {
-        "operationId": "metrics",
-        "summary": "What this instance counts, and what is in the database, for Prometheus.",
-        "responses": {
-            "200": page,
-            **{
-                str(status): _response(_REFUSALS[status], _ref(Failure))
-                for status in (401, 403, 429, 503)
-            },
-        },
-    }
-
-
-def _health(name: str, summary: str) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {"status": {"type": "string"}},
-        "required": ["status"],
-    }
-    return {
-        "operationId": name,
-        "summary": summary,
-        "security": [],
-        "responses": {
-            "200": _response("Yes.", schema),
-            "503": _response(_REFUSALS[503], _ref(Failure)),
-        },
-    }
-
-
-def _responses(result: type, refusals: tuple[int, ...]) -> dict[str, Any]:
-    found = {"200": _response("Done.", _ref(result))}
+def _operation(
+    name: str,
+    summary: str,
+    answer: dict[str, Any],
+    refusals: tuple[int, ...],
+    said: str = "Done.",
+    **more: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    """Describe one call: `answer` is the content of what it returns, `refusals` are statuses."""
+    found = {"200": {"description": said, "content": answer}}
     for status in sorted(refusals):
-        found[str(status)] = _response(_REFUSALS[status], _ref(Failure))
-    return found
+        found[str(status)] = {"description": _REFUSALS[status], "content": _json(_ref(Failure))}
+    return {"operationId": name, "summary": summary, **more, "responses": found}
 
 
-def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
 
 
 def _ref(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _parameter(
+    name: str, schema: dict[str, Any], where: str = "query", **more: str
+) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", **more, "schema": schema}
+
+
+_ID: Final = {"type": "string", "pattern": UUID7_PATTERN, "maxLength": 36}
+_PLAIN: Final = {"type": "string", "maxLength": NAME_CHARS_MAX, "pattern": "^[ -~]*$"}
+_HEALTH: Final = {
+    "type": "object",
+    "properties": {"status": {"type": "string"}},
+    "required": ["status"],
+}
+
+_GETS: Final = {
+    "/metrics": _operation(
+        "metrics", "What this instance counts, and what is in the database, for Prometheus.",
+        {"text/plain": {"schema": {"type": "string"}}}, (401, 403, 429, 503),
+    ),
+    "/v1/messages": _operation(
+        "list", "Deliveries of this client's messages, by message_id and consumer.",
+        _json(_ref(Page)), _READ,
+        parameters=[
+            _parameter("after", _ID),
+            _parameter("destination", _PLAIN),
+            _parameter(
+                "status", {"type": "string", "enum": [status.name.lower() for status in Status]}
+            ),
+            _parameter(
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": PAGE_ROWS_MAX, "default": 100},
+            ),
+            _parameter(
+                "after_consumer", _PLAIN, description="beside after, as the page before returned it"
+            ),
+        ],
+    ),
+    "/v1/messages/{message_id}": _operation(
+        "get", "One message of this client, with its deliveries.",
+        _json(_ref(ShownMessage)), (*_READ, 404),
+        parameters=[_parameter("message_id", _ID, "path")],
+    ),
+    "/livez": _operation(
+        "livez", "The process answers.", _json(_HEALTH), (503,), "Yes.", security=[]
+    ),
+    "/readyz": _operation("readyz", "It can work.", _json(_HEALTH), (503,), "Yes.", security=[]),
+}  # fmt: skip
 
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import chains, open_load, questions
 from benchmarks.chains import (
     Site,
-    connect_to,
+    connected,
     generate_chain,
     grow_chain,
     make_chain,
@@ -160,8 +160,7 @@ TWO_ORDERS = [Event(1, 0, "a", 7, b"x"), Event(2, 1, "b#2", 8, b"")]
 
 async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
     await bare.make_partition(site, 9)
-    connection = await connect_to(site.sequencer)
-    try:
+    async with connected(site.sequencer) as connection:
         await connection.copy_to_table(
             bare.TABLE,
             source=memoryview(bare.row_bytes(9, TWO_ORDERS)),
@@ -170,8 +169,6 @@ async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
         )
         rows = await connection.fetch("SELECT * FROM bare_event ORDER BY id")
         assert [Event(*row[1:]) for row in rows] == TWO_ORDERS
-    finally:
-        await connection.close()
     await bare.drop_partition(site, 9)
 
 
@@ -182,8 +179,7 @@ async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site
     stored = await stored_rows(site.admin, "chain_rows", chain_id)
     assert stored == 1_300
     assert await stored_rows(site.admin, "rows_stored", chain_id) == stored
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         sizes = await connection.fetch("SELECT cardinality(ids) FROM chain_page ORDER BY last_id")
         assert [size for (size,) in sizes] == [*[50] * 21, 100, 100, 50]
         both = "SELECT {} FROM {} WHERE chain_id = $1 ORDER BY id"
@@ -193,8 +189,6 @@ async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site
             for table in ("bare_event", "chain_event")
         ]
         assert rows == events
-    finally:
-        await connection.close()
     async with GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id)) as reader:
         mark = (await reader.standing(0)).mark
         assert mark is not None
@@ -228,12 +222,9 @@ def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def tamper(statement: str) -> None:
         async def stored(self: Engine, venue: Venue) -> int:
-            connection = await connect_to(venue.site.admin)
-            try:
+            async with connected(venue.site.admin) as connection:
                 await connection.execute(LET_TAMPER)
                 await connection.execute(statement, venue.place["chain_id"])
-            finally:
-                await connection.close()
             return await whole(self, venue)
 
         monkeypatch.setattr(Engine, "stored", stored)
@@ -347,26 +338,22 @@ async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_row
 
 
 async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> None:
-    connection = await connect_to(site.admin)
     look = "SELECT count(*), pg_current_wal_lsn() - '0/0' FROM pg_ls_waldir()"
-    try:
+    async with connected(site.admin) as connection:
         _, begin = await connection.fetchrow(look)
         await write_log_files(site, 128)  # as much as this server keeps
         files, end = await connection.fetchrow(look)
         assert end - begin >= 128 * 2**20
         await connection.execute(chains.SQL["write_log"], 64)
         assert (await connection.fetchrow(look))[0] <= files
-    finally:
-        await connection.close()
 
 
 async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
     rows_at_begin: list[int] = []
 
     async def note() -> None:
-        connection = await connect_to(site.admin)
-        rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
-        await connection.close()
+        async with connected(site.admin) as connection:
+            rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
 
     load = small()
     async with asyncio.timeout(RUN_SECONDS):
@@ -390,13 +377,10 @@ async def test_floor_holds_every_call_both_ways(
 async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None:
     async with asyncio.timeout(RUN_SECONDS):
         await run_load(site, small())
-    connection = await connect_to(site.admin)
-    try:
+    async with connected(site.admin) as connection:
         assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
         # Nor does it stand in the way of the next.
         assert await make_chain(site)
-    finally:
-        await connection.close()
 
 
 @pytest.mark.parametrize(

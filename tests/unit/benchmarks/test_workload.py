@@ -26,12 +26,12 @@ def test_tally_with_an_order_that_does_not_follow_refuses_it() -> None:
         tally.take(events[5:])
     tally.take(events[4:])
     assert tally.rows == 10
-    assert tally.digest() == digest_of(events)
+    assert tally.digest() == digest_of([events])
 
 
 def test_digest_with_two_orders_swapped_is_another() -> None:
     (orders,) = order_batches(3, 3)
-    assert digest_of(orders) != digest_of([orders[1], orders[0], orders[2]])
+    assert digest_of([orders]) != digest_of([[orders[1], orders[0], orders[2]]])
 
 
 def test_bodies_of_a_batch_too_large_for_a_record_hold_all_of_it_in_order() -> None:

@@ -39,7 +39,8 @@ from outbox import (
     keep_outbox,
     save_destinations,
 )
-from outbox.callback.callback_service import CallbackStore
+from outbox.callback.callback_service import CallbackService
+from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.config import CallbackConfig
 from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
@@ -60,6 +61,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 ROWS = 100
 SECONDS = 60.0
 CONSUMER = "ledger"
+NO_CALLS = HttpSenderCalls(lambda _: client("nobody"), 1.0)
 
 
 @pytest.fixture
@@ -191,9 +193,9 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
     callback = CallbackConfig(
         database=reached, kafka=kafka, check_topic="checks", confirm_topics=(topic,)
     )
-    store = CallbackStore(callback)
-    await store.check()
-    await store.close()
+    callback_service = CallbackService(callback, NO_CALLS)
+    await callback_service.check()
+    await callback_service.close()
 
 
 async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, topic: str) -> None:
@@ -294,7 +296,7 @@ async def _keep(database: Reached) -> None:
 
 async def _call_back(database: Reached) -> None:
     config = CallbackConfig(database=database, kafka="k:1", check_topic="c", confirm_topics=("t",))
-    await CallbackStore(config).check()
+    await CallbackService(config, NO_CALLS).check()
 
 
 PARTS: dict[str, Callable[[Reached], Awaitable[None]]] = {

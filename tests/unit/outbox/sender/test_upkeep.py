@@ -6,8 +6,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.sender.store import PartitionSize
-from outbox.sender.upkeep import droppable
+from outbox.sender.upkeep import PartitionSize, droppable
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEEP = timedelta(hours=72)

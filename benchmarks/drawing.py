@@ -1,0 +1,205 @@
+"""The figures of the report, each as SVG and PNG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
+from benchmarks.questions import BARE, BATCH_ROWS, FAST, STAGES
+from benchmarks.rivals.rival import rival_of
+from benchmarks.spreads import PROCESSES, RATE, Lines, Spread, per_million
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+_COLOURS: Final = {
+    "engine": "#0b6e4f",
+    "bare_pages": "#5c677d",
+    "bare_pipe": "#a9b4c6",
+    "kafka_transactions_events": "#d1495b",
+    "kafka_transactions_frames": "#edae49",
+    "common_way": "#6d597a",
+    "event_sourcing": "#3d5a80",
+    "nats_jetstream": "#98c1d9",
+}
+_DPI: Final = 130
+
+
+def draw_figures(folder: Path, lines: Mapping[str, Lines]) -> list[Path]:
+    """Draw what there are lines for; return the files."""
+    mpl.rcParams.update({"svg.hashsalt": "orderchain", "font.size": 10, "axes.axisbelow": True})
+    written: list[Path] = []
+    for name, draw in _DRAWN.items():
+        if name in lines and lines[name].arms:
+            figure = draw(lines[name])
+            # No date in the file: the same figures are the same bytes.
+            for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+                path = folder / f"{name}.{kind}"
+                figure.savefig(path, dpi=_DPI, metadata=metadata)
+                written.append(path)
+    return written
+
+
+def _new(title: str, width: float = 8.0, columns: int = 1, **axes: Any) -> tuple[Figure, Any]:  # noqa: ANN401
+    """Return a figure and its axes, one or several, all with the same settings."""
+    figure: Figure = Figure(figsize=(width, 4.4), layout="constrained")
+    figure.suptitle(title, fontsize=12)
+    found = figure.subplots(1, columns, squeeze=False)[0]
+    for one in found:
+        one.grid(axis="y", color="#dddddd", linewidth=0.7)
+        one.spines[["top", "right"]].set_visible(False)
+        one.set(**axes)
+    return figure, found if columns > 1 else found[0]
+
+
+def _bar(
+    axes: Any,  # noqa: ANN401
+    at: float,
+    spread: Spread | None,
+    width: float,
+    colour: str,
+    label: str,
+) -> None:
+    """Draw a median as a bar, with a whisker from the lowest to the highest."""
+    if spread is not None:
+        error = [[spread.median - spread.low], [spread.high - spread.median]]
+        axes.bar(at, spread.median, width, color=colour, label=label, yerr=error,
+                 error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2})  # fmt: skip
+
+
+def _line(axes: Any, spreads: Iterable[tuple[int, Spread | None]], colour: str, label: str) -> None:  # noqa: ANN401
+    """Draw medians as a line, from the lowest to the highest as a band."""
+    found = {at: spread for at, spread in spreads if spread is not None}
+    if found:
+        medians = [spread.median for spread in found.values()]
+        axes.plot(list(found), medians, "o-", color=colour, label=label)
+        lows, highs = zip(*((spread.low, spread.high) for spread in found.values()), strict=True)
+        axes.fill_between(list(found), lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def _ticks(axes: Any, titles: Iterable[str]) -> None:  # noqa: ANN401
+    """Name groups of bars, whose heights are orders per second."""
+    named = list(titles)
+    axes.set_xticks(range(len(named)), named)
+    axes.yaxis.set_major_formatter(_thousands)
+
+
+def _thousands(value: float, _: int) -> str:
+    return f"{value / 1e3:g}k"
+
+
+def _legend(axes: Any, *, on: Any = None, **how: object) -> None:  # noqa: ANN401
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    (on or axes).legend(once.values(), once.keys(), frameon=False, fontsize=9, **how)
+
+
+def _draw_comparison(lines: Lines) -> Figure:
+    title = "From one process to another, in order, with none missing"
+    figure, axes = _new(title, ylabel="orders/s")
+    groups = {f"batch {rows:,}": [(rival, rows) for rival in FAST] for rows in BATCH_ROWS}
+    common = [("common_way", 500), ("event_sourcing", 1000), ("nats_jetstream", 1000)]
+    groups["what is common\n(500; 1,000; 1,000)"] = common
+    for index, members in enumerate(groups.values()):
+        for place, (rival, rows) in enumerate(members):
+            at = index + (place - (len(members) - 1) / 2) * 0.17
+            spread = lines.spread(f"{rival} {rows}", RATE)
+            _bar(axes, at, spread, 0.15, _COLOURS[rival], rival_of(rival).title)
+    _ticks(axes, groups)
+    _legend(axes, loc="upper left")
+    return figure
+
+
+def _draw_batch_size(lines: Lines) -> Figure:
+    scales = {"xscale": "log", "yscale": "log", "xlabel": "orders a batch"}
+    figure, columns = _new("Batch size", width=11, columns=3, **scales)
+    sizes = sorted({int(arm.split(" ")[1]) for arm in lines.arms})
+    for axes, (stage, done) in zip(columns, STAGES.items(), strict=True):
+        for rival in (*BARE, "engine"):
+            figure_name = f"{done}_per_second"
+            spreads = [(n, lines.spread(f"{rival} {n} {stage}", figure_name)) for n in sizes]
+            _line(axes, spreads, _COLOURS[rival], rival_of(rival).title)
+        axes.set(title=done)
+    columns[0].set_ylabel("orders/s")
+    _legend(columns[0])
+    return figure
+
+
+def _draw_open_load(lines: Lines) -> Figure:
+    title = "Latency under open load, from the intended time"
+    scales = {"xlabel": "load, % of the maximum", "yscale": "log"}
+    figure, columns = _new(title, width=11, columns=3, **scales)
+    for axes, percentile in zip(columns, ("p50", "p99", "p99.9"), strict=True):
+        for rival, size in zip(("engine", *_SIZED), (0, *FIXED_ROWS), strict=True):
+            found = {
+                share: percentiles[percentile]
+                for share in SHARES_PERCENT
+                if (percentiles := lines.percentiles(arm_name(share, size))) is not None
+            }
+            label = "self-clocking" if size == 0 else f"batches of {size:,}"
+            axes.plot(list(found), list(found.values()), "o-", color=_COLOURS[rival], label=label)
+        axes.set(title=percentile)
+    columns[0].set_ylabel("ms")
+    # No corner of these is free of lines.
+    _legend(columns[0], on=figure, loc="outside lower center", ncols=1 + len(FIXED_ROWS))
+    return figure
+
+
+_SIZED: Final = ("event_sourcing", "kafka_transactions_events")
+"""Whose colours the fixed sizes have."""
+
+
+def _draw_switches(lines: Lines) -> Figure:
+    figure, axes = _new("Keys and seal, batch 1,000, end to end", ylabel="orders/s")
+    arms = [arm for arm in lines.arms if arm.endswith(", deliver")]
+    for index, arm in enumerate(arms):
+        _bar(axes, index, lines.spread(arm, RATE), 0.6, _COLOURS["engine"], "orderchain")
+    _ticks(axes, (arm.partition(",")[0] for arm in arms))
+    return figure
+
+
+def _draw_cpu(lines: Lines) -> Figure:
+    figure, axes = _new("CPU seconds per million orders", ylabel="seconds")
+    colours = ("#0b6e4f", "#73c2a3", "#3d5a80", "#edae49")
+    for index, arm in enumerate(lines.arms):
+        below = 0.0
+        for colour, process in zip(colours, PROCESSES, strict=True):
+            spread = lines.spread(arm, per_million(process))
+            if spread is not None:
+                axes.bar(index, spread.median, 0.6, bottom=below, color=colour, label=process)
+                below += spread.median
+    names = [arm.replace("_", " ").replace(" ", "\n") for arm in lines.arms]
+    axes.set_xticks(range(len(names)), names)
+    _legend(axes)
+    return figure
+
+
+def _draw_scale(lines: Lines) -> Figure:
+    scales = {"xscale": "log", "xlabel": "rows in the chain"}
+    figure, (rates, memory) = _new("Long chains", width=9, columns=2, **scales)
+    for axes, name, rival, label in (
+        (rates, RATE, "engine", "end to end"),
+        (memory, "producer_memory_mib", "engine", "sequencer"),
+        (memory, "receiver_memory_mib", "event_sourcing", "receiver"),
+    ):
+        spreads = [(int(arm.split(" ")[0]), lines.spread(arm, name)) for arm in lines.arms]
+        _line(axes, spreads, _COLOURS[rival], label)
+    rates.set(ylim=(0, None), ylabel="orders/s")
+    rates.yaxis.set_major_formatter(_thousands)
+    memory.set(ylim=(0, None), ylabel="MiB resident")
+    _legend(memory)
+    return figure
+
+
+_DRAWN: Final[dict[str, Callable[[Lines], Figure]]] = {
+    "comparison": _draw_comparison,
+    "batch_size": _draw_batch_size,
+    "open_load": _draw_open_load,
+    "switches": _draw_switches,
+    "cpu": _draw_cpu,
+    "scale": _draw_scale,
+}
