@@ -1,7 +1,8 @@
 """Metrics and health of the parts of the engine, as an ASGI application without a framework.
 
-`app = Monitor(sequencer, receiver)` serves `/metrics` as the text that Prometheus reads, `/livez`,
-and `/readyz`, which is 503 with one line of why. Mount it in your own application, or run it with
+`app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, as text or, where the Accept
+header prefers that, as protobuf with native histograms (decision 37); `/livez`; and `/readyz`,
+which is 503 with one line of why. Mount it in your own application, or run it with
 an ASGI server. It needs the extra `monitoring`; a part needs nothing to be looked at.
 
 A process that holds many orders also sets Python's garbage collector here.
@@ -15,7 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from itertools import accumulate
+from math import frexp, inf
 from operator import attrgetter
+from struct import pack
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -41,33 +44,60 @@ BUCKET_SECONDS: Final = (
 """Upper bounds of the buckets of latencies: a commit takes 0.5 to 50 ms, a deadline 10 s."""
 
 
+_FRACTIONS: Final = (
+    0.5, 0.5452538663326288, 0.5946035575013605, 0.6484197773255048,
+    0.7071067811865475, 0.7711054127039704, 0.8408964152537144, 0.9170040432046711,
+)  # fmt: skip
+"""Powers of 2^(1/8), as Prometheus has them: where the native buckets between 0.5 and 1 begin."""
+
+NATIVE_SCHEMA: Final = 3
+"""2^3 native buckets per power of 2: each is 9 % wider than the one before it."""
+
+ZERO_THRESHOLD: Final = 2.0**-128
+"""Values up to it are in the zero bucket. It also marks a histogram without values as native."""
+
+
 class Histogram(Struct, frozen=True):
-    """How often values were how large, in classic buckets (decision 0037)."""
+    """How often values were how large, in classic and in native buckets. None is negative."""
 
     bounds: tuple[float, ...] = BUCKET_SECONDS
     """The upper bounds of the buckets, inclusive."""
     counts: tuple[int, ...] = ()
     """Per bucket, not cumulated, and one more for all larger values; empty where none is known."""
     sum: float = 0.0
+    zeros: int = 0
+    """Values up to ZERO_THRESHOLD."""
+    native: Mapping[int, int] = {}
+    """Per native bucket: number n ends at 2^(n/8), inclusive, where number n + 1 begins."""
 
 
 class Buckets:
-    """Counts values for a histogram: one costs well below a microsecond."""
+    """Counts values for a histogram: one costs about half a microsecond."""
 
     def __init__(self, bounds: tuple[float, ...] = BUCKET_SECONDS) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self._zeros = 0
+        self._native: dict[int, int] = {}  # 8 per power of 2: 380 from a nanosecond to a day
 
     def add(self, value: float) -> None:
-        """Count one more value."""
+        """Count one more value, which is finite and not negative."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+        if value <= ZERO_THRESHOLD:
+            self._zeros += 1
+            return
+        fraction, exponent = frexp(value)
+        number = bisect_left(_FRACTIONS, fraction) + 8 * exponent - 8
+        self._native[number] = self._native.get(number, 0) + 1
 
     @property
     def histogram(self) -> Histogram:
         """The counts at this instant."""
-        return Histogram(self._bounds, tuple(self._counts), self._sum)
+        return Histogram(
+            self._bounds, tuple(self._counts), self._sum, self._zeros, self._native.copy()
+        )
 
 
 class Sample(Struct, frozen=True):
@@ -119,11 +149,26 @@ def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], 
     )  # fmt: skip
 
 
-def text_of(samples: Callable[[], Iterable[Sample]]) -> bytes:
-    """Return samples as Prometheus reads them. Needs the extra `monitoring`."""
+class Page(Struct, frozen=True):
+    """What `/metrics` answers."""
+
+    media_type: str
+    body: bytes
+
+
+def page_of(samples: Iterable[Sample], accept: str = "") -> Page:
+    """Return samples as Prometheus reads them, in the form that the header Accept prefers.
+
+    Needs the extra `monitoring`.
+    """
+    families: dict[str, list[Sample]] = {}
+    for sample in samples:
+        families.setdefault(sample.name, []).append(sample)
+    if _prefers_protobuf(accept):
+        return Page(_PROTOBUF, b"".join(map(_family_message, families.values())))
     from prometheus_client import generate_latest
 
-    return generate_latest(_Collector(samples))
+    return Page(_TEXT, generate_latest(_Collector(families.values())))
 
 
 class MonitoredPart(Protocol):
@@ -189,33 +234,39 @@ class Monitor:
         reasons = [reason for part in self._parts if (reason := part.why_not_ready())]
         return "; ".join(reasons) or None
 
-    def text(self) -> bytes:
-        """Return the page that Prometheus reads."""
-        return text_of(self.samples)
+    def page(self, accept: str = "") -> Page:
+        """Return what `/metrics` answers to a header Accept."""
+        return page_of(self.samples(), accept)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
         if scope["type"] != "http":
             raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
-        status, body = self._answer(scope)
-        text = b"text/plain; charset=utf-8; version=0.0.4"
-        headers = [(b"content-type", text), (b"content-length", str(len(body)).encode())]
+        status, page = self._answer(scope)
+        body = page.body
+        headers = [
+            (b"content-type", page.media_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
         if status == _NOT_ALLOWED:
             headers.append((b"allow", b"GET, HEAD"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         content = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": content})
 
-    def _answer(self, scope: Message) -> tuple[int, bytes]:
+    def _answer(self, scope: Message) -> tuple[int, Page]:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in ("/metrics", "/livez", "/readyz"):
-            return _NOT_FOUND, b"expected /metrics, /livez or /readyz\n"
+            return _NOT_FOUND, Page(_TEXT, b"expected /metrics, /livez or /readyz\n")
         if scope["method"] not in ("GET", "HEAD"):
-            return _NOT_ALLOWED, b"expected GET\n"
+            return _NOT_ALLOWED, Page(_TEXT, b"expected GET\n")
         if path == "/metrics":
-            return _OK, self.text()
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+            return _OK, self.page(accept.decode("latin-1"))
         reason = self.why_not_ready() if path == "/readyz" else None
-        return (_OK, b"ok\n") if reason is None else (_UNAVAILABLE, f"{reason}\n".encode())
+        if reason is None:
+            return _OK, Page(_TEXT, b"ok\n")
+        return _UNAVAILABLE, Page(_TEXT, f"{reason}\n".encode())
 
 
 _OK: Final = 200
@@ -224,24 +275,28 @@ _NOT_ALLOWED: Final = 405
 _UNAVAILABLE: Final = 503
 
 
+# -- as text: prometheus-client writes it ----------------------------------------------------------
+
+_TEXT: Final = "text/plain; charset=utf-8; version=0.0.4"
+
+
 class _Collector:
-    """Turns samples into the metrics of prometheus-client: those of one name together."""
+    """Turns samples into the metrics of prometheus-client."""
 
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
-        self._samples = samples
+    def __init__(self, families: Iterable[list[Sample]]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterable[Family]:
-        """Return the metrics at this instant."""
+    def collect(self) -> Iterator[Family]:
+        """Yield the metrics."""
         from prometheus_client.metrics_core import Metric as Family
 
-        families: dict[str, Family] = {}
-        for sample in self._samples():
-            name = sample.name.removesuffix("_total") if sample.kind == "counter" else sample.name
-            family = families.get(name)
-            if family is None:
-                family = families[name] = Family(name, sample.help, sample.kind)
-            _add(family, sample)
-        return families.values()
+        for samples in self._families:
+            name, kind = samples[0].name, samples[0].kind
+            name = name.removesuffix("_total") if kind == "counter" else name
+            family = Family(name, samples[0].help, kind)
+            for sample in samples:
+                _add(family, sample)
+            yield family
 
 
 def _add(family: Family, sample: Sample) -> None:
@@ -249,11 +304,119 @@ def _add(family: Family, sample: Sample) -> None:
     if not isinstance(value, Histogram):
         family.add_sample(sample.name, labels, value)
         return
-    bounds = [*map(str, value.bounds), "+Inf"]
-    for bound, count in zip(bounds, accumulate(value.counts or [0] * len(bounds)), strict=True):
-        family.add_sample(f"{sample.name}_bucket", {**labels, "le": bound}, count)
+    for bound, count in _cumulated(value):
+        le = "+Inf" if bound == inf else str(bound)
+        family.add_sample(f"{sample.name}_bucket", {**labels, "le": le}, count)
     family.add_sample(f"{sample.name}_count", labels, sum(value.counts))
     family.add_sample(f"{sample.name}_sum", labels, value.sum)
+
+
+def _cumulated(value: Histogram) -> Iterator[tuple[float, int]]:
+    """Yield the classic buckets: upper bound, and how many values are not above it."""
+    bounds = [*value.bounds, inf]
+    return zip(bounds, accumulate(value.counts or [0] * len(bounds)), strict=True)
+
+
+# -- as protobuf: a few fields of io/prometheus/client/metrics.proto -------------------------------
+
+_PROTOBUF: Final = (
+    "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+)
+
+
+def _prefers_protobuf(accept: str) -> bool:
+    """Return whether a header Accept names the protobuf form, and no text with a higher quality."""
+    kind, *parameters = _PROTOBUF.lower().split("; ")
+    protobuf = text = 0.0
+    for each in accept.lower().replace(" ", "").replace('"', "").split(","):
+        named, *given = each.split(";")
+        if named == kind and set(parameters) <= set(given):
+            protobuf = max(protobuf, _quality(given))
+        elif named in ("text/plain", "text/*", "*/*"):
+            text = max(text, _quality(given))
+    return protobuf > 0 and protobuf >= text
+
+
+def _quality(parameters: Iterable[str]) -> float:
+    found = [each[2:] for each in parameters if each.startswith("q=")]
+    try:
+        return float(found[0]) if found else 1.0
+    except ValueError:
+        return 0.0
+
+
+_TYPES: Final = {"counter": 0, "gauge": 1, "histogram": 4}
+_VALUE_FIELDS: Final = {"counter": 3, "gauge": 2, "histogram": 7}
+
+
+def _family_message(samples: list[Sample]) -> bytes:
+    """Return one delimited MetricFamily."""
+    first = samples[0]
+    content = b"".join((
+        _content(1, first.name.encode()),
+        _content(2, first.help.encode()),
+        _whole(3, _TYPES[first.kind]),
+        *(_content(4, _metric_message(sample)) for sample in samples),
+    ))  # fmt: skip
+    return _varint(len(content)) + content
+
+
+def _metric_message(sample: Sample) -> bytes:
+    labels = (
+        _content(1, _content(1, name.encode()) + _content(2, value.encode()))
+        for name, value in sample.labels.items()
+    )
+    value = sample.value
+    message = _histogram_message(value) if isinstance(value, Histogram) else _double(1, value)
+    return b"".join(labels) + _content(_VALUE_FIELDS[sample.kind], message)
+
+
+def _histogram_message(value: Histogram) -> bytes:
+    """Return classic and native buckets: spans of neighbours, each count less the one before it."""
+    spans: list[list[int]] = []
+    deltas: list[int] = []
+    end = before = 0
+    for number, count in sorted(value.native.items()):
+        if not spans or number > end:
+            spans.append([number - end, 0])
+        spans[-1][1] += 1
+        deltas.append(count - before)
+        end, before = number + 1, count
+    return b"".join((
+        _whole(1, sum(value.counts)),
+        _double(2, value.sum),
+        *(_content(3, _whole(1, n) + _double(2, bound)) for bound, n in _cumulated(value)),
+        _signed(5, NATIVE_SCHEMA),
+        _double(6, ZERO_THRESHOLD),
+        _whole(7, value.zeros),
+        *(_content(12, _signed(1, offset) + _whole(2, length)) for offset, length in spans),
+        *(_signed(13, delta) for delta in deltas),
+    ))  # fmt: skip
+
+
+def _varint(number: int) -> bytes:
+    """Return a number that is not negative: 7 bits per byte, the lowest first."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*found, number))
+
+
+def _whole(field_number: int, value: int) -> bytes:
+    return _varint(field_number << 3) + _varint(value)
+
+
+def _signed(field_number: int, value: int) -> bytes:
+    return _whole(field_number, 2 * value if value >= 0 else -2 * value - 1)
+
+
+def _double(field_number: int, value: float) -> bytes:
+    return _varint(field_number << 3 | 1) + pack("<d", value)
+
+
+def _content(field_number: int, value: bytes) -> bytes:
+    return _varint(field_number << 3 | 2) + _varint(len(value)) + value
 
 
 _YOUNG_OBJECTS: Final = 50_000

@@ -310,6 +310,7 @@ class DeadLetter(Struct, frozen=True):
     consumer: str
     message_id: UUID
     destination: str
+    topic: str
     key: str | None
     reason: str
     """`tries used up`, `refused by the handler`, `older than the inbox`."""
@@ -345,6 +346,16 @@ class Content(Struct, frozen=True):
     acts: Sequence[LetterAct]
 
 
+class InboxCount(Struct, frozen=True):
+    """How many messages of a consumer wait."""
+
+    consumer: str
+    parked: int
+    """For a retry, or for one before them with their key."""
+    dead: int
+    """For a person."""
+
+
 class LetterAct(Struct, frozen=True):
     """Something a person did about a dead letter."""
 
@@ -362,6 +373,11 @@ class DeadLetters:
     def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
         self._connection = connection
         self._clock = clock or SystemClock()
+
+    async def inboxes(self) -> Sequence[InboxCount]:
+        """Return what waits for each consumer, by name."""
+        rows = await self._fetch("consumers")
+        return [InboxCount(row["name"], row["parked"], row["dead"]) for row in rows]
 
     async def list(self, chosen: DeadLetterFilter | None = None) -> list[DeadLetter]:
         """Return dead letters, newest first."""

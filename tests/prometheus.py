@@ -85,8 +85,13 @@ class Prometheus:
 
     async def has(self, query: str) -> bool:
         """Return whether a query has a value now."""
+        return bool(await self.values(query))
+
+    async def values(self, query: str) -> list[float]:
+        """Return the values that a query has now."""
         answer = await self._client.get("/api/v1/query", params={"query": query})
-        return bool(answer.raise_for_status().json()["data"]["result"])
+        found = answer.raise_for_status().json()["data"]["result"]
+        return [float(each["value"][1]) for each in found]
 
     async def firing(self, alert: str) -> list[dict[str, str]]:
         """Return the labels with which an alert fires now."""
@@ -144,13 +149,16 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def scraped(folder: Path, *parts: MonitoredPart) -> AsyncIterator[Prometheus]:
+async def scraped(
+    folder: Path, *parts: MonitoredPart, native: bool = False
+) -> AsyncIterator[Prometheus]:
     """Serve the metrics of `parts` as an embedder does, to a Prometheus with the shipped rules."""
     with socket.create_server((LOOPBACK, 0)) as listening:
         server = quiet_server(Monitor(*parts), connections_max=50)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         try:
-            async with running(folder, f"{LOOPBACK}:{listening.getsockname()[1]}") as prometheus:
+            target = f"{LOOPBACK}:{listening.getsockname()[1]}"
+            async with running(folder, target, native=native) as prometheus:
                 yield prometheus
         finally:
             server.should_exit = True
@@ -158,8 +166,11 @@ async def scraped(folder: Path, *parts: MonitoredPart) -> AsyncIterator[Promethe
 
 
 @asynccontextmanager
-async def running(folder: Path, *targets: str) -> AsyncIterator[Prometheus]:
-    """Run a Prometheus with the shipped configuration and rules, which asks `targets`."""
+async def running(folder: Path, *targets: str, native: bool = False) -> AsyncIterator[Prometheus]:
+    """Run a Prometheus with the shipped configuration and rules, which asks `targets`.
+
+    With `native` it takes native histograms, and leaves the classic ones of the same name out.
+    """
     if PROGRAM is None:
         pytest.skip("no prometheus (Debian: apt-get install prometheus)")
     folder = folder / "prometheus"
@@ -168,10 +179,11 @@ async def running(folder: Path, *targets: str) -> AsyncIterator[Prometheus]:
     (folder / "alerts.yml").write_text(rules)
     (folder / "prometheus.yml").write_text(config_for(*targets))
     address = f"{LOOPBACK}:{free_port()}"
+    features = ["--enable-feature=native-histograms"] if native else []
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(PROGRAM), f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}",
+            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}", *features,
             stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
         )  # fmt: skip
     try:

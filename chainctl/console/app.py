@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chainctl.commands.outbox.dead_letters import act_on_letters
 from chainctl.commands.outbox.deliveries import act_on_deliveries
 from chainctl.commands.receivers import change_receiver
 from chainctl.commands.status import change_leader
@@ -29,7 +30,7 @@ from chainctl.options import act_by_hand
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SettingError
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.text import counted, reason_of
-from outbox.acts import Act, Changed, DeliveryFilter
+from outbox.acts import Act, Changed, DeadLetterFilter, DeliveryFilter
 from outbox.service.message_api import HttpRefusal, answer, refused
 
 if TYPE_CHECKING:
@@ -94,6 +95,13 @@ class DeliveriesRequest(ActRequest):
     consumer: _Text | None = None
 
 
+class LettersRequest(ActRequest):
+    """An act on dead letters: those of these messages, of this consumer."""
+
+    message_ids: Annotated[list[UUID], Meta(max_length=DELIVERIES_MAX)] = []
+    consumer: _Text | None = None
+
+
 class ActReport(Struct, frozen=True, kw_only=True):
     """What an act did, or would do."""
 
@@ -101,15 +109,18 @@ class ActReport(Struct, frozen=True, kw_only=True):
     dry_run: bool
     actor: str
     act_id: int | None = None
-    """The row of chain_act that records it; None for a dry run, and for acts on deliveries."""
+    """The row of chain_act that records it; None for a dry run, and for acts on messages."""
     lines: list[str]
     """What it did, in sentences."""
     deliveries: list[Changed] = []
+    """Deliveries or dead letters, as they are now."""
 
 
 OF_LEADERS: Final = ("step-down", "takeover")
 OF_RECEIVERS: Final = ("forget", "reset", "unhalt")
 OF_DELIVERIES: Final[tuple[Act, ...]] = get_args(Act)
+OF_LETTERS: Final = {"dead-retry": ("retried", "parked"), "dead-abandon": ("abandoned",) * 2}
+"""What a dead letter is called after an act, in a sentence and as its status."""
 
 _LEADER_LINES: Final = {
     ("step-down", True): "The leader would be asked to hand over.",
@@ -127,6 +138,8 @@ def asked_by(act: str) -> type[ActRequest] | None:
         return ReceiverRequest
     if act == "move":
         return MoveRequest
+    if act in OF_LETTERS:
+        return LettersRequest
     return DeliveriesRequest if act in OF_DELIVERIES else None
 
 
@@ -138,6 +151,8 @@ async def perform(settings: Settings, act: str, asked: ActRequest) -> ActReport:
         return await _on_receiver(settings, act, asked)
     if isinstance(asked, DeliveriesRequest):
         return await _on_deliveries(settings, act, asked)
+    if isinstance(asked, LettersRequest):
+        return await _on_letters(settings, act, asked)
     raise SettingError("act", act, "an act of the console")
 
 
@@ -167,9 +182,32 @@ async def _on_deliveries(settings: Settings, act: str, asked: DeliveriesRequest)
     if not any((chosen.message_ids, chosen.destination, chosen.consumer)):
         raise SettingError("message_ids", None, "messages, a destination or a consumer")
     changed = list(await act_on_deliveries(settings, what, chosen, by))
-    would = "would be" if by.is_dry_run else "is" if len(changed) == 1 else "are"
     many = counted(len(changed), "delivery", "deliveries")
-    lines = [f"{many} {would} changed by {act}."]
+    return _on_messages(act, by, many, f"changed by {act}", changed)
+
+
+async def _on_letters(settings: Settings, act: str, asked: LettersRequest) -> ActReport:
+    by = asked.by
+    chosen = DeadLetterFilter(
+        message_ids=tuple(asked.message_ids), consumer=asked.consumer, limit=DELIVERIES_MAX
+    )
+    if not (chosen.message_ids or chosen.consumer):
+        raise SettingError("message_ids", None, "messages or a consumer")
+    letters = await act_on_letters(settings, act.removeprefix("dead-"), chosen, by)
+    done, status = OF_LETTERS[act]
+    status = "dead" if by.is_dry_run else status
+    changed = [
+        Changed(message_id=each.message_id, consumer=each.consumer, status=status)
+        for each in letters
+    ]
+    return _on_messages(act, by, counted(len(changed), "dead letter"), done, changed)
+
+
+def _on_messages(
+    act: str, by: ActByHand, many: str, done: str, changed: list[Changed]
+) -> ActReport:
+    would = "would be" if by.is_dry_run else "is" if len(changed) == 1 else "are"
+    lines = [f"{many} {would} {done}."]
     if len(changed) == DELIVERIES_MAX:
         lines.append("There may be more: act again for the rest.")
     return _acted(act, by, lines, None, changed)

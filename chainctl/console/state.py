@@ -113,6 +113,30 @@ class StuckDelivery(Struct, frozen=True, kw_only=True):
     last_error: str | None
 
 
+class InboxLine(Struct, frozen=True, kw_only=True):
+    """What waits for one consumer of this database."""
+
+    consumer: str
+    parked: int
+    """Messages that wait for a retry, or for one before them with their key."""
+    dead: int
+    """Messages that it has given up: they wait for a person."""
+
+
+class LetterLine(Struct, frozen=True, kw_only=True):
+    """A dead letter, as `chainctl outbox dead list` shows it."""
+
+    message_id: str
+    consumer: str
+    destination: str
+    topic: str
+    key: str | None
+    failures: int
+    reason: str
+    last_error: str
+    dead_at: str
+
+
 class VerifiedLine(Struct, frozen=True, kw_only=True):
     """How far a chain was proven whole: its last verified mark."""
 
@@ -164,6 +188,9 @@ class Overview(Struct, frozen=True, kw_only=True):
     outbox: tuple[OutboxLine, ...] = ()
     stuck: tuple[StuckDelivery, ...] = ()
     """The oldest abnormal deliveries."""
+    inboxes: tuple[InboxLine, ...] = ()
+    letters: tuple[LetterLine, ...] = ()
+    """The newest dead letters."""
     verified: tuple[VerifiedLine, ...] = ()
     report: ReportFile | None = None
     absent: dict[str, str] = {}
@@ -175,7 +202,8 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     level: Literal["bad", "warn"]
     section: str
-    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox` or `verified`."""
+    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox`, `letters` or
+    `verified`."""
     chain: int | None
     text: str
     """Without a time that runs on, where the state does not hold one."""
@@ -191,6 +219,7 @@ def notices(snapshot: Overview) -> list[Notice]:
         *_of_receivers(snapshot.receivers),
         *_of_gaps(snapshot),
         *_of_outbox(snapshot.outbox),
+        *_of_inboxes(snapshot.inboxes),
         *_of_verification(snapshot),
     ]
     return sorted(found, key=lambda each: (each.level != "bad", each.chain or 0))
@@ -262,6 +291,15 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
         of = "" if destination is None else f", destination {destination}"
         text = f"Outbox{of}: {trouble}."
         yield Notice(level="bad", section="outbox", chain=None, text=text)
+
+
+def _of_inboxes(inboxes: Iterable[InboxLine]) -> Iterator[Notice]:
+    for line in inboxes:
+        if line.dead:
+            are = "It is a dead letter" if line.dead == 1 else "They are dead letters"
+            many = counted(line.dead, "message")
+            text = f"Consumer {line.consumer}: it has given up {many}. {are}."
+            yield Notice(level="bad", section="letters", chain=None, text=text)
 
 
 def _of_verification(snapshot: Overview) -> Iterator[Notice]:
@@ -339,6 +377,11 @@ def document(snapshot: Overview) -> Document:
         "stuck": {
             f"{each.message_id}/{each.consumer}": msgspec.structs.asdict(each)
             for each in snapshot.stuck
+        },
+        "inboxes": {line.consumer: msgspec.structs.asdict(line) for line in snapshot.inboxes},
+        "letters": {
+            f"{each.message_id}/{each.consumer}": msgspec.structs.asdict(each)
+            for each in snapshot.letters
         },
         "verified": {str(line.chain): msgspec.structs.asdict(line) for line in snapshot.verified},
         "report": {"last": msgspec.structs.asdict(snapshot.report)} if snapshot.report else {},

@@ -12,13 +12,15 @@ import msgspec
 from msgspec import Struct
 
 from chain_verifier.verified_mark import standing_of
-from chainctl.commands.outbox.deliveries import has_outbox, read_counts
+from chainctl.commands.outbox.deliveries import has_part, read_counts
 from chainctl.commands.receivers import gap_of, lag_of, read_agreements
 from chainctl.commands.status import state_of
 from chainctl.console.state import (
     ActEntry,
     ChainLine,
     GapEntry,
+    InboxLine,
+    LetterLine,
     Look,
     OutboxLine,
     Overview,
@@ -100,6 +102,14 @@ class Outbox(Struct, frozen=True):
     stuck: tuple[StuckDelivery, ...] = ()
 
 
+class Inboxes(Struct, frozen=True):
+    """What consumers have parked or given up."""
+
+    is_there: bool = False
+    counts: tuple[InboxLine, ...] = ()
+    letters: tuple[LetterLine, ...] = ()
+
+
 class _Part(Generic[_T]):
     """One part of the state: read when it is due, else as it was."""
 
@@ -156,21 +166,23 @@ class StateReader:
             (), self._read_verified, VERIFIED_SECONDS, AUDITOR
         )
         self._outbox = _Part(Outbox(), _read_outbox, OUTBOX_SECONDS, OUTBOX_OPERATOR)
+        self._inboxes = _Part(Inboxes(), _read_inboxes, OUTBOX_SECONDS, OUTBOX_OPERATOR)
 
     async def read(self) -> Overview:
         """Return the state.
 
         Raises RetryError where the database is away, else as `connect`; and what keeps the chains
-        from being read where the database has no outbox either.
+        from being read where the database has no outbox and no inbox either.
         """
         await self._session.run(self._look)
-        if self._chains.refusal is not None and not self._outbox.value.is_there:
+        has_messages = self._outbox.value.is_there or self._inboxes.value.is_there
+        if self._chains.refusal is not None and not has_messages:
             raise self._chains.refusal
         return self._snapshot()
 
     def expire(self) -> None:
         """Read every part the next time: somebody has changed something."""
-        for part in (self._chains, self._ledger, self._verified, self._outbox):
+        for part in (self._chains, self._ledger, self._verified, self._outbox, self._inboxes):
             part.due = 0.0
 
     async def close(self) -> None:
@@ -183,6 +195,7 @@ class StateReader:
             await self._ledger.look(connection, self._refusal_of)
             await self._verified.look(connection, self._refusal_of)
         await self._outbox.look(connection, self._refusal_of)
+        await self._inboxes.look(connection, self._refusal_of)
 
     def _refusal_of(self, error: Exception, role: str) -> Exception:
         return statement_refusal(error, self._config.database, role)
@@ -192,6 +205,7 @@ class StateReader:
             "chains": self._chains.refusal,
             "gaps": self._ledger.refusal,
             "outbox": self._outbox.refusal,
+            "letters": self._inboxes.refusal,
             "verified": self._verified.refusal,
         }
         absent = {name: str(refusal) for name, refusal in parts.items() if refusal is not None}
@@ -207,6 +221,8 @@ class StateReader:
             acts=self._ledger.value.acts,
             outbox=self._outbox.value.counts,
             stuck=self._outbox.value.stuck,
+            inboxes=self._inboxes.value.counts,
+            letters=self._inboxes.value.letters,
             verified=self._verified.value,
             report=None if self._report is None else report_file(self._report),
             absent=absent,
@@ -286,7 +302,7 @@ async def _read_ledger(connection: Connection) -> Ledger:
 
 
 async def _read_outbox(connection: Connection) -> Outbox:
-    if not await has_outbox(connection):
+    if not await has_part(connection, "outbox"):
         return Outbox()
     counts = await read_counts(connection, OVERDUE_SECONDS)
     abnormal = acts.DeliveryFilter(statuses=(Status.ABNORMAL,), limit=STUCK_SHOWN)
@@ -302,6 +318,30 @@ async def _read_outbox(connection: Connection) -> Outbox:
                 last_error=each.last_error,
             )
             for each in await acts.find(connection, abnormal)
+        ),
+    )
+
+
+async def _read_inboxes(connection: Connection) -> Inboxes:
+    if not await has_part(connection, "inbox"):
+        return Inboxes()
+    found = acts.DeadLetters(connection)
+    return Inboxes(
+        is_there=True,
+        counts=tuple(InboxLine(**msgspec.structs.asdict(each)) for each in await found.inboxes()),
+        letters=tuple(
+            LetterLine(
+                message_id=str(each.message_id),
+                consumer=each.consumer,
+                destination=each.destination,
+                topic=each.topic,
+                key=each.key,
+                failures=each.failures,
+                reason=each.reason,
+                last_error=each.last_error,
+                dead_at=utc(each.dead_at),
+            )
+            for each in await found.list(acts.DeadLetterFilter(limit=STUCK_SHOWN))
         ),
     )
 

@@ -26,7 +26,7 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
-from orderchain.monitoring import Metric, text_of
+from orderchain.monitoring import Metric, page_of
 from orderchain.text import printable, reason_of
 from outbox.destination import NAME_CHARS_MAX, is_plain
 from outbox.message import Message
@@ -115,8 +115,6 @@ _OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
 """Troubles between the service and its database: not the client's fault."""
 
 _BEARER: Final = "bearer "
-
-_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _CLOSE: Final = {"Connection": "close"}
 """The rest of a body that is refused is not read."""
@@ -243,7 +241,7 @@ class MessageApp:
         )
         return answer(200, page)
 
-    async def _metrics(self, client: Client, _: Request) -> Response:
+    async def _metrics(self, client: Client, request: Request) -> Response:
         if not client.metrics:
             expected = "one with metrics = true"
             raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
@@ -252,8 +250,9 @@ class MessageApp:
         except _OURS as error:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
-        page = text_of(lambda: self._figures(unfinished))
-        return Response(page, headers={"Content-Type": _MEDIA_TYPE})
+        accept = ",".join(request.headers.getlist("accept"))
+        page = page_of(self._figures(unfinished), accept)
+        return Response(page.body, headers={"Content-Type": page.media_type})
 
     def _figures(self, unfinished: Sequence[Unfinished] | None) -> Iterator[Sample]:
         """Yield what the parts count, then what is in the database; None: it does not answer."""

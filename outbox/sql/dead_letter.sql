@@ -2,14 +2,14 @@
 -- one is meant.
 
 -- consumers: the consumers of this database, with what waits in it
-SELECT c.consumer_id, c.name, c.horizon,
+SELECT c.name,
        (SELECT count(*) FROM inbox_parked p WHERE p.consumer_id = c.consumer_id) AS parked,
        (SELECT count(*) FROM inbox_dead d
          WHERE d.consumer_id = c.consumer_id AND d.abandoned_at IS NULL) AS dead
   FROM inbox_consumer c ORDER BY c.name;
 
 -- list: dead letters, newest first; a condition that is NULL is none
-SELECT c.name AS consumer, d.message_id, d.destination, d.key, d.reason, d.failures, d.last_error,
+SELECT c.name AS consumer, d.message_id, d.destination, d.topic, d.key, d.reason, d.failures, d.last_error,
        d.received_at, d.dead_at, d.abandoned_at
   FROM inbox_dead d JOIN inbox_consumer c USING (consumer_id)
  WHERE ($1::text IS NULL OR c.name = $1)

@@ -206,8 +206,9 @@ class MemoryInbox(Inbox):
         await self._change(connection)
         rows = self._rows
         letter = DeadLetter(
-            rows.consumer, delivery.message_id, delivery.destination, delivery.key, reason,
-            failures, shown(error), delivery.received_at, time_of(virtual_clock().wall_ns()), None,
+            rows.consumer, delivery.message_id, delivery.destination, delivery.topic, delivery.key,
+            reason, failures, shown(error), delivery.received_at,
+            time_of(virtual_clock().wall_ns()), None,
         )  # fmt: skip
         rows.dead.setdefault(delivery.message_id, letter)
 

@@ -14,13 +14,13 @@ from chainctl.event_loop import run_async
 from chainctl.options import (
     Integer,
     SuggestingGroup,
+    act_by_hand,
     json_option,
     limit_option,
     options,
     since_option,
     uses_settings,
     watch_option,
-    who,
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
 
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
     from outbox.acts import Content, DeadLetter, DeadLetterFilter, DeadLetters
 
@@ -192,22 +193,25 @@ def _act(
 ) -> None:
     if not is_all and not any(chosen[name] for name in chosen if name != "limit"):
         raise SettingError("filter", "nothing", "--id, --consumer, --why, ... or --all")
-    wanted, name = _filter(with_abandoned=False, **chosen), who(actor)
-
-    async def run() -> Sequence[DeadLetter]:
-        async with _letters(settings) as letters:
-            if dry_run:
-                return await letters.list(wanted)
-            do = letters.retry_many if act == "retry" else letters.abandon_many
-            return await do(wanted, actor=name, reason=reason)
-
-    done = run_async(run())
+    wanted, by = _filter(with_abandoned=False, **chosen), act_by_hand(actor, reason, dry_run)
+    done = run_async(act_on_letters(settings, act, wanted, by))
     tense = "to be " if dry_run else ""
     more = " (there may be more: see --limit)" if len(done) == wanted.limit else ""
     verb = "retried" if act == "retry" else "abandoned"
     talk(f"chainctl: {counted(len(done), 'dead letter')} {tense}{verb}{more}")
     if as_json:
         data_json(done)
+
+
+async def act_on_letters(
+    settings: Settings, act: str, chosen: DeadLetterFilter, by: ActByHand
+) -> Sequence[DeadLetter]:
+    """Retry or abandon the chosen dead letters, and return them; a dry run only returns them."""
+    async with _letters(settings) as letters:
+        if by.is_dry_run:
+            return await letters.list(chosen)
+        do = letters.retry_many if act == "retry" else letters.abandon_many
+        return await do(chosen, actor=by.actor, reason=by.reason)
 
 
 def _filter(

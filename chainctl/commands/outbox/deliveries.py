@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 # -- what commands of the outbox share ------------------------------------------------------------
 
-_PART: Final = PARTS["outbox"]
-
 
 @asynccontextmanager
 async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
@@ -56,20 +54,21 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
     async with connected(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
     ) as connection:
-        if not await has_outbox(connection):
+        if not await has_part(connection, "outbox"):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
         yield connection
 
 
-async def has_outbox(connection: Connection) -> bool:
-    """Return whether the database has the outbox's tables.
+async def has_part(connection: Connection, name: str) -> bool:
+    """Return whether the database has the tables of a part of the schema.
 
     Raises SchemaError where they are of another version than ours.
     """
-    if not await connection.fetchval(SQL["has_table"], _PART.version_table):
+    part = PARTS[name]
+    if not await connection.fetchval(SQL["has_table"], part.version_table):
         return False
-    require_version(await connection.fetchrow(SQL[_PART.version_table]), _PART.version, _PART.name)
+    require_version(await connection.fetchrow(SQL[part.version_table]), part.version, part.name)
     return True
 
 

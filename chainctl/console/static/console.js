@@ -440,6 +440,61 @@ const stuckTable = new Table($('stuck'), {
   ],
 });
 
+// -- dead letters ---------------------------------------------------------------------------------
+
+const inboxesTable = new Table($('inboxes'), {
+  read: () => rows('inboxes').sort((a, b) => b.dead - a.dead || a.consumer.localeCompare(b.consumer)),
+  words: (row) => [row.consumer],
+  isBad: (row) => row.dead > 0,
+  empty: () => 'No consumer yet.',
+  columns: [
+    { name: 'Consumer', kind: 'title', draw: (at, row) => lines(at, plain(row.consumer)) },
+    { name: 'Dead letters', kind: 'n', draw: (at, row) => lines(at, row.dead ? pill(number(row.dead), 'bad') : plain('0')) },
+    { name: 'Parked', kind: 'n', draw: (at, row) => lines(at, plain(number(row.parked), 'they wait for a retry, or for one before them with their key')) },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => {
+        if (!row.dead) return at.replaceChildren();
+        return button(at, 'Act on all', `Act on all dead letters of ${row.consumer}`, () => openAct({
+          title: `Dead letters of ${row.consumer}`,
+          target: `${plural(row.dead, 'message')} that it has given up.`,
+          choices: ['dead-retry', 'dead-abandon'],
+          fields: { consumer: row.consumer },
+        }));
+      },
+    },
+  ],
+});
+
+const lettersTable = new Table($('letters-list'), {
+  size: 15,
+  read: () => Object.entries(state.letters || {})
+    .map(([key, row]) => ({ ...row, message_key: row.key, key }))
+    .sort((a, b) => b.dead_at.localeCompare(a.dead_at) || a.key.localeCompare(b.key)),
+  words: (row) => [row.message_id, row.destination, row.topic, row.consumer, row.message_key || '', row.reason, row.last_error],
+  isBad: () => true,
+  empty: () => 'No message was given up.',
+  columns: [
+    {
+      name: 'Message', kind: 'title',
+      draw: (at, row) => lines(at, { text: row.message_id, kind: 'mono' }, sub(row.message_key === null ? 'no key' : `key ${row.message_key}`)),
+    },
+    { name: 'Destination', draw: (at, row) => lines(at, plain(row.destination), sub(`topic ${row.topic}`), sub(`for ${row.consumer}`)) },
+    { name: 'Tries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.failures))) },
+    { name: 'Why', draw: (at, row) => lines(at, pill(row.reason, 'bad'), sub(row.last_error)) },
+    { name: 'Given up', draw: (at, row) => lines(at, plain(ago(row.dead_at), row.dead_at), sub(clock(row.dead_at))) },
+    {
+      name: '', kind: 'act',
+      draw: (at, row) => button(at, 'Act', `Act on the dead letter ${row.message_id} of ${row.consumer}`, () => openAct({
+        title: 'Dead letter',
+        target: `Message ${row.message_id} to ${row.destination}, given up by ${row.consumer}: ${row.reason}.`,
+        choices: ['dead-retry', 'dead-abandon'],
+        fields: { message_ids: [row.message_id], consumer: row.consumer },
+      })),
+    },
+  ],
+});
+
 // -- verification, acts ---------------------------------------------------------------------------
 
 function verdict(row) {
@@ -491,7 +546,9 @@ const actsTable = new Table($('acts'), {
 
 // -- the whole page -------------------------------------------------------------------------------
 
-const tables = [chainsTable, receiversTable, gapsTable, outboxTable, stuckTable, verifiedTable, actsTable];
+const tables = [
+  chainsTable, receiversTable, gapsTable, outboxTable, stuckTable, inboxesTable, lettersTable, verifiedTable, actsTable,
+];
 
 function figure(name, value, note, tone = '') {
   text($(`tile-${name}`), value);
@@ -530,10 +587,11 @@ function drawLagTile() {
 function drawOutboxTile() {
   const sum = (...statuses) => rows('outbox').filter((row) => statuses.includes(row.status))
     .reduce((total, row) => total + row.deliveries, 0);
-  if (state.absent.outbox) return figure('outbox', '–', 'not shown');
+  const dead = rows('inboxes').reduce((total, row) => total + row.dead, 0);
+  if (state.absent.outbox && !dead) return figure('outbox', '–', 'not shown');
   const abnormal = sum('abnormal');
   const way = `${number(sum('init', 'confirmed', 'prepared'))} under way`;
-  if (abnormal) return figure('outbox', number(abnormal), `abnormal, ${way}`, 'bad');
+  if (abnormal + dead) return figure('outbox', number(abnormal + dead), `${number(abnormal)} abnormal, ${number(dead)} dead, ${way}`, 'bad');
   const hasTrouble = rows('outbox').some((row) => row.trouble || row.overdue > 0);
   return figure('outbox', hasTrouble ? 'trouble' : 'well', way, hasTrouble ? 'bad' : 'good');
 }
@@ -588,6 +646,7 @@ function draw() {
   drawReport();
   const stuck = rows('stuck').length > 0;
   $('stuck').hidden = !stuck;
+  $('letters').hidden = !rows('inboxes').length;
   $('stuck-title').hidden = !stuck;
   const absent = state.absent.gaps || state.absent.verified;
   text($('database'), absent ? absent.why : `Database ${about().id}.`);
@@ -683,12 +742,14 @@ const ACTS = {
   forget: ['Forget it', 'For a receiver that no longer exists: checkpoint, gap ledger and halt are removed.'],
   retry: ['Retry', 'A new round of tries.'],
   abandon: ['Abandon', 'It ends for good, and is never sent again.'],
+  'dead-retry': ['Retry', 'A new round of tries, at once or in its turn within its key. One that is older than the inbox may have been applied before.'],
+  'dead-abandon': ['Abandon', 'It ends for good, and is never worked on again.'],
 };
 
 let acting = null;
 
 function openAct({ title, target, choices, fields }) {
-  acting = { fields, previewed: null };
+  acting = { fields, previewed: null, of: fields.chain === undefined ? 'messages' : 'chain' };
   text($('act-title'), title);
   text($('act-target'), target);
   const options = choices.map((name, index) => make('label', {},
@@ -745,8 +806,8 @@ function onActed(done, isDry) {
   if (isDry) {
     report('', ['Nothing is done yet. This is what it would do:', ...done.lines], items);
     acting.previewed = [...new Set(done.deliveries.map((each) => each.message_id))];
-    $('act-do').disabled = false;
-    $('act-do').focus();
+    $('act-do').disabled = acting.of === 'messages' && !items.length;
+    if (!$('act-do').disabled) $('act-do').focus();
     return;
   }
   acting.previewed = null;

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
@@ -17,6 +18,8 @@ from tests.prometheus import scraped
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    import asyncpg
 
     from local_stack import KafkaServer
     from sequencer import Sequencer, SequencerConfig
@@ -35,10 +38,13 @@ SLOW_SECONDS = 0.5
 
 @asynccontextmanager
 async def watched(
-    config: SequencerConfig, folder: Path
+    config: SequencerConfig, folder: Path, *, native: bool = False
 ) -> AsyncIterator[tuple[Sequencer, Prometheus]]:
     """Lead a chain, and have a Prometheus scrape its leader."""
-    async with open_sequencer(config) as sequencer, scraped(folder, sequencer) as prometheus:
+    async with (
+        open_sequencer(config) as sequencer,
+        scraped(folder, sequencer, native=native) as prometheus,
+    ):
         yield sequencer, prometheus
 
 
@@ -56,19 +62,27 @@ async def test_leader_that_loses_its_connection_often(
             await sequencer.submit(f"after {take_overs}", b"")
 
 
-async def test_commits_that_wait_for_a_lock(make_chain: MakeChain, tmp_path: Path) -> None:
+@pytest.mark.parametrize("native", [False, True], ids=["classic", "native"])
+async def test_commits_that_wait_for_a_lock(
+    make_chain: MakeChain, tmp_path: Path, native: bool
+) -> None:
     chain = await make_chain()
-    none_yet = "orderchain_sequencer_commit_seconds_count == 0"
-    async with (
-        watched(chain.config, tmp_path) as (sequencer, prometheus),
-        prometheus.alarm("OrderchainCommitSlow", since=none_yet, chain=CHAIN),
-    ):
-        for number in range(3):
-            async with chain.admin.transaction():
-                await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
-                submitted = asyncio.create_task(sequencer.submit(f"k{number}", b""))
-                await asyncio.sleep(SLOW_SECONDS)  # the fault is a time
-            await submitted
+    commits = "orderchain_sequencer_commit_seconds"
+    none_yet = f"histogram_count({commits}) == 0" if native else f"{commits}_count == 0"
+    async with watched(chain.config, tmp_path, native=native) as (sequencer, prometheus):
+        async with prometheus.alarm("OrderchainCommitSlow", since=none_yet, chain=CHAIN):
+            await commit_slowly(chain.admin, sequencer)
+        await prometheus.until_panels_show("orderchain_sequencer")
+
+
+async def commit_slowly(admin: asyncpg.Connection, sequencer: Sequencer) -> None:
+    """Make three commits wait for a lock."""
+    for number in range(3):
+        async with admin.transaction():
+            await admin.execute("SELECT FROM chain_head FOR UPDATE")
+            submitted = asyncio.create_task(sequencer.submit(f"k{number}", b""))
+            await asyncio.sleep(SLOW_SECONDS)  # the fault is a time
+        await submitted
 
 
 async def test_leader_that_cannot_renew_its_lease(make_chain: MakeChain, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ EXPORTED = [
 SERIES = {
     metric.name + suffix
     for metric in EXPORTED
-    for suffix in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
+    for suffix in (("", "_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
 }
 
 NAME = re.compile(r"\borderchain_[a-z_]+\b")

@@ -38,7 +38,7 @@ class Part:
 
 
 async def ask(
-    app: Monitor, path: str, method: str = "GET", root_path: str = ""
+    app: Monitor, path: str, method: str = "GET", root_path: str = "", accept: str = "*/*"
 ) -> tuple[int, dict[bytes, bytes], str]:
     sent: list[Any] = []
 
@@ -48,7 +48,10 @@ async def ask(
     async def receive() -> Any:
         raise AssertionError("a GET has no body")
 
-    scope = {"type": "http", "method": method, "path": root_path + path, "root_path": root_path}
+    scope = {
+        "type": "http", "method": method, "path": root_path + path, "root_path": root_path,
+        "headers": [(b"accept", accept.encode())],
+    }  # fmt: skip
     await app(scope, receive, send)
     start, body = sent
     return start["status"], dict(start["headers"]), body["body"].decode()
@@ -98,7 +101,7 @@ async def test_process_with_a_part_that_is_not_ready_lives_and_is_not_ready() ->
     assert (await ask(app, "/livez"))[0] == 200
     status, _, text = await ask(app, "/readyz")
     assert (status, text) == (503, "no broker; halted\n")
-    assert "orderchain_ready 0.0" in app.text().decode().splitlines()
+    assert "orderchain_ready 0.0" in app.page().body.decode().splitlines()
 
 
 async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one() -> None:
@@ -106,7 +109,7 @@ async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one()
     assert (await ask(app, "/readyz"))[0] == 503
     app.add(Part())
     assert (await ask(app, "/readyz"))[0] == 200
-    assert "orderchain_ready 1.0" in app.text().decode().splitlines()
+    assert "orderchain_ready 1.0" in app.page().body.decode().splitlines()
 
 
 async def test_monitor_that_is_mounted_answers_below_its_path_and_nothing_else() -> None:

@@ -151,7 +151,7 @@ def until(holds: Callable[[], Any]) -> Any:
 @pytest.fixture
 def parts() -> tuple[str, ...]:
     """The parts of the schema that the console's database has."""
-    return ("chain", "outbox")
+    return ("chain", "outbox", "inbox")
 
 
 @pytest.fixture
@@ -220,6 +220,33 @@ async def fill(admin: Any) -> Filled:
             "UPDATE outbox_pending SET next_send_at = now() + interval '1 hour' WHERE status = 0"
         )
     return Filled(CHAIN, first.last_id, second.last_id)
+
+
+LETTERS = {"0" * 8: "books", "1" * 8: "books", "2" * 8: "risk"}
+"""The first digits of the dead letters, and their consumers; the oldest is the first."""
+
+
+@pytest.fixture
+def letters(on_database: Callable[[Callable[[Any], Awaitable[Any]]], Any]) -> list[str]:
+    """Three dead letters of two consumers, and one that was abandoned."""
+    found: list[str] = on_database(leave_letters)
+    return found
+
+
+async def leave_letters(admin: Any) -> list[str]:
+    await admin.execute("INSERT INTO inbox_consumer (name) VALUES ('books'), ('risk')")
+    ids = [f"{digits}-0000-7000-8000-000000000000" for digits in (*LETTERS, "3" * 8)]
+    for age, (message_id, name) in enumerate(zip(ids, [*LETTERS.values(), "risk"], strict=True)):
+        await admin.execute(
+            "INSERT INTO inbox_dead (consumer_id, message_id, destination, topic, topic_partition, "
+            "record_offset, received_at, key, headers, payload, failures, reason, last_error, "
+            "dead_at) SELECT consumer_id, $1, 'clearing', 'trades', 0, 1, now(), 'acct-9', "
+            "'\\x80', 'x', 4, 'tries used up', 'no such account', now() - $3 * interval '1 hour' "
+            "FROM inbox_consumer WHERE name = $2",
+            message_id, name, 9 - age,
+        )  # fmt: skip
+    await admin.execute("UPDATE inbox_dead SET abandoned_at = now() WHERE message_id = $1", ids[3])
+    return ids[:3]
 
 
 async def leave_receivers(database: str, filled: Filled) -> None:

@@ -300,6 +300,76 @@ def test_abnormal_deliveries_are_retried_and_abandoned(
     assert on_database(read) == [("abandon", "eve", REASON), ("retry", "eve", REASON)]
 
 
+async def letter_acts(admin: Any) -> list[tuple[Any, ...]]:
+    rows = await admin.fetch("SELECT act, actor, reason FROM inbox_act ORDER BY act_id")
+    return [tuple(row) for row in rows]
+
+
+def test_dead_letters_are_shown_as_the_command_lists_them(
+    letters: list[str], console: RunningConsole, call: Call, settings: Settings
+) -> None:
+    state = console.state()
+    listed = json.loads(call("outbox", "dead", "list", "--json", settings=settings).out)
+    assert [row["message_id"] for row in listed] == letters[::-1]
+    assert list(state["letters"]) == [f"{row['message_id']}/{row['consumer']}" for row in listed]
+    for shown, row in zip(state["letters"].values(), listed, strict=True):
+        for name in ("consumer", "destination", "topic", "key", "failures", "reason", "last_error"):
+            assert shown[name] == row[name]
+    assert (shown["topic"], shown["key"], shown["failures"]) == ("trades", "acct-9", 4)
+    assert {name: row["dead"] for name, row in state["inboxes"].items()} == {"books": 2, "risk": 1}
+    texts = [each["text"] for each in state["notices"].values() if each["section"] == "letters"]
+    assert texts == [
+        "Consumer books: it has given up 2 messages. They are dead letters.",
+        "Consumer risk: it has given up 1 message. It is a dead letter.",
+    ]
+
+
+def test_dead_letters_are_retried_and_abandoned_with_a_reason(
+    letters: list[str], console: RunningConsole, on_database: OnDatabase
+) -> None:
+    asked = {"reason": REASON, "actor": "eve", "dry_run": False}
+    dry = console.act("dead-retry", {**asked, "consumer": "books", "dry_run": True})
+    assert dry.status == 200, dry
+    assert dry.json["lines"] == ["2 dead letters would be retried."]
+    assert {row["message_id"] for row in dry.json["deliveries"]} == set(letters[:2])
+    assert on_database(letter_acts) == []
+    one = {"message_ids": [letters[0]], "consumer": "books"}
+    retried = console.act("dead-retry", {**asked, **one})
+    assert retried.json["lines"] == ["1 dead letter is retried."]
+    assert [row["status"] for row in retried.json["deliveries"]] == ["parked"]
+    again = console.act("dead-abandon", {**asked, **one})  # it is no dead letter any more
+    assert again.json["lines"] == ["0 dead letters are abandoned."]
+    assert console.act("dead-abandon", {**asked, "message_ids": letters[1:]}).status == 200
+    until(lambda: not console.state()["letters"])
+    assert console.state()["inboxes"]["books"]["parked"] == 1
+    assert on_database(letter_acts) == [
+        ("retry", "eve", REASON), ("abandon", "eve", REASON), ("abandon", "eve", REASON),
+    ]  # fmt: skip
+
+
+def test_dead_letters_stay_without_the_token_a_reason_or_a_choice(
+    letters: list[str], console: RunningConsole, on_database: OnDatabase
+) -> None:
+    asked = {"reason": REASON, "dry_run": False, "message_ids": letters}
+    assert console.act("dead-retry", asked, Authorization="Bearer wrong").status == 401
+    assert console.act("dead-retry", {**asked, "reason": " "}).status == 422
+    answer = console.act("dead-abandon", {"reason": REASON, "dry_run": False})
+    assert answer.status == 422
+    assert "messages or a consumer" in answer.json["expected"]
+    assert console.act("dead-forget", asked).status == 404
+    assert on_database(letter_acts) == []
+    assert len(console.state()["letters"]) == 3
+
+
+@pytest.mark.parametrize("parts", [("inbox",)])
+def test_database_of_a_consumer_alone_shows_its_dead_letters(
+    run_console: RunConsole, letters: list[str]
+) -> None:
+    state = run_console().state()
+    assert len(state["letters"]) == len(letters)
+    assert sorted(state["absent"]) == ["chains", "outbox"]
+
+
 STRANGERS: tuple[tuple[dict[str, str], int, str], ...] = (
     ({"Authorization": ""}, 401, "unauthenticated"),
     ({"Authorization": "Bearer "}, 401, "unauthenticated"),

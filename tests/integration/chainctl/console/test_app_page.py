@@ -265,6 +265,48 @@ async def test_deliveries_are_retried_as_they_were_shown(
         await expect(tile).to_have_text("well")
 
 
+async def test_dead_letter_is_retried_by_keyboard_and_the_rest_abandoned(
+    console: RunningConsole, letters: list[str], open_page: Open, database: str
+) -> None:
+    async with open_page(console) as page:
+        lines = page.locator("#letters-list tbody tr")
+        await expect(lines).to_have_count(3)
+        newest = lines.first
+        for text in (letters[2], "clearing", "topic trades", "risk", "acct-9", "4", "7 h ago",
+                     "tries used up", "no such account"):  # fmt: skip
+            await expect(newest).to_contain_text(text)
+        await expect(page.locator("#tile-outbox")).to_have_text("6")
+        await expect(page.locator("#tile-outbox-note")).to_contain_text("3 abnormal, 3 dead")
+        await newest.get_by_role("button").focus()
+        await page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.get_by_role("radio", name="Retry")).to_be_checked()
+        await page.keyboard.type(REASON)
+        await dialog.get_by_label("Token").fill(console.token)
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_contain_text("1 dead letter would be retried.")
+        await expect(dialog.get_by_role("listitem")).to_have_text([f"{letters[2]} risk dead"])
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_contain_text("1 dead letter is retried.")
+        await page.keyboard.press("Escape")
+        await expect(lines).to_have_count(2)
+        name = "Act on all dead letters of books"
+        await page.get_by_role("button", name=name).click()
+        await dialog.get_by_role("radio", name="Abandon").check()
+        await dialog.get_by_label("Why").fill(REASON)
+        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
+        await expect(dialog.get_by_role("listitem")).to_have_count(2)
+        await dialog.get_by_role("button", name="Do it").click()
+        await expect(dialog).to_contain_text("2 dead letters are abandoned.")
+        await page.keyboard.press("Escape")
+        await expect(lines).to_have_count(0)
+        await expect(page.locator("#letters")).to_contain_text("No message was given up")
+    connection = await asyncpg.connect(database)
+    acts = await connection.fetch("SELECT act FROM inbox_act ORDER BY act_id")
+    await connection.close()
+    assert [row["act"] for row in acts] == ["retry", "abandon", "abandon"]
+
+
 async def test_outbox_that_has_a_trouble_is_not_well(
     console: RunningConsole, open_page: Open, database: str
 ) -> None:

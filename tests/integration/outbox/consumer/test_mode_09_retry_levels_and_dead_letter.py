@@ -329,7 +329,7 @@ async def test_act_on_a_consumer_that_is_not_known_is_refused(rig: Rig) -> None:
     letters = DeadLetters(rig.admin)
     (letter,) = await letters.list()
     wrong = DeadLetter(
-        "nobody", letter.message_id, letter.destination, None, letter.reason, 1, "",
+        "nobody", letter.message_id, letter.destination, letter.topic, None, letter.reason, 1, "",
         letter.received_at, letter.dead_at, None,
     )  # fmt: skip
     with pytest.raises(SettingError, match="nobody"):

@@ -15,6 +15,8 @@ from chainctl.console.state import (
     ChainLine,
     Document,
     GapEntry,
+    InboxLine,
+    LetterLine,
     Look,
     OutboxLine,
     Overview,
@@ -56,9 +58,10 @@ COUNT = OutboxLine(
     trouble=None,
 )
 REPORT = ReportFile(title="Chain 7: broken", written="2026-11-24T07:00:00.0Z", is_clean=True)
+INBOX = InboxLine(consumer="books", parked=2, dead=0)
 WELL = Overview(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
-    gaps=(GAP,), outbox=(COUNT,), verified=(VERIFIED,), report=REPORT,
+    gaps=(GAP,), outbox=(COUNT,), inboxes=(INBOX,), verified=(VERIFIED,), report=REPORT,
 )  # fmt: skip
 
 
@@ -103,6 +106,8 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
         ("outbox", replace(COUNT, trouble="topic t is not there"), "bad", "topic t is not there"),
         ("outbox", replace(COUNT, destination=None, trouble="no relay"), "bad", "Outbox: no relay"),
         ("outbox", replace(COUNT, overdue=3), "warn", "3 deliveries to clearing fell due"),
+        ("inboxes", replace(INBOX, dead=1), "bad", "given up 1 message. It is a dead letter"),
+        ("inboxes", replace(INBOX, dead=3), "bad", "given up 3 messages. They are dead letters"),
         ("verified", replace(VERIFIED, contradicted_id=90, contradicted=2), "bad", "up to 90"),
     ],
 )  # fmt: skip
@@ -110,9 +115,9 @@ def test_what_needs_a_person_is_named_once_with_its_place(
     part: str, line: Any, level: str, words: str
 ) -> None:
     (notice,) = notices(replace(WELL, **{part: (line,)}))
-    assert (notice.section, notice.level) == (part, level)
+    assert (notice.section, notice.level) == ("letters" if part == "inboxes" else part, level)
     assert words in notice.text
-    assert notice.chain == (None if part == "outbox" else 7)
+    assert notice.chain == (None if part in ("outbox", "inboxes") else 7)
 
 
 @pytest.mark.parametrize(("is_clean", "count"), [(False, 1), (True, 0), (None, 0)])
@@ -181,18 +186,23 @@ def test_document_holds_every_part_of_a_snapshot() -> None:
     stuck = StuckDelivery(
         message_id="m1", consumer="c", destination="clearing", tries=3, last_error="why"
     )
+    letter = LetterLine(
+        message_id="m2", consumer="books", destination="clearing", topic="t", key=None, failures=4,
+        reason="tries used up", last_error="why", dead_at="2026-11-24T07:30:00.0Z",
+    )  # fmt: skip
     act = ActEntry(
         act_id=12, chain=7, receiver=None, act="takeover", actor="eve", reason="it hangs",
         detail="epoch 3", acted_at="2026-11-24T07:30:00.0Z",
     )  # fmt: skip
     snapshot = replace(
-        WELL, stuck=(stuck,), acts=(act,), absent={"outbox": "none"},
+        WELL, stuck=(stuck,), letters=(letter,), acts=(act,), absent={"outbox": "none"},
         report=REPORT,
     )  # fmt: skip
     found = document(snapshot)
     assert {name: list(rows) for name, rows in found.items()} == {
         "chains": ["7"], "receivers": ["7/matching"], "gaps": ["7/matching/400"], "acts": ["12"],
-        "outbox": ["clearing/confirmed"], "stuck": ["m1/c"], "verified": ["7"], "report": ["last"],
+        "outbox": ["clearing/confirmed"], "stuck": ["m1/c"],
+        "inboxes": ["books"], "letters": ["m2/books"], "verified": ["7"], "report": ["last"],
         "absent": ["outbox"], "notices": [], "about": ["database"],
     }  # fmt: skip
     assert found["receivers"]["7/matching"]["state"] == "keeps up"
