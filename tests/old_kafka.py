@@ -7,7 +7,7 @@ import socketserver
 import struct
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v5
@@ -45,7 +45,7 @@ class _Broker(socketserver.StreamRequestHandler):
             known = [(1, 0, FETCH_3_6), (METADATA, 0, METADATA_MAX), (VERSIONS, 0, 3)]
             return bytes(ApiVersionResponse_v0(0, known).encode())
         assert key == METADATA, f"a request that nobody should send to an old broker: {key}"
-        brokers: list[Any] = [(1, "127.0.0.1", self.server.server_address[1], None)]
+        brokers = [(1, *self.request.getsockname(), None)]
         return bytes(MetadataResponse_v5(0, brokers, "cluster", 1, []).encode())
 
 

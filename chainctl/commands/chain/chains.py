@@ -256,12 +256,28 @@ class Topics:
         if "compact" in policy:
             raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
 
-    async def create(self, topic: str) -> bool:
-        """Create `topic` with one partition; return False when somebody else was faster."""
+    async def create(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replicas: int | None = None,
+        settings: Mapping[str, str] = TOPIC_SETTINGS,
+        is_dry_run: bool = False,
+    ) -> bool:
+        """Create `topic`; return False when somebody else was faster. As `create_topic`."""
         from orderchain.clients.topics import create_topic
 
         async with asyncio.timeout(ACT_SECONDS):
-            return await create_topic(self._admin, self._kafka, topic, settings=TOPIC_SETTINGS)
+            return await create_topic(
+                self._admin,
+                self._kafka,
+                topic,
+                partitions=partitions,
+                replicas=replicas,
+                settings=settings,
+                is_dry_run=is_dry_run,
+            )
 
     async def described(self, topic: str) -> TopicDescription:
         """Describe `topic`; one that does not exist has no partition."""
