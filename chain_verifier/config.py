@@ -113,6 +113,10 @@ class KeptSeal(Config, frozen=True, kw_only=True):
     id: Annotated[int, Meta(ge=0, le=ID_MAX)]
     """The last id of the batch that it seals."""
     seal: Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
+    committed_at: str | None = None
+    """When that row was committed, as the export says; None where only the seal was kept."""
+    exported_at: str | None = None
+    """When it was exported, by the exporting machine's clock."""
 
 
 class ContradictedMark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -345,6 +345,8 @@ def _facts_of(report: Report) -> list[tuple[str, str]]:
         facts.append(("Seal at the head", f"{_code(report.head_seal)} ({kind})"))
     else:
         facts = [("Head", _head_of(report))]
+    if report.exported_seals is not None:
+        facts.append(("Exported seals", escape(str(report.exported_seals))))
     keys = "compared" if report.keys_compared else "not compared"
     took = f"{report.seconds:,.1f} s"
     start = f"after row {report.start:,}" if report.start else "from the first row"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.findings import Finding
+from chain_verifier.findings import Finding, Kind
 from orderchain.errors import OrderchainError, RefusedError
 from orderchain.text import counted
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.config import VerifyRequest
+    from chain_verifier.config import KeptSeal, VerifyRequest
     from chain_verifier.findings import Findings
 
 
@@ -80,6 +80,72 @@ class Comparison(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class ExportedSeal(Struct, frozen=True, kw_only=True):
+    """A seal that was kept outside the database."""
+
+    id: int
+    seal: str
+    """In hexadecimal."""
+    committed_at: str | None
+    exported_at: str | None
+
+    def __str__(self) -> str:
+        """Return the row, with the times as far as they are known."""
+        times = {"committed": self.committed_at, "exported": self.exported_at}
+        known = ", ".join(f"{name} {time}" for name, time in times.items() if time)
+        return f"row {self.id}" + (f" ({known})" if known else "")
+
+
+class ExportedSeals(Struct, frozen=True, kw_only=True):
+    """Up to where the database still has the history that was sealed outside of it."""
+
+    count: int
+    last_fitting: ExportedSeal | None
+    """The last one before the first that does not fit; None if there is none before it."""
+    first_misfit: ExportedSeal | None
+    """Rows up to it, after the last one that fits, were changed or removed after it was exported.
+    Later seals may fit again: those that were exported after the change."""
+
+    def __str__(self) -> str:
+        """Return one sentence for people."""
+        if self.first_misfit is None:
+            return f"{counted(self.count, 'exported seal')} fit; the last one is of {self._fits}"
+        return (
+            f"exported seals: {self._fits} is the last that fits, {self.first_misfit} the first "
+            "that does not: rows between them were changed or removed after that export"
+        )
+
+    @property
+    def _fits(self) -> str:
+        return "none" if self.last_fitting is None else str(self.last_fitting)
+
+
+def exported_seals(kept: Sequence[KeptSeal], findings: Sequence[Finding]) -> ExportedSeals | None:
+    """Return which of the `kept` fit, given what was found; None without any.
+
+    Of findings of seals that do not fit, the first ones by id are enough.
+    """
+    misfits = [each.id for each in findings if each.kind is Kind.KEPT_SEAL and each.id is not None]
+    misfit_id = min(misfits, default=None)
+    ids = sorted({each.id for each in kept if misfit_id is None or each.id < misfit_id})
+    by_id = {
+        each.id: ExportedSeal(
+            id=each.id,
+            seal=each.seal.hex(),
+            committed_at=each.committed_at,
+            exported_at=each.exported_at,
+        )
+        for each in kept
+    }
+    if not kept:
+        return None
+    return ExportedSeals(
+        count=len(kept),
+        last_fitting=by_id[ids[-1]] if ids else None,
+        first_misfit=None if misfit_id is None else by_id[misfit_id],
+    )
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The outcome of a verification that read every source to its end."""
 
@@ -94,6 +160,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """In hexadecimal, as the database states it."""
     seals_checked: bool = False
     """Whether every seal of the database was recomputed from the rows."""
+    exported_seals: ExportedSeals | None = None
+    """How the database stands to seals that were kept outside of it; None if none were given."""
     keys_compared: bool = False
     """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
@@ -131,6 +199,8 @@ class Report(Struct, frozen=True, kw_only=True):
         head = "not known" if self.head is None else str(self.head)
         keys = "keys compared" if self.keys_compared else "keys not compared"
         lines = [f"chain {self.chain_id}: {self.verdict} (start {self.start}, head {head}), {keys}"]
+        if self.exported_seals is not None:
+            lines.append(f"  {self.exported_seals}")
         for source in self.sources:
             lines += self._source_lines(source, findings_max)
         for comparison in self.comparisons:

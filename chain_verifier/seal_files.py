@@ -64,7 +64,12 @@ class SealFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
     def kept(self) -> KeptSeal:
         """Return the seal as a verification takes it."""
-        return KeptSeal(id=self.id, seal=bytes.fromhex(self.seal))
+        return KeptSeal(
+            id=self.id,
+            seal=bytes.fromhex(self.seal),
+            committed_at=self.committed_at,
+            exported_at=self.exported_at,
+        )
 
 
 def encoded(seal: SealFile) -> bytes:

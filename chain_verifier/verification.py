@@ -16,7 +16,7 @@ from chain_verifier.checks.published import PublishedTopic, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined
-from chain_verifier.report import Comparison, Report, SourceReport, verdict_of
+from chain_verifier.report import Comparison, Report, SourceReport, exported_seals, verdict_of
 from orderchain.errors import InputError, SourceBroken
 from orderchain.text import counted
 
@@ -417,6 +417,7 @@ class Verification(Generic[T]):
             database_id=None if self._facts is None else self._facts.head.database_id,
             head_seal=None if self._facts is None else self._facts.head.seal.hex(),
             seals_checked=self._request.checks_seals,
+            exported_seals=exported_seals(self._request.kept_seals, every.kept),
             keys_compared=self._request.key_window_rows is not None,
             sources=tuple(self._source_report(one) for one in looked),
             comparisons=tuple(comparisons),

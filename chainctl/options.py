@@ -67,6 +67,11 @@ EXAMPLES: Final = {
     "chain verify-mark revoke": (
         'chainctl chain verify-mark revoke --chain 1 --from 5000 --reason "backup restored"',
     ),
+    "topic create": (
+        "chainctl topic create orders",
+        "chainctl topic create orders --partitions 4 --replicas 3 --set min.insync.replicas=2",
+        "chainctl topic create orders --retention 30d --dry-run",
+    ),
     "sequence": (
         "chainctl sequence --chain 1 --input orders.csv.gz --key-column order_id",
         "chainctl sequence --chain 1 --intake-topic orders --standby --http 9100",
@@ -137,7 +142,7 @@ EXAMPLES: Final = {
         "chainctl sizes --over 1d",
         "chainctl sizes --max-bytes 500GB --max-bytes log=20GB --max-bytes topic=100GB",
     ),
-    "doctor": ("chainctl doctor", "chainctl doctor --chain 1 --json"),
+    "doctor": ("chainctl doctor", "chainctl doctor --chain 1 --watch 30s"),
     "console": (
         "chainctl console --report /var/lib/orderchain-verify/report.html",
         "chainctl console --host 0.0.0.0 --token-file /etc/orderchain/console-token",

@@ -25,8 +25,16 @@ from chainctl.options import (
     json_option,
     some_chain_option,
     uses_sourced_settings,
+    watch_option,
 )
-from chainctl.output import data_json, data_text, installed_version, table, talk
+from chainctl.output import (
+    data_json,
+    data_text,
+    installed_version,
+    repeated,
+    table,
+    talk,
+)
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from chainctl.commands.chain.chains import Topics
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
+    from orderchain.clients.kafka_config import KafkaConfig
 
 # -- doctor ---------------------------------------------------------------------------------------
 
@@ -74,14 +83,21 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 
 @click.command(cls=Command)
 @some_chain_option
+@watch_option
 @json_option
 @uses_sourced_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
-def doctor(sourced: SourcedSettings, chain_id: int | None, as_json: bool) -> ExitCode:
+def doctor(
+    sourced: SourcedSettings, chain_id: int | None, watch_seconds: float | None, as_json: bool
+) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
     schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed.
 
     Exit code 1 when something would make a start fail.
     """
+    return repeated(watch_seconds, lambda: _show(sourced, chain_id, as_json=as_json))
+
+
+def _show(sourced: SourcedSettings, chain_id: int | None, *, as_json: bool) -> ExitCode:
     checks = run_async(_examine(sourced, chain_id))
     if as_json:
         data_json(checks)
@@ -389,14 +405,30 @@ async def _other(settings: Settings, database: str, role: str, what: str) -> lis
 
 async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     kafka = settings.kafka_config()
-    checks: list[DoctorLine] = []
+    checks = [await _kafka(kafka, settings.connect_seconds)]
+    if checks[0].state == FAILED:
+        return checks
     async with connected_topics(kafka, settings.connect_seconds) as topics:
-        checks.append(_ok("kafka", "answers"))
         for name in names:
             checks += await _guarded(
                 f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
             )
     return checks
+
+
+async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
+    """Look at the version of every broker: the oldest decides what clients can count on."""
+    from orderchain.clients.kafka import connecting, read_broker_versions
+
+    async with connecting(config, seconds):
+        versions = await read_broker_versions(config)
+    found = ", ".join(
+        f"{version} ({', '.join(address for address, its in versions.items() if its == version)})"
+        for version in sorted(set(versions.values()))
+    )
+    if all(version.is_supported for version in versions.values()):
+        return _ok("kafka", found)
+    return _failed("kafka", found, "upgrade these brokers: Kafka 3.7 or newer is needed")
 
 
 async def _topic(topics: Topics, name: str) -> list[DoctorLine]:

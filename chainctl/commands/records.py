@@ -161,6 +161,7 @@ _RECORDS_READ_MAX: Final = 100_000
 @click.option("--archive", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Look for the row in this archive, too.")  # fmt: skip
 @click.option("--no-topic", is_flag=True, help="Do not search the topic for its frames.")
+@watch_option
 @json_option
 @uses_settings("database", "kafka", "connect_seconds")
 def show(
@@ -170,6 +171,7 @@ def show(
     journal: Path | None,
     archive: Path | None,
     no_topic: bool,
+    watch_seconds: float | None,
     as_json: bool,
 ) -> ExitCode:
     """Show one order: its row, its batch with the seal, who led, its frames in the topic, the
@@ -177,21 +179,25 @@ def show(
 
     Exit code 1 when the database has no row of this id.
     """
-    found = run_async(_show(settings, chain_id, row_id))
-    is_there = found["row"] is not None
-    if not no_topic and found["batch"] is not None:
-        found["frames"] = run_async(_frames(settings, chain_id, row_id, found["batch"]))
-    if journal is not None:
-        found["journal"] = find_in_journal(journal, row_id)
-    if archive is not None:
-        found["archive"] = _find_in_archive(archive, chain_id, row_id)
-    if as_json:
-        data_json(found)
-    else:
-        _write_parts(found)
-    if not is_there:
-        talk(f"chainctl: chain {chain_id} {_why_not_there(found, row_id)}")
-    return ExitCode.CLEAN if is_there else ExitCode.FINDINGS
+
+    def show_it() -> ExitCode:
+        found = run_async(_show(settings, chain_id, row_id))
+        is_there = found["row"] is not None
+        if not no_topic and found["batch"] is not None:
+            found["frames"] = run_async(_frames(settings, chain_id, row_id, found["batch"]))
+        if journal is not None:
+            found["journal"] = find_in_journal(journal, row_id)
+        if archive is not None:
+            found["archive"] = _find_in_archive(archive, chain_id, row_id)
+        if as_json:
+            data_json(found)
+        else:
+            _write_parts(found)
+        if not is_there:
+            talk(f"chainctl: chain {chain_id} {_why_not_there(found, row_id)}")
+        return ExitCode.CLEAN if is_there else ExitCode.FINDINGS
+
+    return repeated(watch_seconds, show_it)
 
 
 def _why_not_there(found: Mapping[str, Any], row_id: int) -> str:

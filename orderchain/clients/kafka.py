@@ -14,6 +14,7 @@ and a place in its group.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import socket
 import ssl
@@ -46,8 +47,11 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
+from msgspec import Struct
 
 from orderchain.clients import abort
 from orderchain.errors import ConnectError, OrderchainError, RetryError
@@ -386,9 +390,7 @@ class _HungUpAfterHello(kafka.KafkaConnectionError):  # type: ignore[misc]
 
 async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, int]]:
     """Return the addresses of all brokers, as one reports them. Raises what the connection does."""
-    options = connection_options(config, "probe") | {"request_timeout_ms": _PROBE_MS}
-    del options["bootstrap_servers"]
-    connection = await create_conn(host, port, **options)
+    connection = await _probe(config, host, port)
     try:
         metadata = await connection.send(MetadataRequest([]))
     except kafka.KafkaConnectionError as error:
@@ -402,6 +404,12 @@ async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, 
         # The answer to a refused token ends only its login; this is what a broker sends next.
         raise kafka.SaslAuthenticationFailed("it was refused")
     return {(broker[1], broker[2]) for broker in metadata.brokers}
+
+
+async def _probe(config: KafkaConfig, host: str, port: int) -> Any:  # noqa: ANN401 - as above
+    options = connection_options(config, "probe") | {"request_timeout_ms": _PROBE_MS}
+    del options["bootstrap_servers"]
+    return await create_conn(host, port, **options)
 
 
 async def _explained(config: KafkaConfig, host: str, port: int, error: Exception) -> str:
@@ -513,6 +521,122 @@ def _words(error: BaseException) -> str:
 
 _LENGTH: Final = Layout(">i")
 """The length before a field of bytes in a request."""
+
+# -- versions ------------------------------------------------------------------------------------
+
+
+class BrokerVersion(Struct, frozen=True, order=True):
+    """What a broker's protocol says of its version: brokers do not send the number itself."""
+
+    level: int
+    """The highest `metadata.version` that it knows; 0: it names none."""
+    fetch: int
+    """The highest version of Fetch that it takes."""
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether it is Kafka 3.7 or newer."""
+        return self.fetch >= _FETCH_OF_3_7
+
+    def __str__(self) -> str:
+        """Return the number as far as it is known: `4.1`, `newer than 4.1`, `3.7 or newer`."""
+        if self.level > _LEVELS[0][0] or (not self.level and self.is_supported):
+            return f"newer than {_LEVELS[0][1]}" if self.level else "3.7 or newer"
+        known = (version for level, version in _LEVELS if self.level >= level > 0)
+        return next(known, "older than 3.7")
+
+
+_FETCH_OF_3_7: Final = 16
+"""Fetch got it in Kafka 3.7, with and without ZooKeeper (KIP-951)."""
+
+_LEVELS: Final = (
+    (27, "4.1"),
+    (22, "4.0"),
+    (21, "3.9"),
+    (20, "3.8"),
+    (15, "3.7"),
+    (12, "3.6"),
+    (9, "3.5"),
+    (8, "3.4"),
+    (4, "3.3"),
+)
+"""The first level of `metadata.version` of each Kafka, newest first; of the newest the last one."""
+
+_FETCH_KEY: Final = 1
+_SUPPORTED_FEATURES: Final = 0
+"""The tag under which a broker lists its features, with the versions of each that it knows."""
+
+_NAME: Final = CompactString("utf-8")
+_FEATURES: Final = CompactArray(
+    ("name", _NAME), ("least", Int16), ("highest", Int16), ("tags", TaggedFields)
+)
+
+
+class _VersionsAnswer(Response):  # type: ignore[misc] # aiokafka has no types
+    API_KEY = 18
+    API_VERSION = 3
+    SCHEMA = Schema(
+        ("error_code", Int16),
+        (
+            "requests",
+            CompactArray(
+                ("key", Int16), ("least", Int16), ("highest", Int16), ("tags", TaggedFields)
+            ),
+        ),
+        ("throttle_time_ms", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _VersionsQuestion3(RequestStruct):  # type: ignore[misc]
+    API_KEY = 18
+    API_VERSION = 3
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = _VersionsAnswer
+    SCHEMA = Schema(("software", _NAME), ("software_version", _NAME), ("tags", TaggedFields))
+
+    def parse_response_header(self, read_buffer: io.BytesIO) -> ResponseHeader_v0:
+        """Return the header, which for this answer alone never has tags."""
+        return ResponseHeader_v0.decode(read_buffer)
+
+
+class _VersionsQuestion(Request[_VersionsQuestion3]):  # type: ignore[misc]
+    """Asks which requests and features a broker knows; aiokafka's own does not ask for features."""
+
+    API_KEY = 18
+
+    def build(self, request_struct_class: type[_VersionsQuestion3]) -> _VersionsQuestion3:
+        return request_struct_class("orderchain", "1", {})
+
+
+async def _all_brokers(config: KafkaConfig) -> set[tuple[str, int]]:
+    """Return the addresses of all brokers, as the first bootstrap server that answers has them."""
+    *others, last = config.servers
+    for host, port in others:
+        with suppress(*DRIVER_ERRORS):
+            return await _brokers(config, host, port)
+    return await _brokers(config, *last)
+
+
+async def read_broker_versions(config: KafkaConfig) -> dict[str, BrokerVersion]:
+    """Ask every broker of the cluster for its version; by address. Raises DRIVER_ERRORS."""
+    asked: dict[str, BrokerVersion] = {}
+    for host, port in sorted(await _all_brokers(config)):
+        connection = await _probe(config, host, port)
+        try:
+            answer = await connection.send(_VersionsQuestion())
+        except NotImplementedError:  # a broker before 2.4 does not know the question
+            asked[_server(host, port)] = BrokerVersion(0, 0)
+            continue
+        finally:
+            cut_connection(connection)
+        features = _FEATURES.decode(io.BytesIO(answer.tags.get(_SUPPORTED_FEATURES, b"\x01")))
+        asked[_server(host, port)] = BrokerVersion(
+            level=next((each[2] for each in features if each[0] == "metadata.version"), 0),
+            fetch=next((each[2] for each in answer.requests if each[0] == _FETCH_KEY), 0),
+        )
+    return asked
+
 
 # -- making --------------------------------------------------------------------------------------
 

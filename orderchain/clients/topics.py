@@ -28,7 +28,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.errors import OrderchainError, RetryError
+from orderchain.errors import OrderchainError, RetryError, TopicError
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ _UNAUTHORISED: Final = 29
 
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_EXISTS: Final = 36
+_REFUSED: Final = frozenset({17, 37, 38, 40, 44})
+"""Kafka's codes for a name, partitions, replicas, settings that it does not take, and for what a
+policy of its operator forbids."""
 
 LOOK_SECONDS: Final = 10.0
 """Deadline of one look. The work does not wait for it, and a broker that is away is asked later."""
@@ -110,18 +113,21 @@ async def create_topic(
     name: str,
     *,
     partitions: int = 1,
+    replicas: int | None = None,
     settings: Mapping[str, str] | None = None,
+    is_dry_run: bool = False,
 ) -> bool:
     """Create a topic, with a started client; False where it exists already, with any settings.
 
-    It gets as many replicas as the brokers give to topics by default. Raises ConnectError where
-    this login may not, OrderchainError where the brokers refuse, and DRIVER_ERRORS.
+    Without `replicas` it gets as many as the brokers give to topics by default. In a dry run the
+    brokers only check what is asked for. Raises ConnectError where this login may not, TopicError
+    where the brokers refuse what is asked for, OrderchainError where they fail, and DRIVER_ERRORS.
     """
     new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
     # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
     # number; the protocol has it since Kafka 2.4.
-    new.replication_factor = -1
-    response = await admin.create_topics([new])
+    new.replication_factor = replicas or -1
+    response = await admin.create_topics([new], validate_only=is_dry_run)
     code, message = (*response.topic_errors[0][1:3], "")[:2]
     if code == _TOPIC_EXISTS:
         return False
@@ -129,6 +135,8 @@ async def create_topic(
         error = for_code(code)(name)
         if refusal := not_allowed(error, config, f"create topic {name}"):
             raise refusal
+        if code in _REFUSED:
+            raise TopicError("topic", name, f"one that the brokers create ({message})")
         raise OrderchainError(
             f"kafka: topic {name} was not created: {message or type(error).__name__}"
         )

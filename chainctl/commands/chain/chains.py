@@ -13,8 +13,15 @@ from msgspec import Struct
 from chainctl.commands.verifier.verify_mark import verify_mark
 from chainctl.database import SQL, connected, database_id
 from chainctl.event_loop import run_async
-from chainctl.options import CHAIN_ID, Integer, SuggestingGroup, json_option, uses_settings
-from chainctl.output import data_json, table, talk
+from chainctl.options import (
+    CHAIN_ID,
+    Integer,
+    SuggestingGroup,
+    json_option,
+    uses_settings,
+    watch_option,
+)
+from chainctl.output import data_json, repeated, table, talk
 from orderchain.errors import SettingError, TopicError
 from orderchain.frame import default_topic
 from orderchain.limits import FRAME_BYTES_MAX
@@ -100,16 +107,21 @@ def create(
 
 @chain.command("list")
 @click.option("--rows", "with_rows", is_flag=True, help="Count the rows too (reads every batch).")
+@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def list_(settings: Settings, with_rows: bool, as_json: bool) -> None:
+def list_(settings: Settings, with_rows: bool, watch_seconds: float | None, as_json: bool) -> None:
     """List the chains and their heads."""
-    found = run_async(_list(settings, with_rows=with_rows))
-    if as_json:
-        data_json(found)
-        return
-    names = [*_LISTED, "rows"] if with_rows else _LISTED
-    table(names, [tuple(row[name] for name in names) for row in found])
+
+    def show() -> None:
+        found = run_async(_list(settings, with_rows=with_rows))
+        if as_json:
+            data_json(found)
+            return
+        names = [*_LISTED, "rows"] if with_rows else _LISTED
+        table(names, [tuple(row[name] for name in names) for row in found])
+
+    repeated(watch_seconds, show)
 
 
 async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
@@ -244,12 +256,28 @@ class Topics:
         if "compact" in policy:
             raise TopicError(f"cleanup.policy of topic {topic}", policy, "delete")
 
-    async def create(self, topic: str) -> bool:
-        """Create `topic` with one partition; return False when somebody else was faster."""
+    async def create(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replicas: int | None = None,
+        settings: Mapping[str, str] = TOPIC_SETTINGS,
+        is_dry_run: bool = False,
+    ) -> bool:
+        """Create `topic`; return False when somebody else was faster. As `create_topic`."""
         from orderchain.clients.topics import create_topic
 
         async with asyncio.timeout(ACT_SECONDS):
-            return await create_topic(self._admin, self._kafka, topic, settings=TOPIC_SETTINGS)
+            return await create_topic(
+                self._admin,
+                self._kafka,
+                topic,
+                partitions=partitions,
+                replicas=replicas,
+                settings=settings,
+                is_dry_run=is_dry_run,
+            )
 
     async def described(self, topic: str) -> TopicDescription:
         """Describe `topic`; one that does not exist has no partition."""

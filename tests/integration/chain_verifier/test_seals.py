@@ -194,13 +194,46 @@ def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
 ) -> None:
     kept = KeptSeal(id=HEAD, seal=asyncio.run(_head_seal(database)))
     assert verified(kept_seals=(kept,)).is_clean
-    asyncio.run(_rewrite_last_batch(database))
+    asyncio.run(_rewrite(database, len(batches_of(ROWS)) - 1))
     assert verified().is_clean
     assert verified(kept_seals=(kept,)).findings == (
         finding(Kind.KEPT_SEAL, id=HEAD, until_id=HEAD),
     )
     of_none = KeptSeal(id=(ROWS[29].id or 0) + 1, seal=bytes(32))
     assert verified(kept_seals=(of_none,)).counts == {"kept_seal": 1}
+
+
+def test_report_names_the_last_exported_seal_that_fits_and_the_first_that_does_not(
+    verified: Verified, database: str
+) -> None:
+    """So an auditor knows from which row on, and after which export, history was changed."""
+    before = asyncio.run(_exports(database))
+    last = verified(kept_seals=before).exported_seals
+    assert last is not None
+    assert (last.count, last.first_misfit) == (len(before), None)
+    times = f"committed {before[-1].committed_at}, exported {before[-1].exported_at}"
+    assert str(last).endswith(f" fit; the last one is of row {HEAD} ({times})")
+
+    asyncio.run(_rewrite(database, 2))
+    # As it is kept in a folder: later exports have the new history, and are held first.
+    kept = [*asyncio.run(_exports(database))[-1:], *reversed(before[:-1])]
+    report = verified(kept_seals=kept)
+    assert report.counts == {"kept_seal": len(before) - 3}
+    found = report.exported_seals
+    assert found is not None
+    assert found.last_fitting is not None
+    assert found.first_misfit is not None
+    assert (found.last_fitting.id, found.last_fitting.exported_at) == (before[1].id, "2026-02-01")
+    assert (found.first_misfit.id, found.first_misfit.committed_at) == (before[2].id, "2026-01-02")
+    assert f"  {found}" in report.lines()
+    assert str(found) == (
+        f"exported seals: row {before[1].id} (committed 2026-01-01, exported 2026-02-01) is the "
+        f"last that fits, row {before[2].id} (committed 2026-01-02, exported 2026-02-02) the first "
+        "that does not: rows between them were changed or removed after that export"
+    )
+    none = verified(kept_seals=before[2:3]).exported_seals
+    assert none is not None
+    assert str(none).startswith("exported seals: none is the last that fits, row ")
 
 
 def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:
@@ -222,24 +255,46 @@ async def _head_seal(dsn: str) -> bytes:
         await connection.close(timeout=5)
 
 
-async def _rewrite_last_batch(dsn: str) -> None:
-    """Change a row, and every seal behind it: what only the owner of the tables can do."""
+async def _rewrite(dsn: str, first: int) -> None:
+    """Change a row of a batch, and every seal from there on: only the tables' owner can do that."""
     import asyncpg
 
     connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
     try:
-        batch = await connection.fetchrow(
-            "SELECT n.*, p.seal AS before FROM chain_batch n"
-            " JOIN chain_batch p ON p.last_id = n.prev_last_id ORDER BY n.last_id DESC LIMIT 1"
-        )
-        rows = ROWS[-batch["row_count"] :]
-        changed = [replace(rows[0], payload=b"changed"), *rows[1:]]
-        seal = seal_of(changed, batch["before"], batch["epoch"], batch["committed_at"])
+        stored = await connection.fetch("SELECT * FROM chain_batch ORDER BY last_id")
+        seal, number = stored[first]["seal"], first  # the genesis is before the first batch
         await connection.execute(LET_TAMPER)
-        await connection.execute(
-            "UPDATE chain_event SET payload = $1 WHERE id = $2", b"changed", rows[0].id
-        )
-        await connection.execute("UPDATE chain_batch SET seal = $1 WHERE last_id = $2", seal, HEAD)
+        for entry, rows in zip(stored[first + 1 :], batches_of(ROWS)[first:], strict=True):
+            changed = [replace(rows[0], payload=b"changed"), *rows[1:]] if number == first else rows
+            number += 1
+            seal = seal_of(changed, seal, entry["epoch"], entry["committed_at"])
+            await connection.execute(
+                "UPDATE chain_event SET payload = $1 WHERE id = $2", changed[0].payload, rows[0].id
+            )
+            await connection.execute(
+                "UPDATE chain_batch SET seal = $1 WHERE last_id = $2", seal, entry["last_id"]
+            )
         await connection.execute("UPDATE chain_head SET last_seal = $1", seal)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _exports(dsn: str) -> list[KeptSeal]:
+    """The seal of each batch, as if each had been exported when it was committed."""
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    try:
+        return [
+            KeptSeal(
+                id=entry["last_id"], seal=entry["seal"], committed_at=f"2026-01-0{number}",
+                exported_at=f"2026-02-0{number}",
+            )
+            for number, entry in enumerate(
+                await connection.fetch(
+                    "SELECT * FROM chain_batch WHERE last_id > 0 ORDER BY last_id"
+                )
+            )
+        ]  # fmt: skip
     finally:
         await connection.close(timeout=5)

@@ -59,6 +59,7 @@ def test_help_of_a_command_has_its_settings_apart(
 VIEWS = (
     "status", "top", "leader", "receivers list", "lag", "gaps", "tail", "rejects", "acts", "sizes",
     "outbox status", "outbox list", "outbox acts", "outbox dead list", "outbox dead acts",
+    "doctor", "show", "chain list",
 )  # fmt: skip
 
 

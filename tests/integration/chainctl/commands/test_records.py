@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from orderchain.sql import AUDITOR, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.old_kafka import old_kafka
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused
+    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 Settings = dict[str, str]
 
@@ -185,6 +187,43 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     assert without.isdisjoint({"schema", "chains"})  # nobody could look at them
     assert {"database", "kafka"} <= without
     assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"
+
+
+def test_doctor_names_the_version_of_kafka_and_refuses_an_old_one_in_one_line(
+    call: Call, module_settings: Settings, filled_once: int
+) -> None:
+    found = lines_of(call, module_settings, "--chain", filled_once)["kafka"]
+    assert found == {
+        "what": "kafka", "state": "ok", "found": f"4.1 ({module_settings['CHAINCTL_KAFKA']})",
+        "to_do": "",
+    }  # fmt: skip
+    with old_kafka() as address:
+        old = {**module_settings, "CHAINCTL_KAFKA": address}
+        done = call("doctor", "--chain", filled_once, settings=old)
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if line.startswith("failed")]
+    what, found, to_do = re.split(r" {2,}", line)[1:]
+    assert (what, found) == ("kafka", f"3.6 ({address})")
+    assert to_do == "upgrade these brokers: Kafka 3.7 or newer is needed"
+
+
+def test_doctor_show_and_chain_list_can_be_watched(
+    start: Start, module_settings: Settings, filled_once: int
+) -> None:
+    watched = [
+        start(*command, "--watch", "1s", "--json", settings=module_settings)
+        for command in (
+            ("doctor", "--chain", filled_once),
+            ("show", 1, "--chain", filled_once, "--no-topic"),
+            ("chain", "list"),
+        )
+    ]
+    for process in watched:
+        assert process.stdout is not None
+        views = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert type(views[0]) is type(views[1])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
 
 
 def lines_of(call: Call, settings: Settings, *arguments: object) -> dict[str, Any]:

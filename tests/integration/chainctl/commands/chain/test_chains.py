@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.admin import NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,3 +128,67 @@ def test_chain_created_without_kafka_is_refused_and_not_made(
     away = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     assert "kafka was '127.0.0.1:1'" in refused("chain", "create", free_chain, settings=away)
     assert "created chain" in refused("status", "--chain", free_chain, settings=settings)
+
+
+# ------------------------------------------------------------------------------------------ topics
+
+
+def test_topic_of_an_intake_is_made_once_and_compared_afterwards(
+    call: Call, refused: Refused, settings: dict[str, str], free_chain: int
+) -> None:
+    name = f"orders-{free_chain}"
+
+    def made(*options: object) -> Any:
+        done = call("topic", "create", name, *options, "--json", settings=settings)
+        assert done.code == 0, done
+        return json.loads(done.out)
+
+    asked = ("--partitions", 3, "--retention", "2d", "--set", "max.message.bytes=300000")
+    plan = {
+        "topic": name, "topic_created": True, "partitions": 3, "replicas": None,
+        "settings": {
+            "cleanup.policy": "delete", "retention.ms": "172800000", "max.message.bytes": "300000",
+        },
+    }  # fmt: skip
+    assert made(*asked, "--dry-run") == plan
+    assert made(*asked, "--dry-run")["topic_created"], "the dry run has made nothing"
+    assert made(*asked) == {**plan, "replicas": 1}
+    assert made(*asked) == {**plan, "replicas": 1, "topic_created": False}
+    assert made()["partitions"] == 3, "what is not asked for may be anything"
+    for options, message in {
+        ("--partitions", 4): f"partitions of topic {name} was 3, expected 4",
+        ("--replicas", 2): f"replicas of topic {name} was 1, expected 2",
+        ("--retention", "1d"): f"retention.ms of topic {name} was '172800000', expected 86400000",
+    }.items():
+        assert message in refused("topic", "create", name, *options, settings=settings)
+
+
+def test_topic_that_no_intake_could_use_is_not_made(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    chain: int,
+    free_chain: int,
+    admin: Admin,
+) -> None:
+    name = f"orders-{free_chain}"
+    for options, message in {
+        ("--set", "cleanup.policy=compact"): "expected delete",
+        ("--set", "retention.ms"): "--set was 'retention.ms', expected NAME=VALUE",
+        ("--set", "no.such=1"): "no.such",
+        ("--replicas", 7): "replica",
+        ("--partitions", 0): "--partitions",
+    }.items():
+        for more in ((), ("--dry-run",)):
+            line = refused("topic", "create", name, *options, *more, settings=settings)
+            assert message in line
+    assert message_of_name(refused, settings) == "1 to 249 of the characters A-Z a-z 0-9 . _ -"
+    new = NewTopic(name, 1, 1, topic_configs={"min.insync.replicas": "2"})
+    admin(lambda client: client.create_topics([new]))
+    line = refused("topic", "create", name, settings=settings)
+    assert f"min.insync.replicas of topic {name} was '2', expected at most its 1 replica" in line
+
+
+def message_of_name(refused: Refused, settings: dict[str, str]) -> str:
+    line = refused("topic", "create", "or/ders", settings=settings)
+    return line.partition("expected ")[2].strip()

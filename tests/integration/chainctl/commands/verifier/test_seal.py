@@ -84,6 +84,8 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     assert clean.code == 0, clean
     assert "2 exported seals held against the database, 0 of archived rows" in clean.err
     assert re.search(r"exported \d+ s ago\n", clean.err)
+    last = json.loads(sorted(vault.iterdir())[-1].read_text())
+    assert f"2 exported seals fit; the last one is of row {last['id']} (committed " in clean.out
     anybody = call(*verify[:-2], settings=module_settings)
     assert "s ago; --seal-public-key would check who signed them\n" in anybody.err
     asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
