@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-SECONDS: Final = 30.0
+SECONDS: Final = 60.0
 """Many times what any wait of a test takes on an idle machine."""
+
+
+LONG_SECONDS: Final = 600.0
+"""For a setting of the product whose end the test is not about: longer than any test takes."""
 
 
 def stretched(seconds: float) -> float:
@@ -52,6 +56,7 @@ async def deadline(seconds: float = SECONDS) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     bound = Deadline(seconds)
     async with asyncio.timeout(None) as timeout:
+        timer: asyncio.TimerHandle
 
         def look() -> None:
             nonlocal timer

@@ -214,19 +214,19 @@ def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:
 async def _head_seal(dsn: str) -> bytes:
     import asyncpg
 
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
         return seal
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def _rewrite_last_batch(dsn: str) -> None:
     """Change a row, and every seal behind it: what only the owner of the tables can do."""
     import asyncpg
 
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         batch = await connection.fetchrow(
             "SELECT n.*, p.seal AS before FROM chain_batch n"
@@ -242,4 +242,4 @@ async def _rewrite_last_batch(dsn: str) -> None:
         await connection.execute("UPDATE chain_batch SET seal = $1 WHERE last_id = $2", seal, HEAD)
         await connection.execute("UPDATE chain_head SET last_seal = $1", seal)
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
