@@ -2,6 +2,7 @@
 
 pytest-timeout ends a test by a signal, whose traceback ends in the event loop: it says nothing of
 what the tasks wait for. And its timer ends with a failure, so a clean-up might hang for good.
+Both timers stretch with the load of the machine (`deadlines.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.deadlines import Deadline
+
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from types import FrameType
 
 CLEAN_UP_SECONDS: Final = 120.0
@@ -32,15 +35,24 @@ def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
     outcome = yield
     end_test = signal.getsignal(signal.SIGALRM)
     if settings.method == "signal" and callable(end_test):
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            print_waits()
-            drop_call_to_java()
-            end_test(number, frame)
-
-        signal.signal(signal.SIGALRM, handle)
-        signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_SECONDS)
+        _set_timer(settings.timeout, end_test)
     return outcome
+
+
+def _set_timer(seconds: float, end: Callable[[int, FrameType | None], Any]) -> None:
+    """Call `end` after `seconds`, stretched, and again and again: see `REPEAT_SECONDS`."""
+    bound = Deadline(seconds)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if (left := bound.left()) > 0:
+            signal.setitimer(signal.ITIMER_REAL, min(left, seconds), REPEAT_SECONDS)
+            return
+        print_waits()
+        drop_call_to_java()
+        end(number, frame)
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -48,9 +60,7 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
     """Bound the clean-up of a test that failed: pytest-timeout ends its timer with the failure."""
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         return (yield)
-    signal.signal(signal.SIGALRM, _end_clean_up)
-    # Again and again: what is raised in a callback of the loop goes to its log alone.
-    signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_SECONDS, CLEAN_UP_SECONDS)
+    _set_timer(CLEAN_UP_SECONDS, _end_clean_up)
     try:
         return (yield)
     finally:
@@ -59,8 +69,6 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
 
 
 def _end_clean_up(number: int, frame: FrameType | None) -> None:
-    print_waits()
-    drop_call_to_java()
     pytest.fail(f"the clean-up took more than {CLEAN_UP_SECONDS} s")
 
 

@@ -66,7 +66,7 @@ def lay_out(page: Path, folder: Path) -> list[str]:
 
 
 def run_commands(
-    folder: Path, commands: str, *, programs: Path, settings: dict[str, str], seconds: float = 100
+    folder: Path, commands: str, *, programs: Path, settings: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run a page's commands in `folder`, by the Python and `chainctl` in the folder `programs`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CHAINCTL_")}
@@ -77,7 +77,6 @@ def run_commands(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=seconds,
         check=False,
     )
 

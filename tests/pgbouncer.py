@@ -12,12 +12,11 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from local_stack.process import free_port
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-_DEADLINE_SECONDS = 60.0
 
 
 def as_anybody(program: str, settings: Path) -> list[str]:
@@ -61,7 +60,7 @@ ignore_startup_parameters = {ignores or "extra_float_digits"}
     )
     told = b""
     try:
-        async with asyncio.timeout(_DEADLINE_SECONDS):
+        async with deadline():
             assert process.stdout is not None
             async for line in process.stdout:
                 told += line

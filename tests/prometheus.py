@@ -19,6 +19,7 @@ import pytest
 from chainctl.monitor_server import quiet_server
 from local_stack.process import free_port
 from orderchain.monitoring import Monitor
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 PROGRAM = shutil.which("prometheus")
 LOOPBACK = "127.0.0.1"
 MONITORING = Path(__file__).parents[1] / "deploy/monitoring"
-DEADLINE_SECONDS = 60.0
 LOOK_SECONDS = 0.1
 
 WAITS_SHARE = 60
@@ -65,7 +65,7 @@ def panels_of(*prefixes: str) -> list[str]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a condition holds that another process fulfils."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not await condition():  # noqa: ASYNC110 - no event of another process is here
             await asyncio.sleep(LOOK_SECONDS)
 

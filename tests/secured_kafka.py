@@ -28,6 +28,7 @@ from local_stack.process import free_port
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import librdkafka_options
 from tests.certificates import HOST, Authority, Files
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,6 @@ TOPIC: Final = "orders.1"
 PREFIX: Final = "path."
 """Topics and groups that tests make begin with it: the sequencer may do anything with those, the
 receiver may read."""
-_SECONDS: Final = 60.0
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _TOKENS: Final = (
@@ -197,7 +197,7 @@ def _set_up(kafka: SecuredKafka) -> None:
 
 
 async def _until_it_sees_the_topic(config: KafkaConfig) -> None:
-    async with asyncio.timeout(_SECONDS):
+    async with deadline():
         while True:
             admin = AdminClient({**librdkafka_options(config)})
             try:
@@ -225,4 +225,4 @@ def _allow(
 
 def _wait(futures: dict[Any, Any]) -> None:
     for future in futures.values():
-        future.result(timeout=_SECONDS)
+        future.result()

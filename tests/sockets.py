@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.deadlines import deadline
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-_SECONDS = 60.0
 
 
 def open_sockets() -> set[str]:
@@ -33,7 +33,7 @@ async def no_socket_left() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        async with asyncio.timeout(_SECONDS):
+        async with deadline():
             # The loop that closes them has to run: there is no event to wait for.
             while open_sockets() - before:  # noqa: ASYNC110
                 await asyncio.sleep(0)

@@ -32,6 +32,7 @@ from outbox.sender.due_decisions import CheckRules
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change
 from outbox.testing import MemoryOutbox
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 
-DEADLINE_SECONDS = 60.0
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL CHECK (note <> 'bad'))"
 APPLY = "INSERT INTO effect VALUES ($1, $2)"
 """Refuses the note `bad`, as a constraint does."""
@@ -255,7 +255,7 @@ class RealRig:
 
     async def _work_off(self, service: Any, config: ConsumerConfig) -> None:
         connection = await self.connect()
-        async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
+        async with AsyncExitStack() as stack, deadline():
             if self._relay is None:
                 async with self.transaction(connection):  # starts the relay
                     pass

@@ -13,6 +13,7 @@ import msgspec
 
 from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
+from tests.deadlines import deadline
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from orderchain.model import Event
 
 _ROOT = Path(__file__).parents[2]
-_PATIENCE_SECONDS = 60.0
-"""For whatever must happen: many times what it takes on an idle machine."""
 
 
 class Acked(msgspec.Struct, frozen=True):
@@ -78,23 +77,23 @@ class Worker:
         work = Submit(keys=keys, payload_bytes=self.payload_bytes, together=together)
         await self._send(msgspec.json.encode(work))
 
-    async def until_leading(self, seconds: float = _PATIENCE_SECONDS) -> Report:
-        await self._until(lambda: self.leads is not None or self.ended is not None, seconds)
+    async def until_leading(self) -> Report:
+        await self._until(lambda: self.leads is not None or self.ended is not None)
         assert self.leads is not None, f"it ended instead: {self.ended}"
         return self.leads
 
-    async def until_acked(self, count: int, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_acked(self, count: int) -> None:
         """Wait until so many orders are acknowledged."""
-        await self._until(lambda: len(self.acked) >= count, seconds)
+        await self._until(lambda: len(self.acked) >= count)
 
-    async def until_answered(self, keys: list[str], seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_answered(self, keys: list[str]) -> None:
         """Wait until each of `keys` is acknowledged or refused."""
         wanted = set(keys)
-        await self._until(lambda: wanted <= self.acked.keys() | self.refused.keys(), seconds)
+        await self._until(lambda: wanted <= self.acked.keys() | self.refused.keys())
 
-    async def until_gone(self, seconds: float = _PATIENCE_SECONDS) -> int:
+    async def until_gone(self) -> int:
         """Wait until the process has ended and all it said was read; return its exit code."""
-        async with asyncio.timeout(seconds):
+        async with deadline():
             code = await self.process.wait()
             await self._reading
         return code
@@ -153,8 +152,8 @@ class Worker:
         else:
             self.refused.update(dict.fromkeys(report.keys, report))
 
-    async def _until(self, happened: Callable[[], bool], seconds: float) -> None:
-        async with asyncio.timeout(seconds), self._changed:
+    async def _until(self, happened: Callable[[], bool]) -> None:
+        async with deadline(), self._changed:
             await self._changed.wait_for(lambda: happened() or self._is_over(happened))
 
     def _is_over(self, happened: Callable[[], bool]) -> bool:

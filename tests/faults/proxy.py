@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
+from tests.deadlines import deadline
+
 PostgresRequest = tuple[bytes, bytes]
 
 _CHUNK_BYTES = 64 * 1024
@@ -70,9 +72,9 @@ class Trap:
         self.sprung.set()
         await self._released.wait()
 
-    async def wait(self, seconds: float = 30.0) -> None:
+    async def wait(self) -> None:
         """Wait until it has sprung."""
-        async with asyncio.timeout(seconds):
+        async with deadline():
             await self.sprung.wait()
 
     def release(self) -> None:

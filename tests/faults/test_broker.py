@@ -14,6 +14,7 @@ from orderchain.errors import BrokerAway, ConnectError
 from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer import Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
+from tests.deadlines import deadline
 
 from .addresses import proxy_before
 from .inspector import Chain, inspect, inspect_topic
@@ -33,13 +34,13 @@ SUBMIT_SECONDS = 5.0
 async def submit_each(sequencer: Sequencer, orders: list[Order]) -> None:
     """Submit one after the other, none of which may be held up."""
     for order in orders:
-        async with asyncio.timeout(SUBMIT_SECONDS):
+        async with deadline(SUBMIT_SECONDS):
             await sequencer.submit(order.key, order.payload)
 
 
-async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+async def until(happened: Callable[[], bool]) -> None:
     """Wait for what only a counter tells."""
-    async with asyncio.timeout(seconds):
+    async with deadline():
         while not happened():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -179,7 +180,7 @@ async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publis
     await submit_each(sequencer, make_orders(20, size=100))
     kafka_to_break.freeze()
     await submit_each(sequencer, make_orders(20, start=100, size=100))
-    async with asyncio.timeout(15):
+    async with deadline():
         await sequencer.__aexit__(None, None, None)
     kafka_to_break.thaw()
     async with open_sequencer(chain.config) as sequencer:

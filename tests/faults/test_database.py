@@ -18,6 +18,7 @@ from local_stack import process as processes
 from orderchain.errors import RetryError, UnknownOutcome
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
+from tests.deadlines import deadline
 
 from .addresses import through
 from .client import Client
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PATIENCE_SECONDS = 30.0
 
 SMALL_DISK_MIB = 16
 
@@ -46,7 +46,7 @@ def acked(orders: list[Order], acks: Sequence[Ack]) -> list[Acked]:
 
 
 async def in_time(awaitable: Awaitable[Result]) -> Result:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with deadline():
         return await awaitable
 
 
@@ -173,7 +173,7 @@ async def test_slow_and_broken_network_to_the_database_harms_no_order(
                 proxy.reset()
             proxy.bytes_per_second = 0
 
-        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        async with deadline(), asyncio.TaskGroup() as group:
             group.create_task(submit_all())
             group.create_task(harm())
     rows = await inspect(chain, done)
@@ -294,7 +294,7 @@ async def test_stop_while_the_database_is_frozen_ends_in_time(
     postgres_to_break.freeze()
     submitted = asyncio.create_task(sequencer.submit("held", b""))
     await asyncio.sleep(0)
-    async with asyncio.timeout(15):
+    async with deadline():
         with pytest.raises(RetryError, match="was stopped"):
             await sequencer.__aexit__(None, None, None)
         with pytest.raises((UnknownOutcome, RetryError)):
@@ -324,7 +324,7 @@ def run_as_root(*command: str) -> str:
     """Run a command of the system; return why it failed, empty if it did not."""
     if shutil.which(command[0]) is None:
         return f"{command[0]} is missing"
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     return (done.stderr.strip() or "it failed without a word") if done.returncode else ""
 
 

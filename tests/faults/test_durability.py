@@ -21,6 +21,7 @@ from orderchain.sql import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
 from .inspector import Chain, inspect
 from .test_database import acked, in_time
@@ -53,7 +54,7 @@ class Settings:
     async def _reload(self, name: str, value: str) -> None:
         await self.connection.execute("SELECT pg_reload_conf()")
         query = "SELECT reset_val FROM pg_settings WHERE name = $1"
-        async with asyncio.timeout(30):
+        async with deadline():
             while await self.connection.fetchval(query, name) != value:
                 pass
 
@@ -73,7 +74,7 @@ async def settings(postgres_to_break: PostgresServer) -> AsyncIterator[Settings]
 
 
 async def until_a_commit_waits(settings: Settings) -> None:
-    async with asyncio.timeout(30):
+    async with deadline():
         while not await settings.connection.fetchval(WAITING):
             pass
 
@@ -85,7 +86,7 @@ async def led(chain: Chain) -> AsyncIterator[Sequencer]:
     try:
         yield sequencer
     finally:
-        async with asyncio.timeout(60):
+        async with deadline():
             with suppress(OrderchainError):
                 await sequencer.__aexit__(None, None, None)
 
@@ -96,7 +97,7 @@ async def submit_until_one_waits(
     """Submit until a commit waits for a standby: the setting takes effect a moment later."""
     calls: list[list[Order]] = []
     tasks: list[asyncio.Task[Sequence[Ack]]] = []
-    async with asyncio.timeout(30):
+    async with deadline():
         while not await settings.connection.fetchval(WAITING):
             if not tasks or tasks[-1].done():
                 orders = [Order(f"{len(calls)}.{n}", b"x") for n in range(rows)]
@@ -117,7 +118,7 @@ async def test_commit_whose_wait_for_a_standby_is_ended_is_never_acknowledged(
         await sequencer.submit("before", b"")
         await settings.set("synchronous_standby_names", "gone")
         _, tasks = await submit_until_one_waits(sequencer, settings, rows)
-        async with asyncio.timeout(60):
+        async with deadline():
             while not tasks[-1].done():
                 await settings.connection.execute(ended)
         assert isinstance(tasks[-1].exception(), UnknownOutcome)
@@ -155,7 +156,7 @@ async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_
         standby.freeze()
         calls, tasks = await submit_until_one_waits(sequencer, settings, 100)
         await settings.connection.execute(CANCELLED)
-        async with asyncio.timeout(30):
+        async with deadline():
             while sequencer.stats().unknown_outcomes == 0:  # noqa: ASYNC110 - only it tells
                 await asyncio.sleep(0)
         await until_a_commit_waits(settings)
@@ -256,7 +257,7 @@ async def test_checkpoint_whose_wait_for_a_standby_is_ended_is_stored_only_once_
         # The second time the place is there already: that is no word of the standby's.
         for _ in range(2):
             saving = asyncio.create_task(store.save(0, end))
-            async with asyncio.timeout(60):
+            async with deadline():
                 while not saving.done():
                     await settings.connection.execute(ended)
             with pytest.raises(RetryError):
@@ -273,7 +274,7 @@ async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(
     async with open_sequencer(chain.config) as sequencer:
         await settings.set("fsync", "off")
         counter = await chain.value("SELECT counter FROM chain_lease")
-        async with asyncio.timeout(30):
+        async with deadline():
             while await chain.value("SELECT counter FROM chain_lease") < counter + 2:
                 pass
         await sequencer.submit("after", b"")

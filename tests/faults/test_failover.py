@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.deadlines import deadline
+
 from .addresses import through
 from .client import Client
 from .inspector import Chain, inspect, inspect_topic
@@ -36,7 +38,7 @@ async def until_looking(chain: Chain) -> None:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name = 'orderchain sequencer ' || $1::int AND state = 'idle'"
     )
-    async with asyncio.timeout(30):
+    async with deadline():
         while await chain.value(statement, chain.chain_id) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -73,7 +75,7 @@ async def test_leader_that_stops_in_order_hands_over_at_once_and_loses_nothing(
     await client.run(leader)
     await leader.until_acked(100)
     assert await leader.stop() == 0
-    await standby.until_leading(60.0)
+    await standby.until_leading()
     client.note(leader)
     answered = leader.acked.keys() | leader.refused.keys()
     assert answered <= set(leader.submitted)

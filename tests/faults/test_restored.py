@@ -27,6 +27,7 @@ from orderchain.clock import SystemClock
 from orderchain.errors import ForkFound, PrimaryBehind
 from orderchain.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
+from tests.deadlines import deadline
 
 from .conftest import create_chain
 from .inspector import Chain, inspect
@@ -163,7 +164,7 @@ def restored_name(postgres_server: PostgresServer) -> Iterator[str]:
 def dump_of(server: PostgresServer, database: str) -> str:
     done = subprocess.run(
         [server.installation.program("pg_dump"), "-d", database],
-        env=server.client_environment(), capture_output=True, text=True, check=True, timeout=60,
+        env=server.client_environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -234,7 +235,7 @@ async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> No
     copy = await asyncpg.connect(standby.dsn(SUPERUSER))
     try:
         written: Any = await source.fetchval("SELECT pg_current_wal_lsn()::text")
-        async with asyncio.timeout(60):
+        async with deadline():
             while not await copy.fetchval(  # noqa: ASYNC110 - the server has no event for it
                 "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written
             ):

@@ -35,6 +35,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.model import Event
 from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
     from tests.secured_kafka import SecuredKafka
     from tests.secured_postgres import SecuredPostgres
-
-RUN_SECONDS = 90
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ async def test_rival_hands_on_and_stores_every_order_in_its_order(site: Site, ri
     reason = rival_of(rival).absence()
     if reason is not None:
         pytest.skip(reason)
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(site, small(rival))
     assert figures["orders"] == 400
     assert 0 < figures["delivered_per_second"] <= figures["persisted_per_second"]
@@ -126,7 +125,7 @@ async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
         return self
 
     monkeypatch.setattr(End, "__aenter__", note)
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(secured_site, small(rival))
     assert figures["delivered_per_second"] > 0
     # Children are told by their stdin: everybody may read the command line of a process.
@@ -140,7 +139,7 @@ async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
 async def test_rival_without_a_receiver_stores_every_order(
     site: Site, rival: str, stage: str
 ) -> None:
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(site, small(rival, stage=stage))
     assert figures["persisted_per_second"] > 0
     assert "delivered_per_second" not in figures
@@ -150,7 +149,7 @@ async def test_rival_without_a_receiver_stores_every_order(
 async def test_engine_with_switches_is_proven_all_the_same(
     site: Site, with_keys: bool, with_seal: bool
 ) -> None:
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(site, small(with_keys=with_keys, with_seal=with_seal))
     assert figures["delivered_per_second"] > 0
 
@@ -197,7 +196,7 @@ async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site
 
 
 async def test_chain_that_is_grown_before_holds_all_orders(site: Site) -> None:
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(site, small(grow_orders=5_000))
     assert figures["orders"] == 400
 
@@ -242,7 +241,7 @@ async def test_run_whose_chain_does_not_verify_has_no_figure(
     runner = Runner(Options(scope=Scope(), folder=tmp_path), ["switches"])
     runner.plan()
     step = Step("switches", Arm(name="tampered", load=load, seconds=1), 0)
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         outcome = await runner.run([step], site, lambda _: None)
     (line,) = read_lines(tmp_path / "switches.jsonl")
     assert outcome.failed == [line]
@@ -278,7 +277,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     running = asyncio.create_task(
         runner.run(plan, site, lambda step: third.set() if step is plan[2] else None)
     )
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         await third.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -289,7 +288,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     again = Runner(Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"])
     left = again.plan()
     assert [(step.arm.name, step.repeat) for step in left] == [("first", 1), ("second", 1)]
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         outcome = await again.run(left, site, lambda _: None)
     assert (outcome.done, outcome.left, outcome.failed) == (2, 0, [])
     after = read_lines(tmp_path / "switches.jsonl")
@@ -325,7 +324,7 @@ async def test_rival_that_cannot_run_here_is_skipped_with_a_reason(
 async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_rows: int) -> None:
     load = Load(rival="engine", orders=430, batch_rows=fixed_rows or 5_000)
     job = OpenJob(load=load, rate_per_second=1_000.0, warm_up_orders=30, fixed_rows=fixed_rows)
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_open(site, job)
     found = merged([figures["histogram"]])
     assert found["count"] == 400
@@ -356,7 +355,7 @@ async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
             rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
 
     load = small()
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         figures = await run_load(site, load, before=note)
     assert rows_at_begin == [load.untimed_orders]
     assert figures["orders"] == load.orders
@@ -366,7 +365,7 @@ async def test_floor_holds_every_call_both_ways(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_load, "FLOOR_TRIES", 20)
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         floor = await measure_floor(site, 0.2)
     one_by_one = merged([floor["commit_histogram"]]), merged([floor["send_histogram"]])
     assert [found["count"] for found in one_by_one] == [20, 20]
@@ -375,7 +374,7 @@ async def test_floor_holds_every_call_both_ways(
 
 
 async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None:
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         await run_load(site, small())
     async with connected(site.admin) as connection:
         assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
@@ -395,5 +394,5 @@ async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None
 async def test_program_of_the_outbox_runs_over_the_tables_that_are_shipped(
     site: Site, program: Callable[..., Awaitable[dict[str, object]]], options: dict[str, int]
 ) -> None:
-    async with asyncio.timeout(RUN_SECONDS):
+    async with deadline():
         assert await program(site, repeats=1, **options)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
-START_SECONDS = 90.0
-STOP_SECONDS = 20.0
 WORKERS = 2
 
 
@@ -72,7 +70,7 @@ class _Daemon:
 
     def wait(self) -> None:
         """Wait until it is ready. Raises RuntimeError with its log when it is not."""
-        self._is_ready.wait(START_SECONDS)
+        self._is_ready.wait()
         if self._process.poll() is not None or self._ready not in self.log.read_text():
             raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()[-2_000:]}")
 
@@ -80,11 +78,11 @@ class _Daemon:
         """End this process, and no other: a worker ends the executors that it has started."""
         self._process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(20.0)  # it may not listen
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(STOP_SECONDS)
-        self._reader.join(STOP_SECONDS)
+            self._process.wait()
+        self._reader.join()
         if self._process.stdout is not None:
             self._process.stdout.close()
 

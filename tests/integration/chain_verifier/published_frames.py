@@ -52,13 +52,13 @@ async def begin_term(connection: asyncpg.Connection[Any], chain_id: int = CHAIN_
 
 async def frames_of(dsn: str, rows: Sequence[Row]) -> list[bytes]:
     """One frame a batch of the database at `dsn`, with its true seals."""
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         batches = await connection.fetch(
             "SELECT * FROM chain_batch WHERE chain_id = $1 ORDER BY last_id", CHAIN_ID
         )
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
     frames = []
     for before, batch in pairwise(batches):
         of_batch = [row for row in rows if batch["first_id"] <= (row.id or 0) <= batch["last_id"]]

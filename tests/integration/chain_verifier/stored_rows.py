@@ -34,13 +34,13 @@ _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 async def execute(dsn: str, *statements: str) -> None:
     """Do to the database, as its owner, what no role of ours may do, to single rows, too."""
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(LET_TAMPER)
         for statement in statements:
             await connection.execute(statement)
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 def batches_of(
@@ -62,7 +62,7 @@ async def store(
     dsn: str, rows: Sequence[Row], batch_rows: int = BATCH_ROWS, partition_ids: int = PARTITION_IDS
 ) -> None:
     """Create the chain and commit `rows`; the epoch rises once, half way."""
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         database_id = await connection.fetchval("SELECT database_id FROM schema_version")
         seal = genesis_seal(database_id, CHAIN_ID)
@@ -76,7 +76,7 @@ async def store(
             committed_at = _FIRST_COMMIT + timedelta(seconds=number)
             seal = await _commit(connection, batch, seal, epoch, committed_at)
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 def fields_of(row: Row) -> tuple[Any, ...]:

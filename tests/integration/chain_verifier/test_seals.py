@@ -247,19 +247,19 @@ def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:
 async def _head_seal(dsn: str) -> bytes:
     import asyncpg
 
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
         return seal
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def _rewrite(dsn: str, first: int) -> None:
     """Change a row of a batch, and every seal from there on: only the tables' owner can do that."""
     import asyncpg
 
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         stored = await connection.fetch("SELECT * FROM chain_batch ORDER BY last_id")
         seal, number = stored[first]["seal"], first  # the genesis is before the first batch
@@ -276,7 +276,7 @@ async def _rewrite(dsn: str, first: int) -> None:
             )
         await connection.execute("UPDATE chain_head SET last_seal = $1", seal)
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def _exports(dsn: str) -> list[KeptSeal]:
@@ -297,4 +297,4 @@ async def _exports(dsn: str) -> list[KeptSeal]:
             )
         ]  # fmt: skip
     finally:
-        await connection.close(timeout=5)
+        await connection.close()

@@ -63,7 +63,7 @@ class Seeded:
         self.clean: dict[int, tuple[Chain, str]] = {}
 
     async def fill(self, dsn: str) -> None:
-        connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+        connection = await asyncpg.connect(dsn)
         try:
             await connection.execute(LET_TAMPER)
             database_id = await connection.fetchval("SELECT database_id FROM schema_version")
@@ -84,7 +84,7 @@ class Seeded:
                 self.topics[seed] = (chain, plan, name)
                 await self._commit_clean(connection, seed, chain, f"{name}.clean")
         finally:
-            await connection.close(timeout=5)
+            await connection.close()
         await self._publish()
 
     async def _commit_clean(

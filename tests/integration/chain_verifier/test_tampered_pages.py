@@ -405,7 +405,7 @@ async def _tables(dsn: str, statement: str) -> set[str]:
 
     Whatever a planner opens it locks: also what it leaves out of its plan in the end.
     """
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("SELECT chain_create(8, sha256(''), 'eight', 0, 200)")
         async with connection.transaction():
@@ -417,4 +417,4 @@ async def _tables(dsn: str, statement: str) -> set[str]:
         assert not locked, "the planner opened another chain's partitions"
         return set(re.findall(r'"Relation Name": "(chain_page_[0-9_]+)"', plan))
     finally:
-        await connection.close(timeout=5)
+        await connection.close()

@@ -195,12 +195,12 @@ def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_
 
 
 async def _head_seal(dsn: str) -> bytes:
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
         return seal
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(

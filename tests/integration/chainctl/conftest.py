@@ -26,6 +26,7 @@ import chainctl as chainctl_package
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import GAP_READER
 from tests.command_call import Done, call_here
+from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import (
     ARCHIVE,
     Background,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
 
 ROOT = Path(chainctl_package.__file__).parent.parent
-DEADLINE_SECONDS = 60.0
 
 
 class Call(Protocol):
@@ -112,7 +112,7 @@ def call(start: Start, tmp_path: Path) -> Call:
         if not (as_process or popen) and may_run_here():
             return call_here(arguments, settings or {}, tmp_path)
         process = start(*arguments, settings=settings, **popen)
-        out, err = process.communicate(timeout=DEADLINE_SECONDS)
+        out, err = process.communicate()
         return Done(process.returncode, out or "", err or "")
 
     return run
@@ -219,7 +219,7 @@ def head_moved(module_settings: dict[str, str], chain: int) -> Callable[[], None
     async def wait() -> None:
         connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
                 while not await connection.fetchval(query, chain):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -235,7 +235,7 @@ def admin(kafka_server: KafkaServer) -> Admin:
 
     async def run(act: Callable[[AIOKafkaAdminClient], Any]) -> Any:
         client = AIOKafkaAdminClient(bootstrap_servers=kafka_server.bootstrap)
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await client.start()
             try:
                 return await act(client)

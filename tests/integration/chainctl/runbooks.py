@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +16,7 @@ from local_stack.postgres import SUPERUSER
 from orderchain.sql import GAP_READER
 from tests.builders.topics import make_topics
 from tests.command_lines import blocks, command_lines, refusal_of
+from tests.deadlines import Deadline
 
 if TYPE_CHECKING:
     import subprocess
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tests.command_call import Done
     from tests.integration.chainctl.conftest import Call, Start
 
-DEADLINE_SECONDS = 60.0
 BATCH_ROWS = 10
 ARCHIVE = "/var/lib/orderchain-archive"
 """The folder of the archive, as the pages have it."""
@@ -113,14 +112,14 @@ class Runbook:
 
         Whatever its exit code is until then.
         """
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        bound = Deadline()
         words = self.words(beginning)
         while True:
             done = self._call(*words, "--json", settings=self.settings)
             found = json.loads(done.out) if done.code in (0, 1) else None
             if found is not None and is_so(found):
                 return found
-            assert time.monotonic() < deadline, (beginning, done)
+            assert bound.left() > 0, (beginning, done)
 
 
 class Background:
@@ -133,7 +132,7 @@ class Background:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return what `work` returns."""
-        return self.begin(work).result(DEADLINE_SECONDS)
+        return self.begin(work).result()
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Begin `work`, and return its future."""

@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 import outbox
+from tests.deadlines import Deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
-DEADLINE_SECONDS = 60.0
 JSON = ("--log-format", "json")
 
 
@@ -41,7 +41,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urlopen(url, timeout=10) as answer:  # noqa: S310 - ours
+        with urlopen(url) as answer:  # noqa: S310 - ours
             return answer.status, answer.read().decode()
     except HTTPError as error:
         with error:
@@ -49,16 +49,16 @@ def get(url: str) -> tuple[int, str]:
 
 
 def until_ready(address: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    bound = Deadline()
     while (answer := get(f"{address}/readyz"))[0] != 200:
-        assert time.monotonic() < deadline, answer
+        assert bound.left() > 0, answer
         time.sleep(0.05)
 
 
 def end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     """End the command as an orchestrator does; return what it wrote on stderr."""
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=DEADLINE_SECONDS)
+    _, err = process.communicate()
     assert process.returncode == 143, err
     return [json.loads(line) for line in err.splitlines()]
 
@@ -153,9 +153,9 @@ def test_relay_exports_how_many_deliveries_are_unfinished_and_how_old_they_are(
         "outbox", "relay", "--group", f"g{free_chain}", "--http", 0, *JSON, settings=owner
     )
     address = address_of(process)
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    bound = Deadline()
     while "orderchain_outbox_deliveries{" not in (text := get(f"{address}/metrics")[1]):
-        assert time.monotonic() < deadline, text
+        assert bound.left() > 0, text
         time.sleep(0.05)
     assert re.search(
         r'orderchain_outbox_deliveries\{destination="clearing",status="\w+"\} 1\.0', text

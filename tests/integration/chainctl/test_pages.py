@@ -34,6 +34,7 @@ from outbox import Message, add_many, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import TRIES_USED_UP, Inbox
 from tests.command_call import call_here
+from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.conftest import clean_environment, must
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from local_stack import KafkaServer, PostgresServer
 
-DEADLINE_SECONDS: Final = 100
 ROWS: Final = 6_200
 BATCH_END: Final = 5_000
 TOKEN: Final = "a-token-of-tests"
@@ -168,7 +168,7 @@ class Shell:
         for service in self.services:
             service.send_signal(signal.SIGTERM)
         for service in self.services:
-            service.communicate(timeout=DEADLINE_SECONDS)
+            service.communicate()
         return [service.returncode for service in self.services]
 
     def run(self, line: str) -> tuple[int, str]:
@@ -305,7 +305,7 @@ def leave_messages(tell: Callable[..., str], database: str, chain: int) -> tuple
                 message_id=letter, destination="clearing", payload=b"T-2", key_bytes=b"ALPHA",
                 headers={}, topic="clearing", partition=0, offset=0, received_at=datetime.now(UTC),
             )  # fmt: skip
-            inbox = await Inbox.open(connection, "clearing-service", DEADLINE_SECONDS)
+            inbox = await Inbox.open(connection, "clearing-service", LONG_SECONDS)
             await inbox.bury(
                 connection, delivery, failures=17, reason=TRIES_USED_UP, error="ValueError: no"
             )

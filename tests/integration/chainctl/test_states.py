@@ -31,6 +31,7 @@ from matcher_receiver import (
 )
 from orderchain.errors import BatchDamaged, RowsMissing
 from sequencer import Order, SequencerConfig, open_sequencer
+from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Background, Runbook, World, settings_of
 from tests.stored_pages import LET_TAMPER
 
@@ -130,7 +131,7 @@ def test_dead_leader(page: Page, start: Start, world: World) -> None:
         assert (state["leader_state"], state["epoch"]) == ("leads", 2)
         runbook.run("lag")
         follower.terminate()
-        assert follower.wait(60) == 143
+        assert follower.wait() == 143
 
 
 def test_halted_receiver(page: Page, world: World, background: Background) -> None:
@@ -176,11 +177,11 @@ def test_gap_storm(page: Page, world: World, background: Background) -> None:
     is_live = threading.Event()
     until: Future[int] = Future()
     following = background.begin(service.follow(is_live, until))
-    assert is_live.wait(60)
+    assert is_live.wait()
     service.frames.is_bad = True
     head = world.sequence(30 * BATCH_ROWS)
     until.set_result(head)
-    following.result(60)
+    following.result()
     assert len(service.ids) == 31 * BATCH_ROWS, "nothing is missing for it"
 
     with page("gap-storm", {"5000": first, "6000": head}) as runbook:
@@ -286,7 +287,7 @@ async def delete_topics(kafka: str, *topics: str) -> None:
     client = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await client.start()
     try:
-        async with asyncio.timeout(60):
+        async with deadline():
             await client.delete_topics(list(topics))
             while set(topics) & set(await client.list_topics()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -401,7 +402,7 @@ def test_rejects(page: Page, start: Start, world: World) -> None:
 def dump_of(server: PostgresServer, database: str) -> str:
     done = subprocess.run(
         [server.installation.program("pg_dump"), "-d", database],
-        env=server.client_environment(), capture_output=True, text=True, check=True, timeout=60,
+        env=server.client_environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -449,7 +450,7 @@ def test_restored_backup(
         head = world.head()
         (seal,) = world.sql("SELECT last_seal FROM chain_head")[0]
         leader.terminate()
-        assert leader.wait(60) == 143
+        assert leader.wait() == 143
 
         # The primary is lost, and the backup is what there is.
         postgres_server.execute(dump, database=restored_name)
@@ -492,4 +493,4 @@ def test_restored_backup(
         runbook.run(seals)
         runbook.run("lag")
         leader.terminate()
-        assert leader.wait(60) == 143
+        assert leader.wait() == 143

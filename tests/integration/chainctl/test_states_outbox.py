@@ -68,7 +68,7 @@ def disk(postgres_server: PostgresServer, server_folder: Path, suffix: str) -> I
     account = postgres_server.account
     owner = f"size={DISK_MB}m,uid={account.user_id},gid={account.group_id},mode=700"
     mount = ["mount", "-t", "tmpfs", "-o", owner, "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"a file system of its own cannot be mounted here: {done.stderr.strip()}")
     try:
@@ -79,7 +79,7 @@ def disk(postgres_server: PostgresServer, server_folder: Path, suffix: str) -> I
         yield Disk(folder)
         postgres_server.execute(f"DROP TABLESPACE small_{suffix}")
     finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=30)
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture
@@ -254,6 +254,6 @@ def test_stuck_message(
         assert [each["act"] for each in runbook.json("outbox dead acts")] == ["retry"]
         assert {b"lost", b"refused"} <= set(clearing.applied)
         background.run(clearing.stop())
-        running.result(60)
+        running.result()
         relay.terminate()
-        assert relay.wait(60) == 143
+        assert relay.wait() == 143

@@ -16,12 +16,12 @@ import pytest
 
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
+from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SEED = 3
 IDLE_SECONDS = "1.5"
-DEADLINE_SECONDS = 60
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class Examples:
 
     async def run(self, name: str, *arguments: str, given: bytes = b"") -> list[str]:
         process = await self.start(name, *arguments)
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             stdout, stderr = await process.communicate(given)
         assert process.returncode == 0, stderr.decode()
         return stdout.decode().splitlines()
@@ -112,7 +112,7 @@ async def test_matching_example_with_a_kill_and_a_restart_applies_each_order_onc
     early, late = orders(400, "anna"), orders(300, "ben")
     await examples.run("sequencing_service.py", given=lines(early))
     matching = await examples.start("matching_service.py")
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         assert (await stdout_of(matching).readline()).startswith(b"applied up to id ")
     matching.send_signal(signal.SIGKILL)
     await matching.communicate()
@@ -130,7 +130,7 @@ async def test_matching_example_beside_the_sequencing_one_follows_it_live(
     sequencing = await examples.start("sequencing_service.py")
     matching = await examples.start("matching_service.py")
     try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             stdin_of(sequencing).write(lines(some))
             for _ in some:
                 last = json.loads(await stdout_of(sequencing).readline())

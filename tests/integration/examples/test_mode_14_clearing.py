@@ -19,6 +19,7 @@ import pytest
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
+from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ PORTION = 180
 CLIENTS = ["anna", "ben", "cleo", "dora"]
 SYMBOLS = ["ALPHA", "BRAVO", "CHARLIE"]
 IDLE_SECONDS = "2"
-DEADLINE_SECONDS = 400
-"""Each kill of the clearing service costs the ten seconds that its group waits for it."""
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ async def test_ledger_equals_the_trades_after_kills_of_every_part(
     portions = [orders[begin : begin + PORTION] for begin in range(0, ORDERS, PORTION)]
     parts = Parts(stack_environment, chain_id)
     try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline(400):
             # The sequencing service is killed in mid work, and gets the same orders once more.
             await parts.sequence(portions[0], kill_after=50)
             await parts.sequence(portions[0], kill_after=None)

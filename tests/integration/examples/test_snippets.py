@@ -27,6 +27,7 @@ from orderchain import (
     save_destinations,
 )
 from tests.certificates import Authority
+from tests.deadlines import deadline
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
     from orderchain import Delivery, Event
 
-DEADLINE_SECONDS: Final = 60
 
 ELSEWHERE: Final = {
     "test_embedding_guide": ("tutorial.md", "embed-a-"),
@@ -83,7 +83,7 @@ async def run(block: Block, names: dict[str, Any], replaced: dict[str, str] | No
 async def until(event: asyncio.Event, work: asyncio.Task[None]) -> None:
     """Wait for what the work does, then end it: the parts show loops that run until stopped."""
     waiting = asyncio.create_task(event.wait())
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await asyncio.wait([waiting, work], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     work.cancel()

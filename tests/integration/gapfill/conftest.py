@@ -21,9 +21,9 @@ PAGE_ROWS = 10
 @pytest.fixture
 async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
     """A superuser's connection, to look and to plant."""
-    connection = await asyncpg.connect(database, timeout=10)
+    connection = await asyncpg.connect(database)
     yield connection
-    await connection.close(timeout=5)
+    await connection.close()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
         " decode(repeat('00', 32), 'hex'), 'o', 0, 1, 1 FROM generate_series(2, 2_000) AS n"
     )
     await admin.execute("ANALYZE chain_page; ANALYZE chain_batch; ANALYZE chain_term")
-    login = await asyncpg.connect(gap_dsn, timeout=10, server_settings=SESSION_SETTINGS)
+    login = await asyncpg.connect(gap_dsn, server_settings=SESSION_SETTINGS)
     await login.execute(f"SET plan_cache_mode = {plan_cache_mode}")
     for name, values in READINGS:
         (text,) = await login.fetchrow(f"EXPLAIN (ANALYZE, FORMAT JSON) {SQL[name]}", *values)
@@ -63,7 +63,7 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
             if table.startswith(("chain_page", "chain_batch", "chain_term")):
                 assert "Index" in node["Node Type"], (name, values, node)
                 assert node["Actual Rows"] <= PAGE_ROWS + 1, (name, values, node)
-    await login.close(timeout=5)
+    await login.close()
 
 
 async def test_a_reader_plans_a_statement_once_and_locks_its_chain_alone(

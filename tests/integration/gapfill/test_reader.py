@@ -27,6 +27,7 @@ from orderchain.errors import (
 from orderchain.model import Mark
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import STORED_PAGE_ROWS
+from tests.deadlines import deadline, in_time
 from tests.silent_server import silent_server
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 
@@ -416,7 +417,7 @@ async def test_silent_server_ends_by_the_deadline() -> None:
         )
         async with GapReader(config) as reader:
             with pytest.raises(ConnectError, match="silent"):
-                await asyncio.wait_for(reader.standing(0), 5)
+                await in_time(reader.standing(0))
 
 
 async def test_dsn_that_is_none_is_told() -> None:
@@ -442,7 +443,7 @@ async def test_connection_is_let_go_after_the_last_read(
     config = GapReaderConfig(database=gap_dsn, chain_id=7, linger_seconds=0.0)
     async with GapReader(config) as reader:
         await reader.standing(0)
-        async with asyncio.timeout(10):
+        async with deadline():
             while await connections(admin):  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.01)
         # The next read makes a new one.
@@ -484,7 +485,7 @@ async def test_statement_that_hangs_ends_by_the_deadline(
     async with GapReader(config) as reader, admin.transaction():
         await admin.execute("LOCK TABLE chain_head IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(RetryError, match="no answer"):
-            await asyncio.wait_for(reader.standing(0), 5)
+            await in_time(reader.standing(0))
 
 
 async def test_role_without_a_free_connection_is_waited_for(
@@ -492,7 +493,7 @@ async def test_role_without_a_free_connection_is_waited_for(
 ) -> None:
     await make_stored([3])
     limit = await admin.fetchval("SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader'")
-    taken = [await asyncpg.connect(gap_dsn, timeout=10) for _ in range(limit)]
+    taken = [await asyncpg.connect(gap_dsn) for _ in range(limit)]
     impatient = GapReaderConfig(database=gap_dsn, chain_id=7, busy_seconds=0.2)
     patient = GapReaderConfig(database=gap_dsn, chain_id=7, busy_seconds=20.0)
     async with GapReader(impatient) as reader, GapReader(patient) as waiting:
@@ -500,10 +501,10 @@ async def test_role_without_a_free_connection_is_waited_for(
             await reader.standing(0)
         read = asyncio.ensure_future(waiting.standing(0))
         await asyncio.sleep(0)
-        await taken.pop().close(timeout=5)
-        assert (await asyncio.wait_for(read, 20)).is_primary
+        await taken.pop().close()
+        assert (await in_time(read)).is_primary
     for connection in taken:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def test_close_with_a_fill_under_way_ends_in_time_and_lets_the_connection_go(
@@ -515,7 +516,7 @@ async def test_close_with_a_fill_under_way_ends_in_time_and_lets_the_connection_
     await anext(runs)
     assert await connections(admin)
     await runs.aclose()
-    await asyncio.wait_for(reader.close(), 5)
-    async with asyncio.timeout(10):
+    await in_time(reader.close())
+    async with deadline():
         while await connections(admin):  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(0.01)

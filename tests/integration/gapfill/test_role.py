@@ -47,10 +47,10 @@ REFUSED_ALWAYS = [
 @pytest.fixture
 async def gap_login(gap_dsn: str) -> AsyncIterator[asyncpg.Connection]:
     """The role, with its own read-only default switched off, as it may."""
-    connection = await asyncpg.connect(gap_dsn, timeout=10)
+    connection = await asyncpg.connect(gap_dsn)
     await connection.execute("SET default_transaction_read_only = off")
     yield connection
-    await connection.close(timeout=5)
+    await connection.close()
 
 
 async def is_refused(login: asyncpg.Connection, statement: str) -> bool:
@@ -85,11 +85,11 @@ async def test_gap_reader_with_anything_but_a_fill_is_refused(
 
 
 async def test_gap_reader_by_default_is_read_only(gap_dsn: str) -> None:
-    connection = await asyncpg.connect(gap_dsn, timeout=10)
+    connection = await asyncpg.connect(gap_dsn)
     try:
         assert await connection.fetchval("SHOW default_transaction_read_only") == "on"
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def test_gap_reader_reads_what_a_fill_needs(

@@ -16,6 +16,7 @@ from local_stack.process import free_port
 from orderchain.errors import NotYetReadable
 from orderchain.sql import GAP_READER
 from tests.builders.chains import ids_of
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +50,7 @@ async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(
     make_stored: MakeStored, standby: PostgresServer, database_name: str
 ) -> None:
     stored = await make_stored([5, 5])
-    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name), timeout=10)
+    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name))
     config = GapReaderConfig(database=standby.dsn(GAP_READER, database_name), chain_id=7)
     async with GapReader(config) as reader:
         await replayed(look, stored.chain.mark().id)
@@ -70,14 +71,14 @@ async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(
         assert ids_of(await fill(reader, before, stored.chain.mark().id)) == stored.chain.ids[10:]
         with pytest.raises(NotYetReadable):
             await anext(reader.runs(before, stored.chain.mark().id, from_primary=True))
-    await look.close(timeout=5)
+    await look.close()
 
 
 async def test_standby_that_is_paused_is_waited_for_and_then_the_primary_fills(
     make_stored: MakeStored, standby: PostgresServer, database_name: str, gap_dsn: str
 ) -> None:
     stored = await make_stored([5, 5])
-    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name), timeout=10)
+    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name))
     await replayed(look, stored.chain.mark().id)
     await look.execute("SELECT pg_wal_replay_pause()")
     before = stored.chain.mark(stored.chain.ids[3])
@@ -112,6 +113,6 @@ async def fill(reader: GapSource, after: Mark, until_id: int) -> list[Run]:
 
 async def replayed(look: asyncpg.Connection, last_id: int) -> None:
     found = 0
-    async with asyncio.timeout(30):
+    async with deadline():
         while found < last_id:
             found = await look.fetchval("SELECT last_id FROM chain_head WHERE chain_id = 7") or 0

@@ -78,7 +78,6 @@ class Machine:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=60,
         )
 
     def calls(self) -> list[str]:

@@ -96,7 +96,7 @@ def test_stack_up_side_by_side_starts_once(stack: LocalStack) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join()
     assert len(found) == 3
     assert all(status.up for status in found)
     assert len({tuple(process_ids(status)) for status in found}) == 1

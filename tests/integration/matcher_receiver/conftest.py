@@ -32,9 +32,9 @@ MakeReceiver = Callable[..., Receiver]
 
 @pytest.fixture
 async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database, timeout=10)
+    connection = await asyncpg.connect(database)
     yield connection
-    await connection.close(timeout=5)
+    await connection.close()
 
 
 @pytest.fixture

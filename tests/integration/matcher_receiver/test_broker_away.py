@@ -9,6 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish
-
-BACK_SECONDS = 30
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ async def test_receiver_with_its_broker_gone_goes_on_from_the_database_and_retur
         await asyncio.to_thread(kafka_to_break.start if fault == "kill" else kafka_to_break.thaw)
 
         live = receiver.stats().rows_live
-        async with asyncio.timeout(BACK_SECONDS):
+        async with deadline():
             while receiver.stats().rows_live == live:
                 await publish(stored.chain.frames(await stored.commit(10)))
                 events += await next_events(receiver, stored.chain.mark().id)
@@ -90,7 +89,7 @@ async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_retur
         await delete_topic(kafka_to_break.bootstrap, stored.topic)
         await make_topics(kafka_to_break.bootstrap, stored.topic)
         live = receiver.stats().rows_live
-        async with asyncio.timeout(BACK_SECONDS):
+        async with deadline():
             while receiver.stats().rows_live < live + 60:
                 await publish(stored.chain.frames(await stored.commit(10)))
                 events += await next_events(receiver, stored.chain.mark().id)
@@ -103,7 +102,7 @@ async def delete_topic(bootstrap: str, topic: str) -> None:
     await client.start()
     try:
         await client.delete_topics([topic])
-        async with asyncio.timeout(BACK_SECONDS):
+        async with deadline():
             while topic in await client.list_topics():
                 pass
     finally:

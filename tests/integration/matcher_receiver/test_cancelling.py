@@ -8,7 +8,6 @@ again, as a caller of `asyncio.timeout` would.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from matcher_receiver import (
 )
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.cancellation import CancelAt, Cancelled
+from tests.deadlines import deadline
 from tests.unit.matcher_receiver.memory import MemoryFrames
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from .conftest import RoleDsn
 
-DEADLINE_SECONDS = 20
 TRIES = 3
 """A call is cancelled once, so at the second try it must get through."""
 
@@ -182,7 +181,7 @@ async def test_receiver_cancelled_at_any_await_hands_on_every_row_once(
         at += 1
         cancel = CancelAt(at)
         life = Life(stored, role_dsn, cancel, f"cancelled at {at}")
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await life.live(is_saved_later=is_saved_later)
         committed = [row_id for row_id in stored.chain.ids if row_id > life.after_id]
         assert life.handed_on == committed, f"cancelled at await {at}, in {cancel.was_in}"

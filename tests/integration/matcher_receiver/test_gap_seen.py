@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from matcher_receiver import State
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     import asyncpg
@@ -15,12 +16,10 @@ if TYPE_CHECKING:
 
     from .conftest import MakeReceiver, Publish
 
-DEADLINE_SECONDS = 60
-
 
 async def taken(receiver: Receiver, until_id: int) -> list[int]:
     ids: list[int] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not ids or ids[-1] < until_id:
             ids += [event.id for event in (await anext(receiver)).events]
     return ids
@@ -77,7 +76,7 @@ async def test_gap_that_is_open_when_the_process_is_killed_stands_in_the_ledger(
         after_id = killed.head_delivered
         await stored.commit(120)
         await publish(stored.chain.frames(await stored.commit(5)))
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await anext(killed)  # the first page of three
             while await outcomes(admin) != [(after_id, "open")]:  # noqa: ASYNC110 - a table
                 await asyncio.sleep(0.02)

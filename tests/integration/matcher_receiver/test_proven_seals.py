@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 
 from orderchain.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
 from tests.builders.chains import signed
+from tests.deadlines import deadline
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 
 if TYPE_CHECKING:
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
     from .conftest import MakeReceiver, Publish
 
-DEADLINE_SECONDS = 30
 WRONG_SEAL = b"\2" * 32
 
 
 async def work_off(receiver: Receiver, until_id: int) -> list[int]:
     """Hand on and store the checkpoint up to a row."""
     ids: list[int] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not ids or ids[-1] < until_id:
             run = await anext(receiver)
             ids += [event.id for event in run.events]
@@ -108,7 +107,7 @@ async def test_receiver_whose_halt_was_lifted_goes_on_where_the_database_holds_w
         await publish([signed(lying, [events[0], other, events[2]])])
         await work_off(receiver, stored.chain.mark().id)
         await publish(stored.chain.frames(await stored.commit(3)))
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             with pytest.raises(SealMismatch):
                 await anext(receiver)
     with pytest.raises(StillHalted):

@@ -29,6 +29,7 @@ from orderchain.errors import (
 )
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
+from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 
-DEADLINE_SECONDS = 30
-
 
 async def next_events(receiver: Receiver, until_id: int) -> list[Event]:
     """What the receiver hands on until it has handed on `until_id`."""
     events: list[Event] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not events or events[-1].id < until_id:
             events += (await anext(receiver)).events
     return events
@@ -143,7 +142,7 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
     await admin.execute("GRANT USAGE ON effect_place_seq TO receiver_writer")
 
     async def work() -> None:
-        connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+        connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
         try:
             async with make_receiver() as receiver:
                 async for run in receiver:
@@ -164,7 +163,7 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
         await asyncio.sleep(random.uniform(0.0, 0.2))
         worker.cancel()
         await asyncio.wait([worker])
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         worker = asyncio.ensure_future(work())
         query = "SELECT count(*) FROM effect"
         while await admin.fetchval(query) < len(stored.chain.ids):  # noqa: ASYNC110 - a table
@@ -249,7 +248,7 @@ async def test_receiver_with_another_database_at_the_same_address_halts(
     async with make_receiver(poll_after_seconds=0.2) as receiver:
         await next_events(receiver, stored.chain.mark().id)
         await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             with pytest.raises(ForeignDatabase):
                 await anext(receiver)
         assert receiver.state is State.HALTED

@@ -17,6 +17,7 @@ from orderchain import (
 )
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline, in_time
 
 from .conftest import publish_frames
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import Publish, RoleDsn
-
-DEADLINE_SECONDS = 30
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def config(role_dsn: RoleDsn, bootstrap: str, chain_id: int) -> Callable[..., Re
 
 async def events_up_to(receiver: Receiver, until_id: int) -> list[Event]:
     events: list[Event] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not events or events[-1].id < until_id:
             run = await anext(receiver)
             events += run.events
@@ -142,7 +141,7 @@ async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
     database: str,
 ) -> None:
     await admin.execute("CREATE TABLE worked_off (id bigint PRIMARY KEY)")
-    own = await asyncpg.connect(database, timeout=10)
+    own = await asyncpg.connect(database)
     started = asyncio.Event()
 
     async def work(receiver: Receiver) -> None:
@@ -159,11 +158,11 @@ async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
             on_state=lambda state: started.set() if state is State.LIVE else None,
         ) as receiver:
             working = asyncio.ensure_future(work(receiver))
-            await asyncio.wait_for(started.wait(), DEADLINE_SECONDS)
+            await in_time(started.wait())
             for _ in range(5):
                 await publish(stored.chain.frames(await stored.commit(20), slice_rows=7))
                 last_id = stored.chain.mark().id
-                await asyncio.wait_for(receiver.until_delivered(last_id), DEADLINE_SECONDS)
+                await in_time(receiver.until_delivered(last_id))
                 seen = await admin.fetchval(
                     "SELECT count(*) FROM worked_off WHERE id <= $1", last_id
                 )
@@ -171,4 +170,4 @@ async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
             receiver.stop()
             await working
     finally:
-        await own.close(timeout=5)
+        await own.close()

@@ -27,6 +27,7 @@ from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 
 from .conftest import publish_frames
@@ -97,7 +98,7 @@ async def test_missing_rows_stand_in_the_ledger_as_missing(
 async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, database: str
 ) -> None:
-    blocker = await asyncpg.connect(database, timeout=10)
+    blocker = await asyncpg.connect(database)
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE receiver_gap IN ACCESS EXCLUSIVE MODE")
@@ -107,7 +108,7 @@ async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
                 await next_events(receiver, stored.chain.mark().id)
         assert receiver.stats().gaps == 5
     assert await blocker.fetchval("SELECT count(*) FROM receiver_gap") == 5
-    await blocker.close(timeout=5)
+    await blocker.close()
 
 
 @pytest.mark.invariant("S8")
@@ -290,7 +291,7 @@ async def test_many_chains_in_one_process_do_not_mix(
                 batch = await chain.commit(9)
                 if chain is not chains[0]:
                     await publish_frames(bootstrap, chain.topic, chain.chain.frames(batch, 4))
-        async with asyncio.timeout(30):
+        async with deadline():
             while any(len(ids) < 36 for ids in found.values()):  # noqa: ASYNC110 - five of them
                 await asyncio.sleep(0.02)
         for receiver in receivers:

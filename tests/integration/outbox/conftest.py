@@ -17,6 +17,7 @@ from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, s
 from outbox.message import draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
 
 PASSWORD = "a-password-of-tests"
-DEADLINE_SECONDS = 60.0
 CONSUMER = "clearing-service"
 
 
@@ -119,7 +119,7 @@ class Sender:
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         """Wait until something holds that only the database or the broker can tell."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             while not await holds():  # noqa: ASYNC110 - nothing tells when another process did it
                 await asyncio.sleep(0.02)
 

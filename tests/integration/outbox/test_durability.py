@@ -28,6 +28,7 @@ from outbox.sender.due_decisions import Answer
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
+from tests.deadlines import deadline
 
 from .conftest import CONSUMER, make_sender
 from .service.service_client import client, raw, service_config
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-DEADLINE_SECONDS = 60.0
 GHOST = "a_standby_that_is_not_there"
 SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
 
@@ -222,7 +222,7 @@ async def test_setting_that_is_switched_off_under_a_relay_ends_it(own: Database)
     with pytest.raises(DurabilityError, match="fsync"):  # noqa: PT012 - the block is what ends so
         async with Relay(own.sender.config(upkeep_seconds=0.05)) as relay:
             own.set(fsync="off")
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 await relay.run()
 
 

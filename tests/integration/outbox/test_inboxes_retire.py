@@ -18,8 +18,9 @@ from outbox.callback.config import CheckedConfig
 from outbox.message import made_at
 from outbox.records import APPLIED, proof_of, read_headers, token_of
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
-from .conftest import CONSUMER, DEADLINE_SECONDS
+from .conftest import CONSUMER
 
 if TYPE_CHECKING:
     from outbox import Delivery, Destination
@@ -143,7 +144,7 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
 
         await sender.until(has_retired)
         consumer.stop()
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await work
     # What it remembers no longer is not worked on, should it come after all.
     horizon = await sender.admin.fetchval("SELECT horizon FROM inbox_consumer")

@@ -15,6 +15,7 @@ from outbox.sender.relay import HeldMessages
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
 from .cut_await import cut_at
 from .hand_clock import HandClock
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-DEADLINE_SECONDS = 60.0
 PARTS = ["alerts", "acks", "send", "broker", "confirms", "troubles", "sweep", "retention"]
 OURS = """
 SELECT count(*) FROM pg_stat_activity
@@ -55,7 +55,7 @@ async def refuses(relay: Any, business: asyncpg.Connection[Any]) -> None:
 
 async def until_gone(sender: Sender) -> None:
     """Return once the server has ended our connections: it does so a moment after we have."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while await sender.admin.fetchval(OURS):
             pass  # each question is a round trip
 
@@ -74,11 +74,11 @@ async def test_relay_of_which_a_part_is_gone_raises_and_accepts_nothing(
                 early = await transaction.add("clearing", b"1")
             await sender.until_status(early, Status.CONFIRMED)
             await kill("relay", part)
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 with pytest.raises(PartEnded, match=part):
                     await running
             await refuses(relay, business)
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 with pytest.raises(PartEnded):
                     await relay.settle()
     assert list(await sender.statuses()) == [early]
@@ -108,7 +108,7 @@ async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender
             await sender.until_status(message_id, Status.CONFIRMED)
             await sender.let_time_pass()
             await business.execute("SELECT pg_notify('outbox_ready', '')")
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 with pytest.raises(TypeError):
                     await relay.run()
             await refuses(relay, business)
@@ -118,7 +118,7 @@ async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender
 async def test_relay_whose_retention_dies_raises_its_error(sender: Sender) -> None:
     await sender.set_up()
     with pytest.raises(ZeroDivisionError):
-        async with asyncio.timeout(DEADLINE_SECONDS), Relay(sender.config(), clock=NoClock()) as it:
+        async with deadline(), Relay(sender.config(), clock=NoClock()) as it:
             await it.run()
 
 
@@ -164,7 +164,7 @@ async def test_relay_stopped_in_order_lets_its_run_return(sender: Sender) -> Non
     await relay.start()
     running = asyncio.create_task(relay.run())
     await relay.stop()
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await running
 
 
@@ -231,7 +231,7 @@ async def test_message_service_whose_relay_died_raises_the_error_of_its_part(
     service = MessageService(service_config(sender), Clients([client("payments")]))
     await service.start()
     await kill("relay", "sweep")
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         with pytest.raises(PartEnded, match="sweep"):
             await service.run()
     await service.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from local_stack.postgres import SUPERUSER
 from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
+from tests.deadlines import LONG_SECONDS, deadline
 
 from .conftest import make_sender
 from .consumer.test_inbox_schema import delivery
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 PAGE = Path(__file__).parents[3] / "docs" / "permissions.md"
-DEADLINE_SECONDS = 30.0
 OUTBOX_CONSUMER, OUTBOX_CALLBACK, OUTBOX_DECIDER = (
     "outbox_consumer", "outbox_callback", "outbox_decider",
 )  # fmt: skip
@@ -82,12 +81,12 @@ async def test_advisory_locks_of_a_login_keep_nobody_waiting(
 ) -> None:
     """Those that were taken once: for partitions, and for the keys of parked messages."""
     writer = logins[OUTBOX_WRITER]
-    inbox = await Inbox.open(all_parts.admin, "clearing", DEADLINE_SECONDS)
+    inbox = await Inbox.open(all_parts.admin, "clearing", LONG_SECONDS)
     names = ["orderchain outbox partitions", "orderchain inbox partitions",
              f"orderchain inbox 1 {b'K'.hex()}"]  # fmt: skip
     for name in names:
         await writer.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await logins[OUTBOX_RELAY].execute("SELECT outbox_extend(now(), 6, 2)")
         await logins[OUTBOX_CONSUMER].execute("SELECT inbox_extend(now())")
         (message_id,) = draw_message_ids(1)

@@ -13,8 +13,9 @@ from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, Delivery, RetryLevels
 from outbox.statuses import Status
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of
+from tests.deadlines import deadline
 
-from .conftest import CONSUMER, DEADLINE_SECONDS
+from .conftest import CONSUMER
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -66,7 +67,7 @@ async def test_handler_works_in_the_trace_of_the_business_that_added_the_message
             await sender.until_status(traced, Status.CONSUMED)
             await sender.until_status(plain, Status.CONSUMED)
             consumer.stop()
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 await work
     business_span = spans.only("business")
     first, again, *others = (one for one in spans.named("handler") if parent_of(one))
@@ -92,7 +93,7 @@ async def test_loop_of_deliveries_works_in_the_trace_too_and_leaves_it_after_the
             with tracer.start_as_current_span("business"):
                 async with relay.transaction(business) as transaction:
                     message_id = await transaction.add("clearing", b"trade")
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 delivery = await anext(consumer)
             async with delivery.transaction():
                 with tracer.start_as_current_span("handler"):

@@ -57,7 +57,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -88,7 +87,6 @@ def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-I", "-S", "-c", f"{path}\n{program}"],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

@@ -25,7 +25,7 @@ PARTITION_IDS = 100
 @pytest.fixture
 async def chain_database(database: str, database_name: str) -> str:
     """The name of a database with our schema and chain 1, whose partitions span 100 ids."""
-    connection = await asyncpg.connect(database, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(database)
     try:
         await connection.execute(
             "SELECT chain_create($1, $2, $3, $4, $5)", 1, GENESIS_SEAL, "t.1", 0, PARTITION_IDS
@@ -42,7 +42,7 @@ async def connect(postgres_server: PostgresServer, chain_database: str) -> Async
 
     async def open_as(role: str) -> asyncpg.Connection[Any]:
         dsn = postgres_server.dsn(role, chain_database)
-        connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+        connection = await asyncpg.connect(dsn)
         opened.append(connection)
         return connection
 

@@ -23,7 +23,7 @@ _ALL_ROLES = [OWNER, *LOGIN_ROLES]
 async def apply_as(dsn: str, *, and_then: str = "") -> list[str]:
     """Apply the schema and `and_then`; return what the server had to say about it."""
     notices: list[str] = []
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+    connection = await asyncpg.connect(dsn)
     connection.add_log_listener(lambda _, message: notices.append(str(message.message)))
     try:
         async with connection.transaction():
@@ -34,7 +34,7 @@ async def apply_as(dsn: str, *, and_then: str = "") -> list[str]:
 
 
 async def value(dsn: str, query: str, *arguments: Any) -> Any:
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=60)
+    connection = await asyncpg.connect(dsn)
     try:
         return await connection.fetchval(query, *arguments)
     finally:
@@ -165,10 +165,10 @@ async def test_roles_log_in_only_with_a_password_and_within_their_limit(
 
 
 async def refuse_third_connection(dsn: str) -> None:
-    held = await asyncio.gather(*(asyncpg.connect(dsn, timeout=10) for _ in range(2)))
+    held = await asyncio.gather(*(asyncpg.connect(dsn) for _ in range(2)))
     try:
         with pytest.raises(asyncpg.TooManyConnectionsError):
-            await asyncpg.connect(dsn, timeout=10)
+            await asyncpg.connect(dsn)
     finally:
         for connection in held:
             await connection.close()

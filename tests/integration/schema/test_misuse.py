@@ -452,7 +452,7 @@ async def services(
 ) -> AsyncIterator[tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]]]:
     """Two services with logins of their own, both members of `receiver_writer`."""
     opened = [
-        await asyncpg.connect(make_login(name, RECEIVER_WRITER), timeout=10)
+        await asyncpg.connect(make_login(name, RECEIVER_WRITER))
         for name in ("matching_a", "matching_b")
     ]
     yield opened[0], opened[1]
@@ -522,7 +522,7 @@ async def test_member_of_the_owner_lifts_the_halt_of_any_login(
 ) -> None:
     await leave_rows(services[0])
     await services[0].execute(RECEIVER["halt"], 1, "m", 5, "Forked", "two rows")
-    operator = await asyncpg.connect(make_login("operator", OWNER), timeout=10)
+    operator = await asyncpg.connect(make_login("operator", OWNER))
     lifted = await operator.fetchrow(COMMANDS["lift_halt"], 1, "m")
     assert (lifted["reason"], lifted["at_id"]) == ("Forked", 5)
     await operator.fetchval(COMMANDS["record_act"], 1, "m", "unhalt", "eve", "restored", "Forked")

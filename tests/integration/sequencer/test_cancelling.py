@@ -12,13 +12,13 @@ from orderchain.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from .conftest import Chain, MakeChain
 
-DEADLINE_SECONDS = 60.0
 PLACES_MAX = 200
 """More waits than any call here has."""
 
@@ -41,7 +41,7 @@ async def connections(chain: Chain) -> int:
 async def require_closed(chain: Chain) -> None:
     """Nothing runs, and the server sees every connection end."""
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("orderchain")]
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while await connections(chain):
             pass
 
@@ -53,7 +53,7 @@ async def test_question_that_is_cancelled_answers_no_commit(
     """Its answer comes over the connection of the commit behind it, and says nothing of that."""
     chain = await make_chain(lease_seconds=60, commit_seconds=50)
     acks: list[Ack] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), open_sequencer(chain.config) as sequencer:
+    async with deadline(), open_sequencer(chain.config) as sequencer:
         acks += await sequencer.submit_many(orders("first", count))
         for place in range(1, PLACES_MAX):
             async with chain.admin.transaction():
@@ -92,7 +92,7 @@ async def test_call_that_is_cancelled_is_committed_whole_or_not_at_all(
 ) -> None:
     """In the line before a full queue, while its batch is taken, and after that."""
     chain = await make_chain(**QUICK, queue_bytes_max=256 * 1024, batch_rows_max=100)
-    async with asyncio.timeout(DEADLINE_SECONDS), open_sequencer(chain.config) as sequencer:
+    async with deadline(), open_sequencer(chain.config) as sequencer:
         for is_full in (False, True):
             for place in range(1, PLACES_MAX):
                 name = f"{is_full} {place}"
@@ -125,7 +125,7 @@ async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_eve
 ) -> None:
     chain = await make_chain(**QUICK)
     kept: dict[str, int] = {}
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         for place in range(1, PLACES_MAX):
             sequencer = await open_sequencer(chain.config).__aenter__()
             keys = [f"{place}.{number}" for number in range(20)]
@@ -155,7 +155,7 @@ async def test_start_that_is_cancelled_anywhere_leaves_nothing_behind(
     chain = await make_chain(**QUICK)
     async with open_sequencer(chain.config) as sequencer:
         await sequencer.submit("a", b"")
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         for place in range(1, PLACES_MAX):
             sequencer = open_sequencer(chain.config)
             started = CancelledAt(place, sequencer.__aenter__())

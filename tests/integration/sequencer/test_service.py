@@ -26,6 +26,7 @@ from orderchain.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from orderchain.frame import FrameHeader
@@ -61,7 +62,7 @@ async def test_submit_with_one_order_returns_its_place(make_chain: MakeChain) ->
 
 async def test_idle_chain_says_that_everything_is_published(make_chain: MakeChain) -> None:
     chain = await make_chain()
-    async with open_sequencer(chain.config) as sequencer, asyncio.timeout(60.0):
+    async with open_sequencer(chain.config) as sequencer, deadline():
         ack = await sequencer.submit("a", b"one")
         # No commit follows, which would store it. Another process has to see it: no event tells.
         while (await chain.head())["published_id"] != ack.id:  # noqa: ASYNC110

@@ -15,6 +15,7 @@ from orderchain import Order, Receiver, open_receiver, open_sequencer
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from orderchain.tracing import TracedRecord, find_tracing
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-DEADLINE_SECONDS = 60
 QUIET = {"lease_seconds": 30.0, "heartbeat_seconds": 60.0}
 """No heartbeat comes in between."""
 
@@ -118,7 +118,7 @@ class World:
 
 async def taken(receiver: Receiver, until_id: int) -> list[Run]:
     runs: list[Run] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not runs or runs[-1].last_id < until_id:
             runs.append(await anext(receiver))
     return runs

@@ -175,7 +175,6 @@ def test_bash_completes_commands_options_and_values(
         env={**os.environ, "PATH": f"{program_folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     assert set(done.stdout.split()) == found, done
@@ -209,7 +208,6 @@ def test_commands_are_completed_without_being_imported() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done

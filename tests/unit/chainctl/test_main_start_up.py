@@ -28,7 +28,6 @@ def test_command_that_needs_no_server_imports_none_of_the_heavy_packages(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
         check=True,
         cwd=Path(chainctl.__file__).parent.parent,
     )

@@ -80,7 +80,7 @@ def test_check_input_with_a_wrong_file_is_refused(tmp_path: Path) -> None:
 
 def test_preparing_without_an_input_generates_one(tmp_path: Path) -> None:
     with input_in_background(options(), tmp_path) as preparation:
-        demo_input = preparation.result(timeout=30)
+        demo_input = preparation.result()
     assert demo_input.path == tmp_path / "orders.csv"
     assert demo_input.expected.rows == 300
 
@@ -102,4 +102,4 @@ def test_preparing_with_a_bad_row_raises_it_when_asked(tmp_path: Path) -> None:
         input_in_background(options(input=path), tmp_path) as preparation,
         pytest.raises(InputError),
     ):
-        preparation.result(timeout=30)
+        preparation.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from chainctl.event_loop import run_async
 from chainctl.main import main
 from demo.processes import CheckingJob, Child, ChildDied, ContinueCommand
+from tests.deadlines import in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,4 +48,4 @@ def test_command_to_a_process_that_has_died_leaves_the_word_to_its_death(dying: 
         finally:
             await child.stop()
 
-    run_async(asyncio.wait_for(command_and_ask(), 60))
+    run_async(in_time(command_and_ask()))

@@ -57,7 +57,6 @@ def run(program: str, folder: Path | None = None) -> subprocess.CompletedProcess
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

@@ -76,7 +76,6 @@ def test_targets_of_make_exist() -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert done.returncode == 0, f"{line}: {done.stderr}"

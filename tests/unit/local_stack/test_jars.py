@@ -86,7 +86,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     yield made
     made.server.shutdown()
     made.server.server_close()
-    thread.join(30)
+    thread.join()
 
 
 def left_in(cache: Path) -> set[str]:
@@ -170,7 +170,7 @@ def test_fetch_kafka_side_by_side_fetches_once(repository: Repository, tmp_path:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert len(folders) == 4
     assert repository.jars_asked == sorted(NAMES)
 

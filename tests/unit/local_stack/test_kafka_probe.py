@@ -38,7 +38,7 @@ def answering() -> Iterator[Callable[[bytes], int]]:
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join()
 
 
 @pytest.mark.parametrize("brokers", [0, 1, 3])

@@ -34,6 +34,7 @@ from orderchain.testing.memory_store import (
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from sequencer import Order, Sequencer, SequencerConfig
 from tests.builders.orders import make_orders
+from tests.deadlines import deadline
 from tests.small_worlds import scaled_down
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ async def test_connection_lost_while_idle_is_made_again_to_record_what_is_skippe
         await sequencer.submit("waits in vain for room", b"")
         await world.store.close()
         world.log.is_away = False
-        async with asyncio.timeout(10.0):
+        async with deadline():
             while not world.chain.skips:  # noqa: ASYNC110 - the memory has no event for it
                 await asyncio.sleep(0.001)
         assert world.chain.skips == [(0, 30)]

@@ -12,6 +12,7 @@ from orderchain.model import is_linked
 from orderchain.testing.memory_store import CommitFault
 from sequencer import core
 from sequencer.submission import Batcher
+from tests.deadlines import deadline
 
 from .test_service import World
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from orderchain.seal import Batch
     from sequencer import Sequencer
 
-DEADLINE_SECONDS = 10.0
-
 
 @pytest.fixture
 def world() -> World:
@@ -32,24 +31,23 @@ def world() -> World:
 
 async def outcomes(submitted: Sequence[asyncio.Future[Any]]) -> list[Any]:
     """Return what callers were answered who never give up."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         return await asyncio.gather(*submitted, return_exceptions=True)
 
 
 async def leave(sequencer: Sequencer) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await sequencer.__aexit__(None, None, None)
 
 
 async def until_stopped(sequencer: Sequencer) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await sequencer.until_stopped()
 
 
 async def live(sequencer: Sequencer) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        async with sequencer:
-            await sequencer.until_stopped()
+    async with deadline(), sequencer:
+        await sequencer.until_stopped()
 
 
 def part(name: str) -> asyncio.Task[Any]:
@@ -191,7 +189,7 @@ async def test_lease_that_dies_during_the_start_fails_the_start(
 
     monkeypatch.setattr(world.sink, "start", slow_start)
     with pytest.raises(RetryError, match="lease task was cancelled"):
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await world.sequencer().__aenter__()
     assert not [task for task in asyncio.all_tasks() if "orderchain" in task.get_name()]
 

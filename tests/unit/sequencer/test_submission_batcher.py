@@ -7,6 +7,7 @@ import pytest
 from orderchain.errors import QueueFull, StoppedError
 from sequencer.submission import Batcher, Entry
 from tests.builders.orders import make_orders
+from tests.deadlines import deadline
 
 
 def entry(rows: int = 1, size: int = 10) -> Entry:
@@ -131,7 +132,7 @@ async def test_linger_counts_from_when_the_first_order_was_queued() -> None:
     queue.add_nowait(first := entry())
     first.queued_at_seconds -= 30  # a commit that took so long was under way
     queue.add_nowait(second := entry())
-    async with asyncio.timeout(5):
+    async with deadline():
         assert await queue.next_batch() == [first, second]
 
 

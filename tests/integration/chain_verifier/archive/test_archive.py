@@ -65,11 +65,11 @@ class Chain:
 
     def fetch(self, query: str) -> list[Any]:
         async def run() -> list[Any]:
-            connection = await asyncpg.connect(self.owner, timeout=10, command_timeout=20)
+            connection = await asyncpg.connect(self.owner)
             try:
                 return [tuple(row) for row in await connection.fetch(query)]
             finally:
-                await connection.close(timeout=5)
+                await connection.close()
 
         return asyncio.run(run())
 

@@ -49,7 +49,7 @@ PAGE_ROWS = 20
 
 async def _store(dsn: str, rows: Sequence[Row]) -> None:
     """Create the chain and store `rows` in batches, as commits of a sequencer leave them."""
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         seal = bytes(32)
         await connection.execute(
@@ -58,7 +58,7 @@ async def _store(dsn: str, rows: Sequence[Row]) -> None:
         for first in range(0, len(rows), BATCH_ROWS):
             await _commit(connection, rows[first : first + BATCH_ROWS])
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 async def _commit(connection: asyncpg.Connection[Any], rows: Sequence[Row]) -> None:
@@ -226,11 +226,11 @@ def test_database_that_grows_meanwhile_leaves_the_new_rows_of_a_journal_out(
 
 
 async def _commit_one(dsn: str, row: Row) -> None:
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         await _commit(connection, [row])
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 def test_database_that_breaks_off_behind_its_head_is_no_verdict(
@@ -255,7 +255,7 @@ def test_database_read_over_several_connections_is_the_same(
 
 
 async def _rule(dsn: str) -> str:
-    connection = await asyncpg.connect(dsn, timeout=10, command_timeout=20)
+    connection = await asyncpg.connect(dsn)
     try:
         found: str = await connection.fetchval(
             "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
@@ -263,7 +263,7 @@ async def _rule(dsn: str) -> str:
         )
         return found
     finally:
-        await connection.close(timeout=5)
+        await connection.close()
 
 
 @pytest.mark.parametrize("is_forbidden_anew", [False, True])

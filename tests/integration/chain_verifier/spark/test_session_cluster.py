@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
 CHAIN_IDS = count(9_107)
 ROWS = 2_000
 DELETED = 1_234
-DEADLINE_SECONDS = 180.0
 
 TWICE = """
 import sys
@@ -102,7 +101,6 @@ def run(*arguments: object, settings: Mapping[str, str]) -> Done:
         cwd=Path(settings["CWD"]),
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

@@ -80,7 +80,6 @@ def test_benchmarks_as_a_module_are_the_same_command(tmp_path: Path) -> None:
         env=clean_environment({}),
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
     assert done.returncode == 2
@@ -104,7 +103,6 @@ def test_bench_without_the_checkout_says_where_it_is(tmp_path: Path) -> None:
         env=clean_environment({}),
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
     assert done.returncode == 2

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SAMPLE_VARIABLE = "ORDERCHAIN_SAMPLE_DATA"
 SAMPLE_PATH = "sse_l2_20230711/events.csv.xz"
 CHAINCTL = Path(sys.executable).with_name("chainctl")
-DEADLINE_SECONDS = 500
 SEED = 20_261
 BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 """What rich draws bars of."""
@@ -41,7 +40,7 @@ BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 pytestmark = [
     pytest.mark.postgres,
     pytest.mark.kafka,
-    pytest.mark.timeout(DEADLINE_SECONDS + 60),
+    pytest.mark.timeout(560),
 ]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -53,7 +52,7 @@ def stack_folder() -> Iterator[Path]:
     folder = make_server_folder()
     yield folder / "stack"
     environment = os.environ | {"CHAINCTL_STACK_DIR": str(folder / "stack")}
-    subprocess.run([CHAINCTL, "stack", "down"], env=environment, check=True, timeout=120)
+    subprocess.run([CHAINCTL, "stack", "down"], env=environment, check=True)
     shutil.rmtree(folder)
 
 
@@ -61,7 +60,7 @@ def stack_folder() -> Iterator[Path]:
 def stack_up(stack_folder: Path) -> Path:
     """The folder of that stack, which is up: a demo may start it while it reads a file."""
     environment = os.environ | {"CHAINCTL_STACK_DIR": str(stack_folder)}
-    subprocess.run([CHAINCTL, "stack", "up"], env=environment, check=True, timeout=120)
+    subprocess.run([CHAINCTL, "stack", "up"], env=environment, check=True)
     return stack_folder
 
 
@@ -80,7 +79,6 @@ def run(environment: dict[str, str]) -> Run:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_SECONDS,
             check=False,
         )
 
@@ -106,7 +104,6 @@ def on_a_terminal(
         env=environment | {"TERM": "xterm", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=theirs,
-        timeout=DEADLINE_SECONDS,
         check=False,
     )
     os.close(theirs)
@@ -122,7 +119,6 @@ def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
         check=False,
     )
 
@@ -147,7 +143,6 @@ def typed_of_the_readme(environment: dict[str, str], folder: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -342,7 +337,7 @@ def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
     services = demo.services()
     assert "sequencing_service" in services
     demo.process.send_signal(signal.SIGINT)
-    stdout, stderr = demo.process.communicate(timeout=60)
+    stdout, stderr = demo.process.communicate()
     assert demo.process.returncode == 130
     assert stdout == ""
     assert "Traceback" not in stderr
@@ -372,14 +367,14 @@ def test_dashboard_moves_while_a_demo_runs(
         demo.wait_for("Killed the matching service")
         asyncio.run(watch())
         demo.process.send_signal(signal.SIGINT)
-        demo.process.communicate(timeout=60)
+        demo.process.communicate()
         assert demo.process.returncode == 130
 
 
 def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
     demo.wait_for("Killed the matching service")
     os.kill(demo.services()["sequencing_service"], signal.SIGKILL)
-    stdout, stderr = demo.process.communicate(timeout=60)
+    stdout, stderr = demo.process.communicate()
     assert demo.process.returncode == 3
     assert stdout == ""
     last_line = stderr.splitlines()[-1]

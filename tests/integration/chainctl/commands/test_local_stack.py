@@ -56,7 +56,7 @@ def test_stack_is_reset_after_a_yes_on_the_terminal(
     try:
         os.write(ours, f"{answer}\n".encode())
         process = start("stack", "reset", settings=settings, stdin=theirs)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     finally:
         os.close(ours)
         os.close(theirs)
@@ -83,7 +83,6 @@ def test_stack_comes_up_is_reached_by_its_environment_and_goes_away(
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
         )
         found = dict(line.split("=", 1) for line in shell.stdout.splitlines() if "=" in line)
         reached = {name: value for name, value in found.items() if name.startswith("CHAINCTL_")}

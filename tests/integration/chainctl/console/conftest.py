@@ -21,6 +21,7 @@ from orderchain.errors import PrimaryBehind
 from orderchain.model import Gap, Mark
 from outbox import Destination, Message, draw_message_ids, save_destinations
 from tests.builders.stored_chain import StoredChain
+from tests.deadlines import LONG_SECONDS, Deadline
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Start
 
-DEADLINE_SECONDS = 60.0
 CHAIN = 7
 ROWS = 20
 
@@ -80,7 +80,7 @@ class RunningConsole:
         self, method: str, path: str, body: object = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """Send one request; headers with `_` for `-`."""
-        connection = http.client.HTTPConnection(self.address, timeout=DEADLINE_SECONDS)
+        connection = http.client.HTTPConnection(self.address, timeout=LONG_SECONDS)
         content = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
@@ -120,7 +120,7 @@ class RunningConsole:
     def end(self) -> str:
         """End it as a supervisor does; return what it has written."""
         self.process.send_signal(signal.SIGTERM)
-        _, err = self.process.communicate(timeout=DEADLINE_SECONDS)
+        _, err = self.process.communicate()
         assert self.process.returncode == 143, err
         return err
 
@@ -141,9 +141,9 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 def until(holds: Callable[[], Any]) -> Any:
     """Return what `holds` returns once it is true: nothing tells when another process did it."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    bound = Deadline()
     while not (found := holds()):
-        assert time.monotonic() < deadline
+        assert bound.left() > 0
         time.sleep(0.05)
     return found
 

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.console.conftest import (
     CHAIN,
-    DEADLINE_SECONDS,
     Filled,
     RunningConsole,
 )
@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian: apt-get install chromium)"),
 ]
 
-expect.set_options(timeout=DEADLINE_SECONDS * 1_000)
+expect.set_options(timeout=LONG_SECONDS * 1_000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -64,7 +64,7 @@ def open_page(browser: Browser) -> Open:
     async def open_one(console: RunningConsole, **context: Any) -> AsyncIterator[Page]:
         wrong: list[str] = []
         async with await browser.new_context(**context) as holding:
-            holding.set_default_timeout(DEADLINE_SECONDS * 1_000)
+            holding.set_default_timeout(LONG_SECONDS * 1_000)
             page = await holding.new_page()
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on("console", lambda said: wrong.append(said.text))
@@ -310,10 +310,10 @@ async def test_dead_letter_is_retried_by_keyboard_and_the_rest_abandoned(
 async def test_outbox_that_has_a_trouble_is_not_well(
     console: RunningConsole, open_page: Open, database: str
 ) -> None:
-    admin = await asyncpg.connect(database, timeout=10)
+    admin = await asyncpg.connect(database)
     await admin.execute("UPDATE outbox_pending SET status = 0, next_send_at = now() + '1 hour'")
     await admin.execute("INSERT INTO outbox_trouble VALUES ('t', 'it is missing')")
-    await admin.close(timeout=5)
+    await admin.close()
     async with open_page(console) as page:
         await expect(page.locator("#notice-list")).to_contain_text("it is missing")
         await expect(page.locator("#tile-outbox")).to_have_text("trouble")

@@ -14,13 +14,12 @@ from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain.errors import ConnectError, TopicError
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 from tests.integration.matcher_receiver.conftest import publish_frames
 from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
-
-DEADLINE_SECONDS = 30
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def source_of(bootstrap: str, topic: str, **settings: Any) -> KafkaFrameSource:
 
 async def read(source: KafkaFrameSource, count: int) -> list[bytes | None]:
     found: list[bytes | None] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while len(found) < count:
             found += await source.records(1.0)
     return found
@@ -82,7 +81,7 @@ async def test_records_deleted_under_the_reader_lead_back_to_the_live_end(
         await admin.start()
         await admin.delete_records({TopicPartition(any_topic, 0): RecordsToDelete(50)})
         await admin.close()
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             while await source.records(1.0):
                 pass
         await publish_frames(bootstrap, any_topic, [b"after"])

@@ -19,6 +19,7 @@ from orderchain.errors import (
 )
 from orderchain.model import Mark
 from orderchain.sql import RECEIVER_WRITER, load_sql
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,7 +98,7 @@ async def test_save_in_the_callers_transaction_stands_or_falls_with_it(
     store: PostgresCheckpointStore, role_dsn: RoleDsn
 ) -> None:
     await store.save(0, mark(10))
-    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
     transaction = connection.transaction()
     await transaction.start()
     await store.save(10, mark(20), connection)
@@ -109,7 +110,7 @@ async def test_save_in_the_callers_transaction_stands_or_falls_with_it(
     with pytest.raises(CheckpointLost):
         async with connection.transaction():
             await store.save(10, mark(30), connection)
-    await connection.close(timeout=5)
+    await connection.close()
 
 
 async def test_save_whose_answer_was_lost_is_made_again(
@@ -144,7 +145,7 @@ async def test_save_whose_answer_was_lost_is_made_again(
 
 async def kill_waiting_backend(admin: asyncpg.Connection) -> None:
     killed = None
-    async with asyncio.timeout(10):
+    async with deadline():
         while not killed:
             killed = await admin.fetchval(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
@@ -252,7 +253,7 @@ async def test_load_with_a_wrong_password_never_shows_it(config: CheckpointConfi
 async def test_role_may_keep_checkpoints_and_nothing_else(
     store: PostgresCheckpointStore, role_dsn: RoleDsn
 ) -> None:
-    login = await asyncpg.connect(role_dsn(RECEIVER_WRITER), timeout=10)
+    login = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
     for statement in (
         "SELECT * FROM chain_page",
         "SELECT * FROM chain_batch",
@@ -264,4 +265,4 @@ async def test_role_may_keep_checkpoints_and_nothing_else(
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await login.execute(statement)
-    await login.close(timeout=5)
+    await login.close()

@@ -30,6 +30,7 @@ from orderchain.clients.options import librdkafka_options
 from orderchain.clients.topics import describe_topic, describe_topics
 from orderchain.errors import ConnectError, RetryError
 from tests.certificates import Authority
+from tests.deadlines import LONG_SECONDS, deadline
 from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.silent_server import silent_server
 from tests.sockets import no_socket_left
@@ -37,11 +38,11 @@ from tests.sockets import no_socket_left
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-SECONDS = 40.0
-
 
 @asynccontextmanager
-async def started(config: KafkaConfig, client: Any, seconds: float = SECONDS) -> AsyncIterator[Any]:
+async def started(
+    config: KafkaConfig, client: Any, seconds: float = LONG_SECONDS
+) -> AsyncIterator[Any]:
     """Start a client as the engine does, and leave none of its connections open."""
     try:
         async with connecting(config, seconds):
@@ -51,7 +52,7 @@ async def started(config: KafkaConfig, client: Any, seconds: float = SECONDS) ->
         await close_client(client, 5.0)
 
 
-async def refused(config: KafkaConfig, seconds: float = SECONDS) -> str:
+async def refused(config: KafkaConfig, seconds: float = LONG_SECONDS) -> str:
     """Return what is said of a config by which no client connects."""
     with pytest.raises(ConnectError) as found:
         async with no_socket_left(), started(config, make_admin(config, "test"), seconds):
@@ -87,7 +88,7 @@ async def test_other_driver_with_the_same_config_works(secured_kafka: SecuredKaf
 
     for config in (secured_kafka.login(RECEIVER), secured_kafka.mutual(RECEIVER)):
         admin = AdminClient({**librdkafka_options(config)})
-        found = await asyncio.to_thread(admin.list_topics, timeout=SECONDS)
+        found = await asyncio.to_thread(admin.list_topics, timeout=LONG_SECONDS)
         assert TOPIC in found.topics
 
 
@@ -364,7 +365,7 @@ async def connected_admin(secured_kafka: SecuredKafka) -> tuple[Any, Any]:
     """Return an admin client that is started over TLS, and its connection."""
     config = secured_kafka.login(SEQUENCER)
     admin = make_admin(config, "test")
-    async with connecting(config, SECONDS):
+    async with connecting(config, LONG_SECONDS):
         await start_client(admin)
         await admin.list_topics()
     (connection,) = admin._client._conns.values()
@@ -378,7 +379,7 @@ async def test_connection_that_aiokafka_forgets_does_not_wait_for_a_frozen_broke
     admin, connection = await connected_admin(secured_kafka)
     await asyncio.to_thread(secured_kafka.server.freeze)
     try:
-        async with asyncio.timeout(20.0):
+        async with deadline():
             await connection.close()
     finally:
         await asyncio.to_thread(secured_kafka.server.thaw)

@@ -14,13 +14,12 @@ from aiokafka.conn import AIOKafkaConnection
 
 from orderchain.clients.kafka import close_client, start_client
 from tests.builders.topics import make_topics
+from tests.deadlines import LONG_SECONDS, deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from local_stack import KafkaServer
-
-DEADLINE_SECONDS = 30
 
 
 def connections() -> int:
@@ -61,7 +60,7 @@ async def test_consumer_that_is_closed_while_its_group_waits_leaves_no_connectio
     await make_topics(kafka_server.bootstrap, name)
     first, second = (member(kafka_server.bootstrap, name) for _ in range(2))
     held_up = HeldUp()
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await start_client(first)
         first.subscribe([name], listener=held_up)
         await held_up.has_joined.wait()
@@ -72,7 +71,7 @@ async def test_consumer_that_is_closed_while_its_group_waits_leaves_no_connectio
         await close_client(second, 0.05)
         assert connections() == before
         held_up.let_go.set()
-        await close_client(first, DEADLINE_SECONDS)
+        await close_client(first, LONG_SECONDS)
     assert connections() == before - 2
 
 
@@ -89,14 +88,14 @@ async def test_client_whose_start_is_cut_off_anywhere_leaves_no_connection(
 ) -> None:
     before = connections()
     for steps in range(40):
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             client = make(kafka_server.bootstrap)
             starting = asyncio.create_task(start_client(client))
             for _ in range(steps):
                 await asyncio.sleep(0)
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            await close_client(client, DEADLINE_SECONDS)
+            await close_client(client, LONG_SECONDS)
             assert connections() == before
 
 
@@ -105,10 +104,10 @@ async def test_client_that_is_closed_under_a_cancellation_leaves_no_connection(
 ) -> None:
     before = connections()
     for steps in range(1, 20):
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             consumer = member(kafka_server.bootstrap, "any")
             await start_client(consumer)
-            closing = asyncio.create_task(close_client(consumer, DEADLINE_SECONDS))
+            closing = asyncio.create_task(close_client(consumer, LONG_SECONDS))
             for _ in range(steps):
                 await asyncio.sleep(0)
             closing.cancel()

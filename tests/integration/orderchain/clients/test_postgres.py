@@ -18,6 +18,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import close_connection, connect
 from orderchain.errors import ConnectError, OrderchainError, RetryError
 from tests.certificates import Authority, pkcs8
+from tests.deadlines import LONG_SECONDS
 from tests.pages import ROOT
 from tests.secured_postgres import (
     CERTIFIED,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from local_stack import PostgresServer
 
-SECONDS = 30.0
 
 ARRAYS: dict[str, list[Any]] = {
     "bool": [True, False],
@@ -75,7 +75,7 @@ def secured(session_folder: Path, authority: Authority) -> Iterator[SecuredPostg
         yield server
 
 
-async def ask(config: DatabaseConfig, query: str, seconds: float = SECONDS) -> Any:
+async def ask(config: DatabaseConfig, query: str, seconds: float = LONG_SECONDS) -> Any:
     """Connect, and return the only value of a query."""
     connection = await connect(config, application_name="test", within_seconds=seconds)
     try:
@@ -95,7 +95,7 @@ async def test_arrays_of_our_statements_are_known_without_asking_the_server(
 
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asked)
     config = DatabaseConfig.of(postgres_server.dsn(SUPERUSER))
-    connection = await connect(config, application_name="test", within_seconds=SECONDS)
+    connection = await connect(config, application_name="test", within_seconds=LONG_SECONDS)
     try:
         for name, values in ARRAYS.items():
             found = await connection.fetchrow(
@@ -116,7 +116,7 @@ def test_arrays_that_are_known_are_those_of_our_statements() -> None:
 async def refused(
     config: DatabaseConfig,
     kind: type[OrderchainError] = ConnectError,
-    seconds: float = SECONDS,
+    seconds: float = LONG_SECONDS,
 ) -> str:
     with pytest.raises(kind) as found:
         async with no_socket_left():

@@ -46,6 +46,7 @@ from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
 from tests.certificates import HOST, Authority
+from tests.deadlines import LONG_SECONDS, deadline
 from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.sockets import no_socket_left
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 ROWS = 100
-SECONDS = 60.0
 CONSUMER = "ledger"
 NO_CALLS = HttpSenderCalls(lambda _: client("nobody"), 1.0)
 
@@ -129,7 +129,7 @@ async def test_chain_is_sequenced_received_filled_and_verified(
     sent = [b"%d" % number for number in range(ROWS)]
     received: list[bytes] = []
     orders = [Order(f"client#{number}", payload) for number, payload in enumerate(sent)]
-    async with asyncio.timeout(SECONDS):
+    async with deadline():
         async with open_sequencer(
             SequencerConfig(chain_id=chain_id, database=reached, kafka=kafka)
         ) as sequencer:
@@ -162,11 +162,11 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
     service = ServiceConfig(relay=relay, port=0)
     consumer = ConsumerConfig(name=CONSUMER, topics=(topic,), database=reached, kafka=kafka)
     business = await connect(
-        DatabaseConfig.of(reached), application_name="business", within_seconds=SECONDS
+        DatabaseConfig.of(reached), application_name="business", within_seconds=LONG_SECONDS
     )
     (served,), effects = draw_message_ids(1), set[UUID]()
     async with (
-        asyncio.timeout(2 * SECONDS),
+        deadline(),
         Relay(relay) as sender,
         MessageService(service, Clients([client("payments")])) as messages,
         Consumer(consumer) as receiver,
@@ -208,7 +208,7 @@ async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, 
     owner = await connect(
         secured.right(SUPERUSER, dbname=database_name),
         application_name="owner",
-        within_seconds=SECONDS,
+        within_seconds=LONG_SECONDS,
     )
     destination = Destination(name="clearing", topic=topic, consumers=(CONSUMER,))
     await save_destinations(owner, [destination], create_topics=kafka)

@@ -43,6 +43,7 @@ from sequencer import (
     open_sequencer,
 )
 from sequencer.stores.kafka import KafkaFrameSink
+from tests.deadlines import LONG_SECONDS, deadline
 from tests.integration.outbox.conftest import Sender, make_sender
 from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
 from tests.sockets import no_socket_left
@@ -60,7 +61,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 CHAIN_ID = 7
 ROWS = 100
-SECONDS = 60.0
 
 ways = pytest.mark.parametrize("way", ["login", "mutual"])
 
@@ -103,7 +103,7 @@ async def test_chain_is_sequenced_received_and_verified(
     receiver = Receiver(ReceiverConfig(chain_id=CHAIN_ID, name="any"), frames, gaps)
     sent: list[bytes] = []
     received: list[bytes] = []
-    async with asyncio.timeout(SECONDS), receiver, open_sequencer(config) as sequencer:
+    async with deadline(), receiver, open_sequencer(config) as sequencer:
         # Rows that were committed before it looked come from the database: go on until some do not.
         while not receiver.stats().rows_live:
             new = [Order(f"client#{n}", b"%d" % n) for n in range(len(sent), len(sent) + ROWS)]
@@ -141,7 +141,7 @@ async def test_orders_are_taken_from_a_topic(
     await check_intake_topic(taken)
     config = SequencerConfig(chain_id=CHAIN_ID, database=role_dsn(SEQUENCER_WRITER), kafka=leader)
     are_taken = asyncio.Event()
-    async with asyncio.timeout(SECONDS), open_sequencer(config) as sequencer:
+    async with deadline(), open_sequencer(config) as sequencer:
 
         def note(stats: TopicIntakeStats) -> None:
             if stats.records == 2:
@@ -187,7 +187,7 @@ async def test_message_is_relayed_consumed_and_confirmed(
 
     business = await sender.connect(OUTBOX_WRITER)
     async with (
-        asyncio.timeout(SECONDS),
+        deadline(),
         sender.relay(kafka=kafka, name=f"{name}.relay"),
         consumer,
     ):
@@ -205,15 +205,15 @@ async def test_broker_that_is_away_is_told_from_one_that_answers(
 ) -> None:
     """The relay asks so, over a connection like all others."""
     kafka = secured_kafka.login(SEQUENCER)
-    assert await is_broker_there(kafka, SECONDS)
-    assert await is_broker_there(secured_kafka.mutual(SEQUENCER), SECONDS)
+    assert await is_broker_there(kafka, LONG_SECONDS)
+    assert await is_broker_there(secured_kafka.mutual(SEQUENCER), LONG_SECONDS)
     for wrong in (
         KafkaConfig.of(secured_kafka.at("LOGIN")),
         secured_kafka.login(SEQUENCER, sasl_password="wrong"),
         KafkaConfig.of("127.0.0.1:1"),
     ):
         async with no_socket_left():
-            assert not await is_broker_there(wrong, SECONDS)
+            assert not await is_broker_there(wrong, LONG_SECONDS)
 
 
 # -- who may not, is told so ----------------------------------------------------------------------
@@ -227,7 +227,10 @@ async def test_receiver_cannot_write(
     _, reader = configs(secured_kafka, "login")
     sink = KafkaFrameSink(
         SequencerConfig(
-            chain_id=1, database="postgresql://unused", kafka=reader, publish_seconds=SECONDS
+            chain_id=1,
+            database="postgresql://unused",
+            kafka=reader,
+            publish_seconds=LONG_SECONDS,
         )
     )
     await sink.start(topic, 0)  # to look is allowed
@@ -244,7 +247,9 @@ async def test_receiver_without_a_right_to_its_topic_says_so(secured_kafka: Secu
     topic = f"other.{secrets.token_hex(4)}"
     secured_kafka.make_topic(topic)
     source = KafkaFrameSource(
-        KafkaSourceConfig(kafka=secured_kafka.login(RECEIVER), topic=topic, connect_seconds=SECONDS)
+        KafkaSourceConfig(
+            kafka=secured_kafka.login(RECEIVER), topic=topic, connect_seconds=LONG_SECONDS
+        )
     )
     with pytest.raises(ConnectError, match=f"'receiver' that may .*Describe.* topic {topic}"):
         await source.start()

@@ -13,6 +13,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import DRIVER_ERRORS, PoolerFound, close_connection, connect
 from orderchain.clients.session import Connections, Session, SessionConfig, connected
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from tests.deadlines import LONG_SECONDS, deadline
 from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from orderchain.clients.postgres import Connection
 
-SECONDS = 30.0
 PID = "SELECT pg_backend_pid() AS pid"
 
 
@@ -28,7 +28,9 @@ PID = "SELECT pg_backend_pid() AS pid"
 async def watcher(empty_database: str) -> AsyncIterator[Connection]:
     """A connection that looks at the others, and makes what a test needs."""
     connection = await connect(
-        DatabaseConfig.of(empty_database), application_name="watcher", within_seconds=SECONDS
+        DatabaseConfig.of(empty_database),
+        application_name="watcher",
+        within_seconds=LONG_SECONDS,
     )
     await connection.execute("CREATE TABLE orders (id int CHECK (id > 0))")
     yield connection
@@ -43,8 +45,8 @@ def config_of(empty_database: str, watcher: Connection) -> Callable[..., Session
                 "database": DatabaseConfig.of(empty_database),
                 "application_name": "session",
                 "role": "auditor",
-                "connect_seconds": SECONDS,
-                "statement_seconds": SECONDS,
+                "connect_seconds": LONG_SECONDS,
+                "statement_seconds": LONG_SECONDS,
                 **given,
             }
         )
@@ -64,7 +66,7 @@ async def opened(config: SessionConfig, **given: Any) -> AsyncIterator[Session]:
 async def until_open(watcher: Connection, count: int) -> None:
     """Wait until the server has `count` connections of sessions."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'session'"
-    async with asyncio.timeout(SECONDS):
+    async with deadline():
         while await watcher.fetchval(query) != count:
             pass  # each look is a round trip
 
@@ -135,7 +137,7 @@ async def test_cancelled_caller_leaves_a_session_that_works(
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)' AND pid = $1"
         )
-        async with asyncio.timeout(SECONDS):
+        async with deadline():
             while not await watcher.fetchval(query, first):
                 pass  # each look is a round trip
         asking.cancel()
@@ -261,7 +263,10 @@ async def scarce(watcher: Connection, config_of: Any, empty_database_name: str) 
 
 
 async def test_session_waits_while_there_is_no_connection_left(scarce: Any) -> None:
-    async with opened(scarce()) as holder, opened(scarce(busy_seconds=SECONDS)) as session:
+    async with (
+        opened(scarce()) as holder,
+        opened(scarce(busy_seconds=LONG_SECONDS)) as session,
+    ):
         await pid_of(holder)
         asking = asyncio.create_task(pid_of(session))
         with pytest.raises(RetryError, match="not ready"):
@@ -311,7 +316,7 @@ async def test_pooler_that_refuses_whatever_it_is_asked_is_named(pooler: Any) ->
         config = SessionConfig(
             database=database, application_name="session", role="auditor", pooler=pooler
         )
-        async with opened(config) as session, asyncio.timeout(SECONDS):
+        async with opened(config) as session, deadline():
             with pytest.raises(PoolerFound, match="goes through a pooler, unsupported startup"):
                 await session.fetch(PID)
 

@@ -53,7 +53,7 @@ class Service:
                 await transaction.commit()
 
     async def until_all_is_applied(self):
-        async with asyncio.timeout(30):
+        async with deadline():
             while len(self.applied) < len(self.chain.committed):
                 await asyncio.sleep(0.01)
 '''
@@ -69,7 +69,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", *arguments]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    return project.runpytest_subprocess(*options, timeout=90)
+    return project.runpytest_subprocess(*options)
 
 
 def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
@@ -79,7 +79,7 @@ def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
 
@@ -146,7 +146,7 @@ def test_memory_chain_shows_a_service_that_forgets_its_checkpoint(
             for _ in range(2):
                 running = chain.start(main())
                 chain.commit([b"x"] * 5)
-                async with asyncio.timeout(30):
+                async with deadline():
                     while not applied or applied[-1] != chain.committed[-1]:
                         await asyncio.sleep(0.01)
                 await running.kill()

@@ -26,8 +26,8 @@ from outbox.records import RETRYING, decode_checks, encode_confirms
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
-from ..conftest import DEADLINE_SECONDS
 from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
 
@@ -386,7 +386,7 @@ async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_t
     async with rig.mode_5.transaction(connection) as business:
         large = await business.add("narrow", random.Random(1).randbytes(5_000))
         ids = [await business.add("narrow", b"pay") for _ in range(3)]
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await rig.mode_5.settle()
     assert sorted(await sender.sent(narrow)) == ids
     assert (rig.mode_5.stats().sent, rig.mode_5.stats().dropped) == (3, 1)

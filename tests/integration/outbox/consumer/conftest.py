@@ -32,10 +32,10 @@ def database(postgres_server: PostgresServer, database_with: Callable[..., str])
 @pytest.fixture
 async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
     """The superuser in that database, which has a business table besides."""
-    connection = await asyncpg.connect(database, timeout=10)
+    connection = await asyncpg.connect(database)
     await connection.execute(CREATE)
     yield connection
-    await connection.close(timeout=5)
+    await connection.close()
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from local_stack.process import free_port
+from tests.deadlines import LONG_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = shutil.which("redis-server")
 READY = b"Ready to accept connections"
-STOP_SECONDS = 10
 
 
 class RedisServer:
@@ -51,7 +51,7 @@ class RedisServer:
     def command(self, *words: str) -> bytes:
         """Run one command, and return the answer as it came."""
         told = b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
-        with socket.create_connection(("127.0.0.1", self.port), timeout=STOP_SECONDS) as line:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=LONG_SECONDS) as line:
             line.sendall(b"*%d\r\n%s" % (len(words), told))
             return line.recv(65_536)
 
@@ -59,7 +59,7 @@ class RedisServer:
         """kill -9: all that it remembered is gone."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(STOP_SECONDS)
+            self._process.wait()
             assert self._process.stdout is not None
             self._process.stdout.close()
             self._process = None

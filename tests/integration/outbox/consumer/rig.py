@@ -5,7 +5,6 @@ The business table has no unique constraint: an effect that happens twice shows 
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from outbox.records import (
     decode_confirms,
     record_headers,
 )
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from outbox.consumer.delivery import Delivery
 
-DEADLINE_SECONDS = 40
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
 TOKEN = bytes(range(16))
 """Of every message: what its sender makes it from is no business of a consumer's."""
@@ -113,7 +112,7 @@ class Rig:
             if delivery.message_id == until.message_id:
                 consumer.stop()
 
-        async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+        async with deadline(), consumer:
             await consumer.run(handler)
         return notes
 
@@ -142,7 +141,7 @@ class Rig:
 
     async def until_committed(self, *offsets: int) -> None:
         """Return once the first partitions are committed so far; any offset will do for -1."""
-        async with asyncio.timeout(2 * DEADLINE_SECONDS), self._group() as reader:
+        async with deadline(), self._group() as reader:
             for partition, offset in enumerate(offsets):
                 at = TopicPartition(self.topic, partition)
                 reader.assign([at])
@@ -158,7 +157,7 @@ class Rig:
         await reader.start()
         records: list[ConfirmRecord] = []
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 while sum(len(record.confirms) for record in records) < count:
                     record = await reader.getone()
                     assert record.key == self.consumer_name.encode()

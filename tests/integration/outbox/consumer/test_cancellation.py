@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox.consumer.decisions import RetryLevels
+from tests.deadlines import deadline
 
 from ..cut_await import cut_at, cutting_tasks
-from .rig import DEADLINE_SECONDS, apply, apply_many
+from .rig import apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ async def one(consumer: Consumer) -> None:
 async def each_once(rig: Rig, consumer: Consumer, sent: list[Message]) -> None:
     """Work off what is left, on the same consumer; then every effect is there once, confirmed."""
     wanted = {message.payload.decode() for message in sent}
-    async with asyncio.timeout(2 * DEADLINE_SECONDS):
+    async with deadline():
         while set(await rig.effects()) != wanted:
             await one(consumer)
     assert set((await rig.effects()).values()) == {1}
@@ -52,7 +53,7 @@ async def test_loop_cancelled_at_each_await_and_resumed_applies_each_message_onc
         for at in range(1, AWAITS_MAX):
             sent.append(rig.message(f"m{at}"))
             await rig.send(sent[-1])
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with deadline():
                 if not await cut_at(at, one(consumer)):
                     break
         assert 3 < at < AWAITS_MAX - 1  # the wait, the effect, the commit
@@ -71,7 +72,7 @@ async def test_wait_with_a_deadline_shorter_than_a_claim_gets_the_message_in_the
             for _ in range(20):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(anext(consumer), 0.01)
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             delivery = await anext(consumer)
             async with delivery.transaction() as connection:
                 await apply(delivery, connection)
@@ -100,7 +101,7 @@ async def test_handler_of_many_cancelled_at_each_await_and_run_again_applies_eac
             await rig.send(*sent[-2:])
             running = asyncio.create_task(consumer.run_many(handler))
             with cutting_tasks("Consumer._work", at, running.cancel) as reached:
-                async with asyncio.timeout(DEADLINE_SECONDS):
+                async with deadline():
                     await asyncio.wait([running])
             consumer._pace.is_stopping = False
             if not reached:
@@ -118,7 +119,7 @@ async def test_close_cancelled_at_each_await_leaves_no_connection_and_no_task(ri
         await one(consumer)
         if not await cut_at(at, consumer.close()):
             break
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             while await rig.admin.fetchval(OTHERS):
                 pass  # each question is a round trip
         left = {task.get_name() for task in asyncio.all_tasks() - before if not task.done()}

@@ -6,8 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from outbox.records import APPLIED
+from tests.deadlines import deadline
 
-from .rig import DEADLINE_SECONDS, TOKEN, Rig, apply, apply_many
+from .rig import TOKEN, Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ async def test_nothing_is_confirmed_as_applied_before_the_commit(rig: Rig) -> No
         failed.set()
         raise ValueError("no")
 
-    async with asyncio.timeout(DEADLINE_SECONDS), rig.consumer() as consumer:
+    async with deadline(), rig.consumer() as consumer:
         running = asyncio.create_task(consumer.run(handler))
         await failed.wait()
         confirms = await rig.confirms(1)
@@ -69,7 +70,7 @@ async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -
             consumer.stop()
 
     consumer = rig.consumer()
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         await consumer.run_many(handler)
     records = await rig.confirm_records(500)
     assert len(records) < 50  # many a record

@@ -13,10 +13,11 @@ from orderchain.errors import ConnectError, SchemaError, SettingError
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
 
 from ..hand_clock import HandClock
-from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
+from .rig import Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ async def test_redelivery_during_processing_waits_for_its_end(rig: Rig) -> None:
 
     consumer = rig.consumer(at_once=3, filter=NoFilter())
     working = asyncio.create_task(rig.work_off(consumer, until=last, handle=handler))
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await started.wait()
         await rig.send(message, last)
         go_on.set()
@@ -101,7 +102,7 @@ async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fa
     # Two consumers of one name, each with partitions of its own: as two processes have them.
     first = rig.consumer(filter=NoFilter())
     second = Consumer(rig.config(start=rig.config().start), filter=NoFilter())
-    async with asyncio.timeout(DEADLINE_SECONDS), first, second:
+    async with deadline(), first, second:
         running = [asyncio.create_task(one.run(handler)) for one in (first, second)]
         await started.wait()
         go_on.set()
@@ -141,7 +142,7 @@ async def test_batch_with_one_message_in_other_hands_does_not_wait_for_it(rig: R
         held.message_id, number, rig.topic,
     )  # fmt: skip
     consumer = rig.consumer(statement_seconds=0.5)
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         running = asyncio.create_task(consumer.run_many(handler))
         await ends.wait()
         assert sorted(notes) == ["last", *(f"note {number}" for number in range(5))]
@@ -178,7 +179,7 @@ async def test_failed_handler_clears_its_mark_and_asks_for_a_retry(rig: Rig) -> 
             raise ValueError("not today")
 
     working = asyncio.create_task(rig.work_off(consumer, until=message, handle=handler))
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         await failed.wait()
         (confirm,) = await rig.confirms(1)
         assert confirm.until_unix_ns == clock.now_ns + 10_000_000_000
@@ -206,7 +207,7 @@ async def test_rebalance_in_mid_batch_gives_one_effect_each(rig: Rig) -> None:
             first.stop()
             second.stop()
 
-    async with asyncio.timeout(DEADLINE_SECONDS), first:
+    async with deadline(), first:
         running = [asyncio.create_task(first.run_many(handler))]
         await in_mid_batch.wait()
         async with second:  # takes partitions over, of which messages are in the first one's hands
@@ -232,7 +233,7 @@ async def test_batch_with_one_poison_message_parks_that_one_alone(rig: Rig) -> N
             consumer.stop()
 
     consumer = rig.consumer(batch_max=100)
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         await consumer.run_many(handler)
     effects = await rig.effects()
     assert effects == {f"note {number}": 1 for number in range(40) if number != 7} | {"last": 1}
@@ -307,7 +308,7 @@ async def test_idempotent_handler_works_without_an_inbox_if_it_says_so(rig: Rig)
     await rig.send(message, message, last)
     seen: list[str] = []
     consumer = rig.consumer(idempotent=True, filter=NoFilter())
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         async for delivery in consumer:
             async with delivery.attempt() as connection:
                 assert connection is None
@@ -323,7 +324,7 @@ async def test_loop_form_parks_what_its_block_raises_and_goes_on(rig: Rig) -> No
     poison, last = rig.message("poison"), rig.message("last")
     await rig.send(poison, last)
     consumer = rig.consumer()
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         async for delivery in consumer:
             async with delivery.transaction() as connection:
                 await apply(delivery, connection)
@@ -337,7 +338,7 @@ async def test_loop_form_parks_what_its_block_raises_and_goes_on(rig: Rig) -> No
 async def test_loop_that_does_not_work_on_a_delivery_is_told_and_loses_nothing(rig: Rig) -> None:
     message = rig.message("one")
     await rig.send(message)
-    async with asyncio.timeout(DEADLINE_SECONDS), rig.consumer() as consumer:
+    async with deadline(), rig.consumer() as consumer:
         delivery = await anext(consumer)
         assert delivery.message_id == message.message_id
         with pytest.raises(SettingError, match="not worked on"):
@@ -368,7 +369,7 @@ async def test_lost_answer_to_a_commit_is_settled_by_the_inbox(
                 started.set()
 
         working = asyncio.create_task(rig.work_off(consumer, until=last, handle=handler))
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await started.wait()
             await trap[0].wait()
             trap[0].cut()
@@ -426,7 +427,7 @@ async def test_message_with_bytes_that_no_text_holds_is_parked_as_it_is(rig: Rig
 
     clock = HandClock(1_800_000_000_000_000_000)
     consumer = rig.consumer(clock=clock)
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         async for delivery in consumer:
             clock.now_ns += 10_000_000_000
             async with delivery.transaction() as connection:

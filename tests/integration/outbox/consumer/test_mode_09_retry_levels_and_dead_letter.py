@@ -14,9 +14,10 @@ from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
 from outbox.records import RETRYING
+from tests.deadlines import deadline
 
 from ..hand_clock import HandClock
-from .rig import DEADLINE_SECONDS, Rig, apply, apply_many
+from .rig import Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -45,13 +46,13 @@ class Recorder:
             raise ValueError(f"cannot take {note}")
 
     async def next(self) -> tuple[str, int, int]:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             return await self.calls.get()
 
 
 async def until(rig: Rig, condition: str, *values: object) -> None:
     """Return once a statement gives true; asked of the database, again and again."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not await rig.admin.fetchval(condition, *values):
             pass
 
@@ -173,7 +174,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
     consumer = rig.consumer(clock=clock, filter=NoFilter(), batch_max=40)
     for pair in zip(kept, others, strict=True):
         await rig.send(*pair)
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         running = asyncio.create_task(consumer.run_many(handler))
         await ends.wait()
         assert handled == [f"L {number}" for number in range(60)]

@@ -17,9 +17,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from outbox.consumer.filters import NoFilter
+from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
-from .rig import DEADLINE_SECONDS, Rig, apply
+from .rig import Rig, apply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from outbox.consumer.delivery import Delivery
 
 WORKER = Path(__file__).with_name("worker.py")
-KILL_DEADLINE_SECONDS = 2 * DEADLINE_SECONDS
-"""The group waits ten seconds for a member that was killed."""
 
 
 @asynccontextmanager
@@ -50,7 +49,7 @@ async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterato
 async def lines(process: Process, *expected: str) -> None:
     """Return once the process has told all of this, in whatever order."""
     missing = set(expected)
-    async with asyncio.timeout(KILL_DEADLINE_SECONDS):
+    async with deadline():
         while missing:
             line = await stdout_of(process).readline()
             assert line, f"the worker has ended, and not told {missing}"
@@ -91,7 +90,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
     applied = 0
     for kill_after in (7, 40):
         async with worker(rig, hangs=[], at_once=4) as process:
-            async with asyncio.timeout(KILL_DEADLINE_SECONDS):
+            async with deadline():
                 for _ in range(kill_after):
                     assert await stdout_of(process).readline()
             process.kill()
@@ -127,7 +126,7 @@ async def test_cancelled_handler_leaves_its_message_unfinished(rig: Rig) -> None
             await asyncio.Event().wait()
 
     consumer = rig.consumer()
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         running = asyncio.create_task(consumer.run(handler))
         await started.wait()
         running.cancel()

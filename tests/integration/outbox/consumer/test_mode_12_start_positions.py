@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +11,12 @@ from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
 from outbox.records import common_headers, record_headers
 from tests.builders.topics import make_topics
-
-from .rig import DEADLINE_SECONDS, Rig
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from outbox.message import Message
+
+    from .rig import Rig
 
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 60_000
@@ -46,7 +46,7 @@ async def test_start_at_the_end_gets_only_what_comes_from_then_on(
     consumer = rig.consumer(start=ConsumeStart(position=StartFrom.END))
     new = rig.message("new")
     notes: list[str] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         # The chosen start is committed at once: by that it is known that the choice was made.
         await rig.until_committed(-1)
         await rig.send(new)
@@ -103,7 +103,7 @@ async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> N
     message = rig.message("one")
     consumer = rig.consumer(topics=(later,))
     notes: list[str] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         await make_topics(rig.bootstrap, later)
         headers = record_headers(message.message_id, None, common_headers(rig.destination, None))
         await rig.producer.send_and_wait(later, message.payload, headers=headers)
@@ -139,7 +139,7 @@ async def test_stopped_consumer_is_moved_to_each_position(
 
 async def test_move_of_a_running_consumer_is_refused(rig: Rig, messages: list[Message]) -> None:
     consumer = rig.consumer()
-    async with asyncio.timeout(DEADLINE_SECONDS), consumer:
+    async with deadline(), consumer:
         delivery = await anext(consumer)
         assert delivery.message_id == messages[0].message_id
         with pytest.raises(SettingError, match="no process is running"):

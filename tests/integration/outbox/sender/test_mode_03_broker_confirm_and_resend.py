@@ -16,6 +16,7 @@ import pytest
 import outbox
 from outbox import Message, Status, draw_message_ids
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
     async with sender.relay() as relay:
         await asyncio.to_thread(kafka_to_break.kill)
         ids = await store(sender, 50)
-        async with asyncio.timeout(60):
+        async with deadline():
             while relay.stats().released < 50:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
         # As if each of these rounds were a minute later: what is away is not even tried.
@@ -106,7 +107,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
     # Sent and acknowledged, and lost with the process: it would write only after an hour.
     async with sender.relay(ack_linger_seconds=10.0) as relay:
         (message_id,) = await store(sender, 1)
-        async with asyncio.timeout(30):
+        async with deadline():
             while not relay.stats().sent:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
         relay._acks.overtaken([message_id])  # the only memory of it

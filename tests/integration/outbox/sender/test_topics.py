@@ -21,8 +21,9 @@ from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 
-from ..conftest import CONSUMER, DEADLINE_SECONDS
+from ..conftest import CONSUMER
 
 if TYPE_CHECKING:
     from outbox import Delivery, Destination
@@ -48,7 +49,7 @@ class Warned(logging.Handler):
         self.some.set()
 
     async def next(self) -> str:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             await self.some.wait()
         self.some.clear()
         return self.lines[-1]
@@ -147,6 +148,6 @@ async def test_topic_that_is_made_later_is_looked_at_then(sender: Sender, warned
 
 async def test_broker_that_is_away_stands_in_nobodys_way(warned: Warned) -> None:
     durability = TopicDurability("127.0.0.1:9", "test", "it is gone")
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         assert not await durability.look(["t"])
     assert warned.lines == []

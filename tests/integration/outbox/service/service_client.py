@@ -16,6 +16,7 @@ from local_stack.process import free_port, send_to_child
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token
+from tests.deadlines import deadline, in_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..conftest import Sender
 
-DEADLINE_SECONDS = 60.0
 TOKEN = "payments-token"
 SERVED = b"messages are served at "
 
@@ -70,7 +70,7 @@ async def raw(
 ) -> tuple[int, dict[str, str], Any]:
     """Send bytes as they are; return status, headers, and the JSON of the body."""
     host, _, port = address.removeprefix("http://").rpartition(":")
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}"
         if "content-length" not in headers.lower():
@@ -121,7 +121,7 @@ async def served(
     finally:
         if process.returncode is None:
             process.terminate()
-            await asyncio.wait_for(process.communicate(), DEADLINE_SECONDS)
+            await in_time(process.communicate())
         else:
             await process.communicate()
 
@@ -129,7 +129,7 @@ async def served(
 async def _address(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
     told = b""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         async for line in process.stderr:
             told += line
             if SERVED in line:

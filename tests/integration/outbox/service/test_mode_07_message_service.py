@@ -478,7 +478,7 @@ async def metrics_of(address: str) -> dict[str, float]:
     )
 
     def read() -> str:
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - the same
+        with urllib.request.urlopen(request) as response:  # noqa: S310 - the same
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             told: str = response.read().decode()
             return told

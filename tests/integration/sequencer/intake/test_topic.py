@@ -16,13 +16,13 @@ from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline, in_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from tests.integration.sequencer.conftest import Chain, MakeChain
 
-DEADLINE_SECONDS = 60.0
 
 Record = tuple[int, bytes | None, bytes | None]
 
@@ -96,7 +96,7 @@ async def taking(
             yield intake
         finally:
             intake.stop()
-            await asyncio.wait_for(running, DEADLINE_SECONDS)
+            await in_time(running)
 
 
 async def positions(chain: Chain, topic: Topic) -> dict[int, int]:
@@ -106,13 +106,13 @@ async def positions(chain: Chain, topic: Topic) -> dict[int, int]:
 
 
 async def until_taken(chain: Chain, topic: Topic) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while await positions(chain, topic) != topic.end:  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(0.02)
 
 
 async def until_begun(chain: Chain, topic: Topic) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while max((await positions(chain, topic)).values()) <= 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
 
@@ -255,7 +255,7 @@ async def test_topic_made_anew_under_the_same_name_stops_the_intake(
     async with taking(chain, topic):
         await until_taken(chain, topic)
     await topic.delete()
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while True:
             try:
                 await topic.create(3)

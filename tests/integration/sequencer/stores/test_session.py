@@ -18,6 +18,7 @@ from sequencer import open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import LeaderSession, side_session
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -254,7 +255,7 @@ async def test_lease_does_not_wait_for_a_commit_that_holds_the_head(make_chain: 
         await chain.admin.execute("UPDATE chain_head SET last_id = 7")
         async with chain.admin.transaction():
             await chain.admin.execute("UPDATE chain_head SET topic = topic")
-            async with asyncio.timeout(20.0):
+            async with deadline():
                 await lease.renew(term, 7)
         assert (await chain.head())["published_id"] == 0
         await lease.renew(term, 7)

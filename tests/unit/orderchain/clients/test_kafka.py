@@ -17,6 +17,7 @@ from orderchain.clients.kafka import (
     end_client,
     start_client,
 )
+from tests.deadlines import deadline
 
 
 class Connection:
@@ -86,7 +87,7 @@ async def test_overdue_stop_loses_its_connection_and_comes_to_its_end() -> None:
 async def test_stop_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderchain.clients.kafka._GRACE_SECONDS", 0.01)
     client = Client(_hang_for_good)
-    async with asyncio.timeout(5):
+    async with deadline():
         await close_client(client, 0.01)
     assert not client.connection.is_open
     assert not client.has_stopped

@@ -16,13 +16,13 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError
 from tests.certificates import HOST, Authority
+from tests.deadlines import LONG_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _REFUSAL = b"SFATAL\0C28P01\0Mpassword authentication failed\0\0"
-_DEADLINE_SECONDS = 60.0
 
 
 @contextmanager
@@ -36,13 +36,13 @@ def refusing_server(authority: Authority) -> Iterator[int]:
 
     def serve() -> None:
         plain, _ = listener.accept()
-        plain.settimeout(_DEADLINE_SECONDS)
+        plain.settimeout(LONG_SECONDS)
         plain.recv(8)  # it asks for TLS
         plain.sendall(b"S")
         with context.wrap_socket(plain, server_side=True) as connection:
             connection.recv(4096)  # who wants to log in
             connection.sendall(b"E" + struct.pack("!i", 4 + len(_REFUSAL)) + _REFUSAL)
-            is_over.wait(_DEADLINE_SECONDS)
+            is_over.wait()
 
     thread = Thread(target=serve)
     thread.start()
@@ -62,4 +62,4 @@ def test_login_that_is_refused_over_tls_is_the_only_error(tmp_path: Path) -> Non
             sslmode="verify-full", sslrootcert=str(authority.path),
         )  # fmt: skip
         with pytest.raises(ConnectError, match="wrong user or password"):
-            run_async(connect(config, application_name="test", within_seconds=_DEADLINE_SECONDS))
+            run_async(connect(config, application_name="test", within_seconds=LONG_SECONDS))

@@ -11,6 +11,7 @@ import pytest
 from outbox import Destination, Message, draw_message_ids
 from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
 from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from outbox.sender.parcel_sender import Claims
@@ -135,7 +136,7 @@ async def test_each_message_is_settled_once(seed: int, keeps: bool) -> None:
             name="unknown", topic="unknown.topic", confirm="none"
         )
         finishing = asyncio.create_task(sending.finish())
-        async with asyncio.timeout(60):
+        async with deadline():
             while not finishing.done():
                 broker.now += 60.0  # what was under way may find a topic in trouble once more
                 await asyncio.sleep(0)
@@ -160,12 +161,12 @@ async def test_destination_that_hangs_holds_up_no_other() -> None:
     dropped = tally.unsent_count
     for _ in range(20):
         sending.hand_over(Parcel(NO_CLAIM, messages_to("clearing", 1)))
-        async with asyncio.timeout(60):
+        async with deadline():
             while sending.waiting_rows > 100 - dropped:  # noqa: ASYNC110 - turns of the loop
                 await asyncio.sleep(0)
     assert tally.sent_count == 20
     broker.is_free.set()
-    async with asyncio.timeout(60):
+    async with deadline():
         await sending.finish()
     assert (tally.sent_count, tally.unsent_count) == (20 + 100 - dropped, dropped)
     part.cancel()

@@ -15,6 +15,7 @@ from outbox.records import RETRYING, encode_confirms, proof_of, token_of
 from outbox.sender.config import RelayStats
 from outbox.sender.message_sender import TopicTroubles
 from outbox.sender.results import ConfirmIntake
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +97,7 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
     stats, troubles = RelayStats(), TopicTroubles()
     intake = ConfirmIntake(config, cast("Any", store), sending, Mock(), stats, troubles)
     running = asyncio.create_task(intake.run())
-    async with asyncio.timeout(10):
+    async with deadline():
         await topic.is_read.wait()
     running.cancel()
     await asyncio.wait([running])

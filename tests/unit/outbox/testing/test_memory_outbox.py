@@ -476,7 +476,7 @@ def test_same_seed_takes_the_same_steps_and_another_one_others() -> None:
         environment = {**os.environ, "PYTHONHASHSEED": str(hashes)}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(seed)],
-            env=environment, capture_output=True, text=True, timeout=100, check=True,
+            env=environment, capture_output=True, text=True, check=True,
         )  # fmt: skip
         return done.stdout
 

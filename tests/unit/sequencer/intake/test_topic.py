@@ -25,12 +25,12 @@ from orderchain.testing.memory_log import MemoryRecordSource, MemoryTopic
 from orderchain.testing.memory_store import CommitFault
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
+from tests.deadlines import deadline, in_time
 from tests.unit.sequencer.test_service import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-DEADLINE_SECONDS = 10.0
 LEASE: dict[str, Any] = {"lease_seconds": 0.2, "commit_seconds": 0.1}
 """Whoever comes behind a leader that could not hand over waits for so long."""
 
@@ -71,7 +71,7 @@ class Feed:
                 yield intake
             finally:
                 intake.stop()
-                async with asyncio.timeout(DEADLINE_SECONDS):
+                async with deadline():
                     await running
 
     def positions(self) -> dict[int, int]:
@@ -86,7 +86,7 @@ class Feed:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         while not condition():  # noqa: ASYNC110 - the memory has no events for all that is asked
             await asyncio.sleep(0.001)
 
@@ -343,7 +343,7 @@ async def test_topic_that_lost_what_comes_next_stops_the_intake_and_skips_nothin
             lose(feed.topic)
             running = asyncio.create_task(feed.intake(sequencer).run())
         with pytest.raises(IntakeLost, match=message):
-            await asyncio.wait_for(running, DEADLINE_SECONDS)
+            await in_time(running)
     assert feed.keys() == [f"k{number}" for number in range(5)]
     assert feed.positions()[0] == 5
 
@@ -389,7 +389,7 @@ async def test_intake_of_a_leader_that_was_replaced_ends_with_it_and_takes_nothi
     await feed.world.steal()
     feed.topic.add(0, b"b", b"1")
     with pytest.raises(Fenced):
-        await asyncio.wait_for(running, DEADLINE_SECONDS)
+        await in_time(running)
     with pytest.raises(Fenced):
         await sequencer.__aexit__(None, None, None)
     assert feed.keys() == ["a"]
@@ -401,7 +401,7 @@ async def test_idle_intake_learns_that_the_sequencer_was_closed(feed: Feed) -> N
         running = asyncio.create_task(feed.intake(sequencer).run())
         await until(feed.is_taken)
     with pytest.raises(StoppedError):
-        await asyncio.wait_for(running, DEADLINE_SECONDS)
+        await in_time(running)
 
 
 async def test_database_away_for_too_long_ends_the_intake_and_the_next_one_goes_on(
@@ -416,7 +416,7 @@ async def test_database_away_for_too_long_ends_the_intake_and_the_next_one_goes_
     feed.world.database.is_away = True
     feed.topic.add(1, b"more", b"1")
     with pytest.raises((StoppedError, RetryError), match=r"away|refused"):
-        await asyncio.wait_for(running, DEADLINE_SECONDS)
+        await in_time(running)
     with pytest.raises(RetryError, match=r"away|refused"):
         await sequencer.__aexit__(None, None, None)
     feed.world.database.is_away = False
@@ -447,7 +447,7 @@ REFUSING: dict[str, Any] = {"when_kafka_is_away": "refuse", "kafka_away_seconds"
 async def until_refused(sequencer: Sequencer, world: World) -> None:
     """Take the chain's broker away, and submit until that is noticed."""
     world.log.is_away = True
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with deadline():
         for number in count():
             try:
                 await sequencer.submit(f"before {number}", b"")
@@ -481,7 +481,7 @@ async def test_orders_that_are_refused_while_kafka_is_away_are_taken_when_it_is_
         feed.world.log.is_away = False
         await until(feed.is_taken)
         intake.stop()
-        await asyncio.wait_for(running, DEADLINE_SECONDS)
+        await in_time(running)
     rows = feed.world.rows()
     keys = [row.key for row in rows if not row.key.startswith("before")]
     assert sorted(keys) == [f"new {partition}" for partition in range(3)]
@@ -542,4 +542,4 @@ async def test_intake_whose_task_is_cancelled_by_somebody_else_says_so(
         ]
         task.cancel()
         with pytest.raises(StoppedError, match="was cancelled"):
-            await asyncio.wait_for(running, DEADLINE_SECONDS)
+            await in_time(running)

@@ -280,7 +280,7 @@ def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
         "receive", "--chain", filled_once, "--output", path, settings=module_settings,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 3, err
     assert err.startswith(f"chainctl: {path}: File too large")
     assert err.count("\n") == 1
@@ -318,7 +318,7 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
     )
     assert until.code == 0
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate()
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert f"{ROWS + 1:,} rows in" in err
@@ -387,13 +387,13 @@ def test_stdout_that_is_closed_or_full_ends_quietly_or_in_one_line(
     os.close(reading)
     process = start(*fill, settings=module_settings, stdout=writing)
     os.close(writing)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert (process.returncode, err) == (3, "")
     process = start(*fill, settings=module_settings, stdout=None, preexec_fn=lambda: os.close(1))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert (process.returncode, err) == (3, "chainctl: stdout is closed\n")
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a path of ours
         process = start(*fill, settings=module_settings, stdout=full)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate()
     assert process.returncode == 3
     assert err == "chainctl: No space left on device\n"

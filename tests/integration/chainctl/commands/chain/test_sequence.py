@@ -9,12 +9,13 @@ import lzma
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 import zstandard
+
+from tests.deadlines import Deadline, deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,7 +169,7 @@ def test_standard_input_is_the_file_of_its_name(
             "--batch-rows", 200, "--json", settings=module_settings, text=False,
             stdin=subprocess.PIPE,
         )  # fmt: skip
-        out, err = process.communicate(data, timeout=60)
+        out, err = process.communicate(data)
         return process.returncode, json.loads(out) if out else {}, str(err)
 
     code, summary, err = from_standard_input(COMPRESS[suffix](content.encode()))
@@ -208,7 +209,7 @@ def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
     process.stdin.flush()
     wait_for_rows(rows, 3)
     process.send_signal(signal.SIGINT)  # while it waits for more
-    assert process.wait(timeout=60) == 130
+    assert process.wait() == 130
     assert keys(rows())[:3] == ["o.csv#1", "o.csv#2", "o.csv#3"]
 
 
@@ -220,7 +221,7 @@ def wait_for_beats(database: str, chain: int, count: int) -> None:
         try:
             query = "SELECT counter FROM chain_lease WHERE chain_id = $1"
             first = await connection.fetchval(query, chain)
-            async with asyncio.timeout(60):
+            async with deadline():
                 while await connection.fetchval(query, chain) < first + count:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         finally:
@@ -231,9 +232,9 @@ def wait_for_beats(database: str, chain: int, count: int) -> None:
 
 def wait_for_rows(rows: Rows, count: int) -> None:
     """Return once the chain has so many rows."""
-    until = time.monotonic() + 60
+    bound = Deadline()
     while len(rows()) < count:
-        assert time.monotonic() < until
+        assert bound.left() > 0
 
 
 @pytest.mark.parametrize(
@@ -354,7 +355,7 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     head_moved()
     for _ in range(times):
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     done = sequence(path, None)
@@ -372,7 +373,7 @@ def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
         process = start(
             "sequence", "--chain", chain, "--input", path, settings=module_settings, script=PEAK_KB
         )
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
         assert process.returncode == 0, err
         peaks.append(int(out) / 1024)
     assert peaks[1] < 150, peaks

@@ -16,6 +16,7 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from orderchain.sql import GAP_READER
+from tests.deadlines import deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
 
 if TYPE_CHECKING:
@@ -52,15 +53,15 @@ def pause_behind(dsn: str, chain_id: int, last_id: int) -> None:
     """Have a standby replay up to `last_id`, and no further."""
 
     async def pause() -> None:
-        look = await asyncpg.connect(dsn, timeout=10)
+        look = await asyncpg.connect(dsn)
         query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
-        async with asyncio.timeout(30):
+        async with deadline():
             while await look.fetchval(query, chain_id) != last_id:
                 pass
             await look.execute("SELECT pg_wal_replay_pause()")
             while await look.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
                 pass
-        await look.close(timeout=5)
+        await look.close()
 
     asyncio.run(pause())
 

@@ -16,6 +16,8 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from tests.deadlines import LONG_SECONDS, Deadline
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
 PARTITIONS = 3
-DEADLINE_SECONDS = 60.0
 LEASE_SECONDS = 1.5
 """Promised beside the lease. The rest of a measured time is the start of a process, and the load of
 a machine that tests."""
@@ -111,9 +112,9 @@ class Topic:
         self, condition: Callable[[], bool], process: subprocess.Popen[str] | None = None
     ) -> None:
         """Wait for `condition` while `process` lives."""
-        give_up_at = time.monotonic() + DEADLINE_SECONDS
+        bound = Deadline()
         while not condition():
-            assert time.monotonic() < give_up_at, (self.positions(), self.ends)
+            assert bound.left() > 0, (self.positions(), self.ends)
             assert process is None or process.poll() is None, process.communicate()
             time.sleep(0.01)
 
@@ -156,7 +157,7 @@ def lead(start: Start, topic: Topic) -> Callable[..., subprocess.Popen[str]]:
 
 
 def end(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
-    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    out, err = process.communicate()
     assert process.returncode == code, (process.returncode, out, err)
     assert "Traceback" not in err
     return out, err
@@ -242,10 +243,10 @@ def test_leader_that_is_stopped_hands_over_to_the_standby_at_once(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:
     # The lease is longer than this test may take: who waited for it would never lead here.
-    leader = lead("--lease-seconds", 10 * DEADLINE_SECONDS)
+    leader = lead("--lease-seconds", LONG_SECONDS)
     topic.start_load()
     topic.until(lambda: self_leads(topic, 0))
-    standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
+    standby = lead("--standby", "--lease-seconds", LONG_SECONDS)
     until_waiting(topic)
     leader.send_signal(signal.SIGTERM)
     topic.until(lambda: self_leads(topic, 1))
@@ -310,10 +311,10 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     line = refused("takeover", "--chain", topic.chain, "--reason", "x", settings=topic.settings)
     assert "a chain that a process leads" in line
     # The lease is longer than this test may take: who waited for it would never lead here.
-    hanging = lead("--lease-seconds", 10 * DEADLINE_SECONDS)
+    hanging = lead("--lease-seconds", LONG_SECONDS)
     topic.send(100)
     topic.until_taken(hanging)
-    standby = lead("--standby", "--lease-seconds", 10 * DEADLINE_SECONDS)
+    standby = lead("--standby", "--lease-seconds", LONG_SECONDS)
     until_waiting(topic)
     hanging.send_signal(signal.SIGSTOP)
     takeover = ("takeover", "--chain", topic.chain, "--reason", "a drill", "--wait", "50s")
@@ -325,7 +326,7 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     assert self_leads(topic, 1)
     hanging.send_signal(signal.SIGCONT)
     hanging.send_signal(signal.SIGTERM)
-    hanging.communicate(timeout=DEADLINE_SECONDS)
+    hanging.communicate()
     standby.send_signal(signal.SIGTERM)
     end(standby, 143)
     topic.assert_is_chain()

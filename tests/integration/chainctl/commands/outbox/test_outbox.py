@@ -14,6 +14,7 @@ import outbox
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OUTBOX_OPERATOR
 from outbox import Message, draw_message_ids
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     import subprocess
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
     from tests.integration.chainctl.conftest import Admin, Call, Refused
 
-DEADLINE_SECONDS = 60.0
 PASSWORD = "a-password-of-tests"
 
 
@@ -393,7 +393,7 @@ def test_destination_set_with_create_topics_makes_those_that_are_missing(
     async def until_made(client: AIOKafkaAdminClient) -> None:
         # A broker learns of new topics a moment after they are made.
         found: dict[str, int] = {}
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with deadline():
             while found != made:
                 told = await client.describe_topics(list(made))
                 found = {each["topic"]: len(each["partitions"]) for each in told}
@@ -487,7 +487,7 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     async def both_are_dealt_with() -> None:
         connection = await asyncpg.connect(database)
         try:
-            async with asyncio.timeout(60):
+            async with deadline():
                 done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
                 while await connection.fetchval(done):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -496,7 +496,7 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
 
     asyncio.run(both_are_dealt_with())
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     told = json.loads(out)
     assert (told["found_applied"], told["sent"]) == (1, 1), err
     (row,) = rows(database, "SELECT message_id, status FROM outbox_done")
@@ -551,7 +551,7 @@ def test_relay_sends_what_is_stored_until_it_is_told_to_end(
         try:
             async with connection.transaction():
                 await outbox.add(connection, "notes", b"x")
-            async with asyncio.timeout(60):
+            async with deadline():
                 done = "SELECT count(*) FROM outbox_done"
                 while not await connection.fetchval(done):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -562,7 +562,7 @@ def test_relay_sends_what_is_stored_until_it_is_told_to_end(
     process = start("outbox", "relay", "--group", topic, "--json", settings=owner)
     asyncio.run(stored_and_sent())
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 143, err
     assert json.loads(out)["sent"] == 1
     assert err.startswith("chainctl: the relay runs\n")

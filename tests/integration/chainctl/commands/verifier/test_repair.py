@@ -21,6 +21,7 @@ from orderchain.frame import encode_frame
 from orderchain.model import Event
 from orderchain.sql import AUDITOR
 from orderchain.testing.memory_chain import sealed, slices_of
+from tests.deadlines import Deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -562,7 +563,7 @@ def ended(process: subprocess.Popen[str], *, is_asked: bool = True) -> tuple[int
     """Return exit code and stderr of a process; ask it to end first."""
     if is_asked:
         process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     return process.returncode, err
 
 
@@ -571,9 +572,9 @@ def wait_for(module_settings: Settings) -> Callable[[str], None]:
     """Returns once a query finds true."""
 
     def wait(query: str) -> None:
-        deadline = time.monotonic() + 60
+        bound = Deadline()
         while not as_owner(module_settings, query)[0][0]:
-            assert time.monotonic() < deadline, query
+            assert bound.left() > 0, query
 
     return wait
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from tests.deadlines import Deadline, deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.stored_pages import LET_TAMPER
 
@@ -61,12 +62,12 @@ def rewrite(settings: dict[str, str], chain: int) -> None:
 
 def execute(settings: dict[str, str], statement: str, *values: object) -> None:
     async def run() -> None:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"], timeout=10)
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
         try:
             await connection.execute(LET_TAMPER)
             await connection.execute(statement, *values)
         finally:
-            await connection.close(timeout=5)
+            await connection.close()
 
     asyncio.run(run())
 
@@ -413,20 +414,20 @@ def test_verify_that_is_ended_while_it_waits_for_the_database_ends_at_once(
     files.mkdir()
 
     async def interrupt() -> tuple[int | None, str, str]:
-        locking = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"], timeout=10)
+        locking = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
         async with locking.transaction():
             await locking.execute("LOCK TABLE chain_page IN ACCESS EXCLUSIVE MODE")
             process = start(
                 "verify", "--chain", filled_once, "--source", "database", *mode,
                 settings={**module_settings, "TMPDIR": str(files)},
             )  # fmt: skip
-            async with asyncio.timeout(120):
+            async with deadline():
                 while not await locking.fetchval(WAITS):
                     assert process.poll() is None, process.communicate()
                     await asyncio.sleep(0.05)
             process.send_signal(number)
-            out, err = await asyncio.to_thread(process.communicate, timeout=60)
-        await locking.close(timeout=5)
+            out, err = await asyncio.to_thread(process.communicate)
+        await locking.close()
         return process.returncode, out, err
 
     ended, out, err = asyncio.run(interrupt())
@@ -461,12 +462,12 @@ def test_verify_that_is_ended_while_spark_starts_leaves_no_java_and_no_folder(
         settings={**module_settings, "TMPDIR": str(files)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 60
+    bound = Deadline()
     while "java" not in (started := children_of(process.pid)).values():
         assert process.poll() is None
-        assert time.monotonic() < until
+        assert bound.left() > 0
         time.sleep(0.01)
     process.send_signal(number)
-    assert process.wait(60) == code
+    assert process.wait() == code
     assert [child for child in started if Path(f"/proc/{child}").exists()] == []
     assert list(files.iterdir()) == []
