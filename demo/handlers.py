@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from hashlib import sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +30,36 @@ def chained(digest: bytes, content: bytes) -> bytes:
     return sha256(digest + content).digest()
 
 
+class Handler(ABC):
+    """Processes payloads in order; the same payloads give the same state and digest.
+
+    How the payloads are cut into calls makes no difference.
+    """
+
+    name: ClassVar[str]
+    """What it does, for the summary."""
+
+    @abstractmethod
+    def apply(self, payloads: Iterable[bytes]) -> None:
+        """Process `payloads` in their order. A payload that makes no sense is counted."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Return what there is to count, by name."""
+
+    @abstractmethod
+    def dump(self) -> bytes:
+        """Return the whole state, to be stored beside the checkpoint."""
+
+    @abstractmethod
+    def load(self, state: bytes) -> None:
+        """Go on from a dumped state. Raises msgspec.ValidationError for anything else."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the whole state, in hexadecimal."""
+        return sha256(self.dump()).hexdigest()
+
+
 class PayloadState(Struct, array_like=True, kw_only=True):
     """What `PayloadDigest` has seen."""
 
@@ -37,7 +67,7 @@ class PayloadState(Struct, array_like=True, kw_only=True):
     digest: bytes = bytes(32)
 
 
-class PayloadDigest:
+class PayloadDigest(Handler):
     """Takes the place of an order book where the columns are not those of one.
 
     It knows the content and the order of all payloads, and nothing of what they mean.
@@ -68,10 +98,6 @@ class PayloadDigest:
     def load(self, state: bytes) -> None:
         """Go on from a dumped state. Raises msgspec.ValidationError for anything else."""
         self._state = msgspec.msgpack.decode(state, type=PayloadState)
-
-    def digest(self) -> str:
-        """Return the digest of the state, in hexadecimal."""
-        return sha256(self.dump()).hexdigest()
 
 
 class OrderRow(Struct, gc=False):
@@ -107,13 +133,11 @@ Row = TypeVar("Row", bound=OrderRow)
 State = TypeVar("State", bound=KeeperState)
 
 
-class BookKeeper(ABC, Generic[Row, State]):
+class BookKeeper(Handler, Generic[Row, State]):
     """Books by symbol, and a state, both changed by rows alone. Deterministic.
 
     A concrete keeper names the types of its rows and its state, and says what a row does.
     """
-
-    name: ClassVar[str]
 
     def __init__(self, row_type: type[Row], state_type: type[State]) -> None:
         self._decode = msgspec.msgpack.Decoder(row_type).decode
@@ -161,13 +185,14 @@ class BookKeeper(ABC, Generic[Row, State]):
         self._books = Books.from_images(self._state.books)
         self._state.books = []
 
-    def digest(self) -> str:
-        """Return the digest of the state, in hexadecimal."""
-        return sha256(self.dump()).hexdigest()
-
     @abstractmethod
     def _act(self, row: Row) -> bool:
         """Apply a row; return whether it made sense."""
+
+    def _new_order(self, row: Row) -> RestingOrder | None:
+        """Return the order in a row; None if it is not valid, or one of its number rests."""
+        order = order_of(row)
+        return None if order is None or row.order_no in self._books[row.symbol] else order
 
     def _remove(self, row: Row) -> bool:
         """Take the row's order out; return whether it rested."""
@@ -220,12 +245,10 @@ class Matching(BookKeeper[OrderRow, FlowState]):
 
     def _place(self, row: OrderRow) -> bool:
         """Trade what can be traded of a new order, and add the rest to the book."""
-        order = order_of(row)
+        order = self._new_order(row)
         if order is None:
             return False
         book = self._books[row.symbol]
-        if row.order_no in book:
-            return False
         for fill in book.take(order.side, order.price_e4, order.quantity):
             order.quantity -= fill.quantity
             self._record(row, fill)
@@ -299,13 +322,10 @@ class Venue(BookKeeper[FeedRow, FeedState]):
 
     def _add(self, row: FeedRow) -> bool:
         """Add an order to the book as the venue says, even where it could trade."""
-        order = order_of(row)
+        order = self._new_order(row)
         if order is None:
             return False
-        book = self._books[row.symbol]
-        if row.order_no in book:
-            return False
-        book.add(order)
+        self._books[row.symbol].add(order)
         self._state.adds += 1
         return True
 
@@ -326,36 +346,6 @@ class Venue(BookKeeper[FeedRow, FeedState]):
         state.trades_overfilling += any(lacking)
         self._books.drop_if_empty(row.symbol)
         return True
-
-
-class Handler(Protocol):
-    """Processes payloads in order; the same payloads give the same state and digest.
-
-    How the payloads are cut into calls makes no difference.
-    """
-
-    name: ClassVar[str]
-    """What it does, for the summary."""
-
-    def apply(self, payloads: Iterable[bytes]) -> None:
-        """Process `payloads` in their order. A payload that makes no sense is counted."""
-        ...
-
-    def counters(self) -> dict[str, int]:
-        """Return what there is to count, by name."""
-        ...
-
-    def dump(self) -> bytes:
-        """Return the whole state, to be stored beside the checkpoint."""
-        ...
-
-    def load(self, state: bytes) -> None:
-        """Go on from a dumped state. Raises msgspec.ValidationError for anything else."""
-        ...
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the whole state, in hexadecimal."""
-        ...
 
 
 MATCHING: Final = "matching"

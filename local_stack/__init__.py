@@ -44,27 +44,19 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "FetchFailed": "errors",
-    "FolderUnusable": "errors",
-    "KafkaServerConfig": "kafka",
-    "KafkaServer": "kafka",
-    "LocalStack": "stack",
-    "PostgresServerConfig": "postgres",
-    "PostgresServer": "postgres",
-    "Progress": "folders",
-    "ProxiedListener": "kafka",
-    "SecuredListener": "kafka",
-    "ServerFailed": "errors",
-    "ServerStatus": "stack",
-    "SetupNeeded": "errors",
-    "StackError": "errors",
-    "StackMissing": "errors",
-    "StackStatus": "stack",
-    "StatementFailed": "errors",
-    "default_cache_directory": "folders",
-    "default_directory": "folders",
-    "silent": "folders",
-}
+    name: module
+    for module, names in {
+        "errors": (
+            "FetchFailed", "FolderUnusable", "ServerFailed", "SetupNeeded", "StackError",
+            "StackMissing", "StatementFailed",
+        ),
+        "folders": ("Progress", "default_cache_directory", "default_directory", "silent"),
+        "kafka": ("KafkaServer", "KafkaServerConfig", "ProxiedListener", "SecuredListener"),
+        "postgres": ("PostgresServer", "PostgresServerConfig"),
+        "stack": ("LocalStack", "ServerStatus", "StackStatus"),
+    }.items()
+    for name in names
+}  # fmt: skip
 """The module of each name. A name is imported when it is first used: pytest loads our plugin in
 every project of an environment, and must not pay for servers that it does not start."""
 

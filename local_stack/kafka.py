@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -279,26 +278,12 @@ class KafkaServer(Server):
         command = [*self._program(), *_QUICK_START]
         command += ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
         command += ["-t", _new_cluster_id(), "-c", self._settings_path]
-        log = self._open_log()
-        try:
-            done = subprocess.run(
-                command,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=self.environment(),
-                umask=0o077,
-                timeout=_FORMAT_DEADLINE_S,
-                **self.account.popen_arguments(),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise self._failure(f"needed more than {_FORMAT_DEADLINE_S:.0f} s to format") from error
-        finally:
-            os.close(log)
-        if done.returncode != 0:
-            raise self._failure("could not format its storage")
+        self._run_logged(
+            command,
+            deadline_s=_FORMAT_DEADLINE_S,
+            purpose="to format",
+            failed="could not format its storage",
+        )
 
 
 def _new_cluster_id() -> str:

@@ -383,16 +383,8 @@ class PostgresServer(Server):
             # The builtin C.UTF-8 sorts by code point and is the same on every system.
             self._run(
                 *("initdb", "--no-instructions", "-D", fresh, "-U", SUPERUSER),
-                *(
-                    "--pwfile",
-                    password_file,
-                    "--auth",
-                    "scram-sha-256",
-                    "--encoding",
-                    "UTF8",
-                    "--no-locale",
-                ),
-                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
+                *("--pwfile", password_file, "--auth", "scram-sha-256", "--encoding", "UTF8"),
+                *("--no-locale", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
             )
         finally:
             password_file.unlink()
@@ -408,29 +400,14 @@ class PostgresServer(Server):
     def _run(
         self, program: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Run one of PostgreSQL's programs as the server's account, with its output in the server's
-        log."""
-        log = self._open_log()
-        deadline_s = _INITDB_DEADLINE_S if program == "initdb" else _BASE_BACKUP_DEADLINE_S
-        try:
-            done = subprocess.run(
-                [self.installation.program(program), *arguments],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=environment or self.environment(),
-                umask=0o077,
-                timeout=deadline_s,
-                **self.account.popen_arguments(),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise self._failure(f"needed more than {deadline_s:.0f} s for {program}") from error
-        finally:
-            os.close(log)
-        if done.returncode != 0:
-            raise self._failure(f"could not be made by {program}")
+        """Run one of PostgreSQL's programs that make the cluster; see `_run_logged`."""
+        self._run_logged(
+            [self.installation.program(program), *arguments],
+            deadline_s=_INITDB_DEADLINE_S if program == "initdb" else _BASE_BACKUP_DEADLINE_S,
+            purpose=f"for {program}",
+            failed=f"could not be made by {program}",
+            environment=environment,
+        )
 
     def _run_file(self, name: str, **variables: str) -> None:
         """Run one of our SQL files. The values go through psql's standard input: everybody can see

@@ -23,7 +23,7 @@ from local_stack.errors import StackError
 if TYPE_CHECKING:
     import signal
     from asyncio.subprocess import Process as AsyncioProcess
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from local_stack.folders import Account
 
@@ -83,12 +83,7 @@ def send_to_child(
 
 def wait_gone(process: ProcessIdentity, deadline_s: float) -> bool:
     """Wait until the process has ended. Returns False when the deadline passes first."""
-    end = time.monotonic() + deadline_s
-    while is_running(process):
-        if time.monotonic() > end:
-            return False
-        time.sleep(_POLL_S)
-    return True
+    return _wait_while(lambda: is_running(process), deadline_s)
 
 
 def wait_frozen(process: ProcessIdentity, deadline_s: float) -> bool:
@@ -97,8 +92,14 @@ def wait_frozen(process: ProcessIdentity, deadline_s: float) -> bool:
     The call that sends the signal returns at once, and other threads continue until they see it:
     meanwhile a server may answer. Returns False when the deadline passes first.
     """
+    return _wait_while(
+        lambda: is_running(process) and not _is_frozen(process.process_id), deadline_s
+    )
+
+
+def _wait_while(lasts: Callable[[], bool], deadline_s: float) -> bool:
     end = time.monotonic() + deadline_s
-    while is_running(process) and not _is_frozen(process.process_id):
+    while lasts():
         if time.monotonic() > end:
             return False
         time.sleep(_POLL_S)
@@ -187,21 +188,11 @@ def _parents_ps() -> list[tuple[int, int]]:
 
 
 def _ps(columns: str, *which: str) -> str:
+    same = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}  # the text must be so at every call
     command = ["ps", "-o", columns, *which]
-    environment = {
-        **os.environ,
-        "LC_ALL": "C",
-        "TZ": "UTC",
-    }  # the text must be the same at every call
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=_PS_DEADLINE_S,
-        env=environment,
-    )
-    return done.stdout
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=_PS_DEADLINE_S, env=same
+    ).stdout
 
 
 # -- free TCP ports on loopback --------------------------------------------------------------------

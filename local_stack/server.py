@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from local_stack.errors import ServerFailed
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from local_stack.folders import Account
@@ -230,6 +231,41 @@ class Server(ABC):
         descriptor = os.open(self.log_path, flags, 0o600)
         self._log_start = os.fstat(descriptor).st_size
         return descriptor
+
+    def _run_logged(
+        self,
+        command: Sequence[str | Path],
+        *,
+        deadline_s: float,
+        purpose: str,
+        failed: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a program to its end as the server's account, with its output in the server's log.
+
+        Raises:
+            ServerFailed: it needed too long for its `purpose`; or it `failed`.
+        """
+        log = self._open_log()
+        try:
+            done = subprocess.run(
+                list(command),
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment or self.environment(),
+                umask=0o077,
+                timeout=deadline_s,
+                **self.account.popen_arguments(),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"needed more than {deadline_s:.0f} s {purpose}") from error
+        finally:
+            os.close(log)
+        if done.returncode != 0:
+            raise self._failure(failed)
 
     def _log_of_this_start(self) -> str:
         with self.log_path.open("rb") as log:
