@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import SessionConfig, connected
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from orderchain.clients.postgres import Connection
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def run_alone(work: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
+    """Return a function that runs `work` to its end in a loop of its own, for callers without."""
+
+    @functools.wraps(work)
+    def run(*args: _P.args, **options: _P.kwargs) -> _T:
+        return asyncio.run(work(*args, **options))
+
+    return run
 
 
 def session_config(database: str | DatabaseConfig, role: str) -> SessionConfig:

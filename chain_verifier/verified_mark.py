@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from chain_verifier.config import ContradictedMark
-from chain_verifier.server import connection_to
+from chain_verifier.server import connection_to, run_alone
 from orderchain.errors import ChainMissing, ConnectError, InputError
 from orderchain.sql import AUDITOR, load_sql, require_version
 
 if TYPE_CHECKING:
     from orderchain.clients.database_config import DatabaseConfig
+    from orderchain.clients.postgres import Connection
 
 
 _SQL: Final = load_sql("chain_verifier", "marks.sql")
@@ -58,12 +58,14 @@ class VerifiedExtent(Struct, frozen=True, kw_only=True):
         return max(self.head, self.mark.until_id if self.mark else 0)
 
 
-def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
+@run_alone
+async def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
-    return asyncio.run(_read_standing(database, chain_id))
+    async with connection_to(database, AUDITOR) as connection:
+        return await standing_of(connection, chain_id)
 
 
-async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: ANN401 - asyncpg's
+async def require_marks_hold(connection: Connection, chain_id: int) -> None:
     """Raise InputError when what was verified of a chain is not what it holds now."""
     mark = await _contradicted(connection, chain_id)
     if mark is not None:
@@ -74,35 +76,12 @@ async def require_marks_hold(connection: Any, chain_id: int) -> None:  # noqa: A
         )
 
 
-async def _contradicted(connection: Any, chain_id: int) -> ContradictedMark | None:  # noqa: ANN401
+async def _contradicted(connection: Connection, chain_id: int) -> ContradictedMark | None:
     row = await connection.fetchrow(_SQL["contradicted"], chain_id)
     return None if row is None else ContradictedMark(**row)
 
 
-def set_mark(
-    database: str | DatabaseConfig,
-    primary: str | DatabaseConfig,
-    chain_id: int,
-    *,
-    after_id: int,
-    until_id: int,
-    verified_by: str,
-) -> bool:
-    """Move the mark to `until_id` after a verification that began after `after_id`.
-
-    It is stored through `database`, or through `primary` if `database` is a standby. Returns
-    whether the mark moved: it does not if rows between the mark and `after_id` were left out, or if
-    there was nothing new.
-    """
-    return asyncio.run(_set_mark(database, primary, chain_id, after_id, until_id, verified_by))
-
-
-async def _read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
-    async with connection_to(database, AUDITOR) as connection:
-        return await standing_of(connection, chain_id)
-
-
-async def standing_of(connection: Any, chain_id: int) -> VerifiedExtent:  # noqa: ANN401 - asyncpg's
+async def standing_of(connection: Connection, chain_id: int) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, SchemaError."""
     row = await connection.fetchrow(_SQL["standing"], chain_id)
     require_version(row)
@@ -117,14 +96,22 @@ async def standing_of(connection: Any, chain_id: int) -> VerifiedExtent:  # noqa
     )
 
 
-async def _set_mark(
+@run_alone
+async def set_mark(
     database: str | DatabaseConfig,
     primary: str | DatabaseConfig,
     chain_id: int,
+    *,
     after_id: int,
     until_id: int,
     verified_by: str,
 ) -> bool:
+    """Move the mark to `until_id` after a verification that began after `after_id`.
+
+    It is stored through `database`, or through `primary` if `database` is a standby. Returns
+    whether the mark moved: it does not if rows between the mark and `after_id` were left out, or if
+    there was nothing new.
+    """
     values = (chain_id, after_id, until_id, verified_by)
     async with connection_to(database, AUDITOR) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):

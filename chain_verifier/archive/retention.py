@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
 from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
-from chain_verifier.server import connection_to
+from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, RetryError, SettingError
 from orderchain.sql import OWNER
@@ -65,7 +64,8 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
 
 
-def retain(
+@run_alone
+async def retain(
     database: str | DatabaseConfig, archive: Path, request: RetentionRequest
 ) -> RetentionReport:
     """Detach the partitions whose rows all lie at or below `until_id`.
@@ -78,12 +78,6 @@ def retain(
     published, or within the window of keys; InputError when a verified mark is contradicted, and
     when the archive does not verify, is of another database, or does not hold the rows to detach.
     """
-    return asyncio.run(_retain(database, archive, request))
-
-
-async def _retain(
-    database: str | DatabaseConfig, archive: Path, request: RetentionRequest
-) -> RetentionReport:
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connection_to(database, OWNER) as connection:
         place = await read_place(connection, chain_id)
@@ -112,9 +106,7 @@ async def _retain(
 
 
 async def _require_unwanted(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
-    place: ChainExtent,
-    request: RetentionRequest,
+    connection: Connection, place: ChainExtent, request: RetentionRequest
 ) -> None:
     """Refuse an `until_id` above anything that still needs rows."""
     chain_id, until_id = request.chain_id, request.until_id
@@ -128,10 +120,7 @@ async def _require_unwanted(
         raise SettingError("--until", until_id, f"at most {limit}, {what}")
 
 
-async def _key_limits(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
-    request: RetentionRequest,
-) -> list[tuple[int, str]]:
+async def _key_limits(connection: Connection, request: RetentionRequest) -> list[tuple[int, str]]:
     """Return after which rows keys are looked up: by the window, and by the existing pages.
 
     A new leader reads the pages, and the rows after the last page; without pages, all rows that are
@@ -146,7 +135,7 @@ async def _key_limits(
     return limits
 
 
-async def _partitions(connection: Any, chain_id: int) -> list[_Partition]:  # noqa: ANN401
+async def _partitions(connection: Connection, chain_id: int) -> list[_Partition]:
     found = []
     for row in await connection.fetch(SQL["partitions"], chain_id):
         bounds = _BOUNDS.search(row["bounds"] or "")
@@ -158,7 +147,7 @@ async def _partitions(connection: Any, chain_id: int) -> list[_Partition]:  # no
 
 
 async def _old(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
+    connection: Connection,
     chain_id: int,
     partitions: Sequence[_Partition],
     place: ChainExtent,
@@ -187,18 +176,10 @@ async def _old(
 
 
 async def _require_archived(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
-    archive: Path,
-    place: ChainExtent,
-    chain_id: int,
-    boundary_id: int,
+    connection: Connection, archive: Path, place: ChainExtent, chain_id: int, boundary_id: int
 ) -> None:
     """Refuse unless the archive, read back now, holds all rows to detach."""
-    report = verify_archive(archive, chain_id, boundary_id)
-    if report.fault is not None:
-        raise InputError("archive", report.fault, "an archive that verifies")
-    if report.database_id != str(place.database_id):
-        raise InputError("archive of database", report.database_id, str(place.database_id))
+    report = _verified(archive, place, chain_id, boundary_id)
     if report.after_id > place.boundary_id or report.last_id < boundary_id:
         held = f"rows after {report.after_id} up to {report.last_id}"
         expected = f"rows after {place.boundary_id} up to {boundary_id}"
@@ -209,11 +190,18 @@ async def _require_archived(
         raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
 
 
+def _verified(archive: Path, place: ChainExtent, chain_id: int, at_id: int) -> ArchiveReport:
+    """Return what the archive, read back now, holds; refuse a broken or another database's one."""
+    report = verify_archive(archive, chain_id, at_id)
+    if report.fault is not None:
+        raise InputError("archive", report.fault, "an archive that verifies")
+    if report.database_id != str(place.database_id):
+        raise InputError("archive of database", report.database_id, str(place.database_id))
+    return report
+
+
 async def _set_boundary(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
-    request: RetentionRequest,
-    boundary_id: int,
-    archive: Path,
+    connection: Connection, request: RetentionRequest, boundary_id: int, archive: Path
 ) -> None:
     chain_id = request.chain_id
     async with connection.transaction():
@@ -266,7 +254,8 @@ class DropRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
 
 
-def drop_detached(
+@run_alone
+async def drop_detached(
     database: str | DatabaseConfig, archive: Path, request: DropRequest
 ) -> DropReport:
     """Drop the detached tables whose rows all lie at or below `until_id`.
@@ -277,10 +266,6 @@ def drop_detached(
     than a table, and for a table with rows that the chain still has; RetryError when a table was
     attached again meanwhile.
     """
-    return asyncio.run(_drop(database, archive, request))
-
-
-async def _drop(database: str | DatabaseConfig, archive: Path, request: DropRequest) -> DropReport:
     chain_id = request.chain_id
     async with connection_to(database, OWNER) as connection:
         place = await read_place(connection, chain_id)
@@ -310,11 +295,7 @@ def _require_held(
     archive: Path, place: ChainExtent, chain_id: int, tables: Sequence[DetachedTable]
 ) -> None:
     """Refuse unless the archive, read back now, holds the rows of every table."""
-    report = verify_archive(archive, chain_id, place.boundary_id)
-    if report.fault is not None:
-        raise InputError("archive", report.fault, "an archive that verifies")
-    if report.database_id != str(place.database_id):
-        raise InputError("archive of database", report.database_id, str(place.database_id))
+    report = _verified(archive, place, chain_id, place.boundary_id)
     if report.seals[place.boundary_id] != place.boundary_seal.hex():
         found = report.seals[place.boundary_id]
         raise InputError(f"seal of the archive after {place.boundary_id}", found, "the database's")

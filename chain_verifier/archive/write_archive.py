@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -18,7 +17,7 @@ from chain_verifier.archive.manifest import (
 from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.database_facts import filled
-from chain_verifier.server import connection_to
+from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import ChainMissing, InputError, SettingError, SourceBroken
 from orderchain.sql import AUDITOR, load_sql, require_version
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from chain_verifier.archive.manifest import ArchivePart, Manifest
     from orderchain.clients.database_config import DatabaseConfig
+    from orderchain.clients.postgres import Connection
 
 
 SQL: Final[Mapping[str, str]] = load_sql("chain_verifier.archive", "archive.sql")
@@ -48,7 +48,7 @@ class ChainExtent(Struct, frozen=True, kw_only=True):
     """The verified mark; None when there is none."""
 
 
-async def read_place(connection: Any, chain_id: int) -> ChainExtent:  # noqa: ANN401 - asyncpg's own
+async def read_place(connection: Connection, chain_id: int) -> ChainExtent:
     """Return the extent of the chain. Raises ChainMissing or SchemaError."""
     row = await connection.fetchrow(SQL["place"], chain_id)
     require_version(row)
@@ -77,7 +77,8 @@ class ArchivedRun(Struct, frozen=True, kw_only=True):
     parts: int
 
 
-def write_archive(
+@run_alone
+async def write_archive(
     database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None = None
 ) -> ArchivedRun:
     """Add the rows after the archive's last one, up to the verified mark or `until_id`.
@@ -88,12 +89,6 @@ def write_archive(
     archive that is of another database or does not fit and for a contradicted verified mark,
     SourceBroken when rows, links or seals of the database are not as they should be.
     """
-    return asyncio.run(_write(database, archive, chain_id, until_id))
-
-
-async def _write(
-    database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None
-) -> ArchivedRun:
     async with connection_to(database, AUDITOR) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
@@ -127,7 +122,7 @@ def _until(place: ChainExtent, until_id: int | None) -> int:
     return place.verified_id if until_id is None else until_id
 
 
-async def _end_of(connection: Any, manifest: Manifest, place: ChainExtent) -> SealRun:  # noqa: ANN401
+async def _end_of(connection: Connection, manifest: Manifest, place: ChainExtent) -> SealRun:
     """Return where the archive ends, after a check that the database continues right there."""
     if manifest.database_id != str(place.database_id):
         raise InputError("archive of database", manifest.database_id, str(place.database_id))
@@ -145,7 +140,7 @@ async def _end_of(connection: Any, manifest: Manifest, place: ChainExtent) -> Se
 
 
 async def _write_part(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
+    connection: Connection,
     archive: Path,
     manifest: Manifest,
     place: ChainExtent,
@@ -191,11 +186,7 @@ def _require_whole(
 
 
 async def _groups(
-    connection: Any,  # noqa: ANN401 - asyncpg's own
-    chain_id: int,
-    after_id: int,
-    until_id: int,
-    partition_ids: int,
+    connection: Connection, chain_id: int, after_id: int, until_id: int, partition_ids: int
 ) -> AsyncGenerator[tuple[list[SealedBatch], list[ArchivedRow]]]:
     """Yield neighbouring batches of one partition with their rows, to the end of the partition."""
     number: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -10,7 +10,8 @@ from uuid import UUID
 from msgspec import Struct
 
 from chain_verifier.findings import Finding, Kind
-from orderchain.seal import content_of, genesis_seal, next_seal, page_image, seal_over
+from orderchain.clock import ns_of
+from orderchain.seal import content_of, genesis_seal, page_image, seal_over
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -180,9 +181,6 @@ def _mismatch(facts: DatabaseFacts, kind: Kind, row_id: int) -> Finding:
     return Finding(kind=kind, source=facts.name, id=row_id, until_id=row_id)
 
 
-_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 class SealedBatch(Struct, frozen=True, kw_only=True, gc=False):
     """A row of `chain_batch`."""
 
@@ -193,6 +191,18 @@ class SealedBatch(Struct, frozen=True, kw_only=True, gc=False):
     epoch: int
     seal: bytes
     committed_at: datetime
+
+    def seal_after(self, before: bytes, content: bytes) -> bytes:
+        """Return the seal that rows of this `content` give after the seal `before`."""
+        return seal_over(
+            before,
+            epoch=self.epoch,
+            first_id=self.first_id,
+            last_id=self.last_id,
+            row_count=self.row_count,
+            committed_at_us=ns_of(self.committed_at) // 1_000,
+            content=content,
+        )
 
 
 ArchivedRow = tuple[int, int, str, int, bytes]
@@ -228,12 +238,4 @@ class SealRun:
 
     def _seal_of(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> bytes:
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        return next_seal(
-            self.seal,
-            epoch=batch.epoch,
-            first_id=batch.first_id,
-            last_id=batch.last_id,
-            row_count=batch.row_count,
-            committed_at_us=(batch.committed_at - _EPOCH_START) // timedelta(microseconds=1),
-            pages=(page_image(*columns),),
-        )
+        return batch.seal_after(self.seal, content_of(page_image(*columns).columns))

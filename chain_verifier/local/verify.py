@@ -18,14 +18,8 @@ from chain_verifier.config import (
     require_sound,
 )
 from chain_verifier.findings import Finding, Findings, Kind
+from chain_verifier.local import source_check
 from chain_verifier.local.database import LocalDatabaseTable
-from chain_verifier.local.source_check import (
-    compare,
-    examine,
-    forged_findings,
-    repeated_keys,
-    rows_beyond,
-)
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.verification import Verification, silent
@@ -34,11 +28,11 @@ from orderchain.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.checks.buckets import Bucket, Horizon
+    from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
-    from chain_verifier.verification import Progress, Ranges, ScannedSource, ScanPlan
+    from chain_verifier.verification import Progress, ScanPlan
 
 
 def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
@@ -144,30 +138,19 @@ class LocalMode:
         self._opened.callback(table.close)
         return table
 
-    def examine(self, table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource:
-        """Scan a source, and name its faults."""
-        return examine(table, horizon, how)
-
-    def rows_beyond(self, table: LocalTable, horizon: Horizon, head: int) -> Findings:
-        """Return the rows after `head`."""
-        return rows_beyond(table, horizon, head)
-
-    def compare(
-        self,
-        table: LocalTable,
-        base: LocalTable,
-        differing: Sequence[Bucket],
-        horizon: Horizon,
-        skips: Ranges,
-    ) -> Findings:
-        """Compare two sources row by row, in the buckets that differ."""
-        return compare(table, base, differing, horizon, skips)
+    examine = staticmethod(source_check.examine)
+    rows_beyond = staticmethod(source_check.rows_beyond)
+    compare = staticmethod(source_check.compare)
 
     def forged_findings(self, topic: LocalTable, base: LocalTable, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
         from chain_verifier.local.topic import LocalTopicTable
 
-        return forged_findings(topic, base) if isinstance(topic, LocalTopicTable) else Findings()
+        return (
+            source_check.forged_findings(topic, base)
+            if isinstance(topic, LocalTopicTable)
+            else Findings()
+        )
 
     def check_seals(self, table: LocalTable, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""
@@ -179,7 +162,7 @@ class LocalMode:
         self, table: LocalTable, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
         """Return the rows whose key an earlier row has."""
-        return repeated_keys(table, horizon, window_rows)
+        return source_check.repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`; only this and Parquet import pyarrow."""

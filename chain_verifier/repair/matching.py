@@ -27,11 +27,10 @@ from chain_verifier.repair.survey import (
     Repair,
     Survey,
     left_range,
-    microseconds,
     piece_of,
     place_after,
-    time_of,
 )
+from orderchain.clock import ns_of, time_of
 from orderchain.seal import committed_at_of, content_of, page_image
 
 if TYPE_CHECKING:
@@ -346,8 +345,8 @@ def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime
     """
     if offer.sent_at is None:
         return before.committed_at
-    earliest = microseconds(before.committed_at)
-    sent = microseconds(offer.sent_at) + 999  # the time of a record has no microseconds
+    earliest = ns_of(before.committed_at) // 1_000
+    sent = ns_of(offer.sent_at) // 1_000 + 999  # the time of a record has no microseconds
     first = max(earliest, sent - _SENT_WITHIN // _MICROSECOND)
     last = sent + _CLOCKS_WITHIN // _MICROSECOND
     columns: list[Any] = [list(column) for column in zip(*offer.rows, strict=True)]
@@ -363,4 +362,4 @@ def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime
             range(earliest, earliest + 1), range(sent, first - 1, -1), range(sent + 1, last + 1),
         ),
     )  # fmt: skip
-    return before.committed_at if found is None else time_of(found)
+    return before.committed_at if found is None else time_of(found * 1_000)

@@ -17,8 +17,8 @@ from chain_verifier.config import JournalSource, TopicSource, parse_source
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.local.topic import PublishedReader, PublishedRecord
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
-from chain_verifier.repair.survey import time_of
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clock import time_of
 from orderchain.config import Config
 from orderchain.errors import InputError, SettingError
 
@@ -101,7 +101,7 @@ class _Slices:
 
     def __init__(self, header: FrameHeader, record: PublishedRecord, *, is_signed: bool) -> None:
         self._header = header
-        self._sent_at = time_of(record.time_ms * 1_000)
+        self._sent_at = time_of(record.time_ms * 1_000_000)
         self._is_signed = is_signed
         self._rows: list[ArchivedRow] = []
 

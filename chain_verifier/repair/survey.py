@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, stored_of
-from orderchain.seal import seal_over
+from orderchain.clock import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PIECES_MAX: Final = 1_000
 """Ranges that a plan lists; all are counted."""
-
-_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class BatchEnd(Struct, frozen=True, kw_only=True, gc=False):
@@ -44,7 +41,7 @@ class SurveyedBatch(Struct, frozen=True, kw_only=True, gc=False):
 
     def seal_after(self, seal: bytes) -> bytes | None:
         """Return the seal that they give after `seal`; None if the rows are not the entry's."""
-        return None if self.content is None else _seal_of(self.entry, seal, self.content)
+        return None if self.content is None else self.entry.seal_after(seal, self.content)
 
 
 class Repair(Struct, frozen=True, kw_only=True, gc=False):
@@ -253,34 +250,12 @@ def stored_batch(row: Mapping[str, Any]) -> SurveyedBatch:
         row_count=row["row_count"],
         epoch=row["epoch"],
         seal=row["seal"],
-        committed_at=time_of(row["committed_at_us"]),
+        committed_at=time_of(row["committed_at_us"] * 1_000),
     )
     stored = stored_of(row)
     ends = (entry.first_id, entry.last_id, entry.prev_last_id)
     is_named = stored.rows == entry.row_count and stored.ends == ends
     return SurveyedBatch(entry=entry, content=stored.content if is_named else None)
-
-
-def _seal_of(entry: SealedBatch, before: bytes, content: bytes) -> bytes:
-    return seal_over(
-        before,
-        epoch=entry.epoch,
-        first_id=entry.first_id,
-        last_id=entry.last_id,
-        row_count=entry.row_count,
-        committed_at_us=microseconds(entry.committed_at),
-        content=content,
-    )
-
-
-def microseconds(time: datetime) -> int:
-    """Return microseconds since 1970, as a seal covers them."""
-    return (time - _EPOCH_START) // _MICROSECOND
-
-
-def time_of(at_us: int) -> datetime:
-    """Return the time of so many microseconds since 1970."""
-    return _EPOCH_START + at_us * _MICROSECOND
 
 
 def piece_of(what: str, entry: SealedBatch, why: str = "") -> Piece:

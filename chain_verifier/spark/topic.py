@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
@@ -117,6 +118,12 @@ the highest id of the earlier frames, if it is known."""
 
 _NO_HEAD: Final = (None,) * 10
 
+_fields_of: Final = attrgetter(
+    "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch", "seal_before",
+    "seal_after", "is_batch_end",
+)  # fmt: skip
+"""The fields of a header, in the order of `HEADS_SCHEMA`."""
+
 
 def heads_decoder(chain_id: int, keys: FrameKeys | None) -> Decoder:
     """Return what shows for each record whether it is a frame, and which, and by `keys` whose.
@@ -139,19 +146,8 @@ def _head_of(value: bytes | None, chain_id: int, keys: FrameKeys | None) -> tupl
     header = header_of(value, chain_id)
     if value is None or isinstance(header, str):
         return (header, *_NO_HEAD)
-    return (
-        None,
-        header.is_heartbeat,
-        header.first_pid,
-        header.first_id,
-        header.last_id,
-        header.count,
-        header.epoch,
-        header.seal_before,
-        header.seal_after,
-        header.is_batch_end,
-        None if keys is None else keys.sender_of(value, header),
-    )
+    sender = None if keys is None else keys.sender_of(value, header)
+    return (None, *_fields_of(header), sender)
 
 
 def _heads_batch(heads: list[tuple[object, ...]]) -> pa.RecordBatch:

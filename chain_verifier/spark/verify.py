@@ -21,18 +21,12 @@ from chain_verifier.config import (
 )
 from chain_verifier.findings import Findings, joined
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.spark import source_check
 from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import finding_frame, require_free, sampled, write_findings
 from chain_verifier.spark.session import open_session, watched_stages
-from chain_verifier.spark.source_check import (
-    compare,
-    examine,
-    forged_findings,
-    repeated_keys,
-    rows_beyond,
-)
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification, silent
 
@@ -42,12 +36,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from chain_verifier.checks.buckets import Bucket, Horizon
+    from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
     from chain_verifier.spark.session import Progress as Stages
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import Progress, Ranges, ScannedSource, ScanPlan
+    from chain_verifier.verification import Progress, ScanPlan
 
 
 # -- seals -----------------------------------------------------------------------------------------
@@ -269,30 +263,22 @@ class SparkMode:
                 return JournalTable(self._spark, source)
             return ParquetTable(self._spark, source)
 
-    def examine(self, table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
-        """Scan a source, and name its faults."""
-        return examine(table, horizon, how)
+    examine = staticmethod(source_check.examine)
+    compare = staticmethod(source_check.compare)
 
     def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
         """Return the rows after `head`."""
         with as_broken(table.name):
-            return rows_beyond(table.name, table.rows, horizon, head)
-
-    def compare(
-        self,
-        table: Table,
-        base: Table,
-        differing: Sequence[Bucket],
-        horizon: Horizon,
-        skips: Ranges,
-    ) -> Findings:
-        """Compare two sources row by row, in the buckets that differ."""
-        return compare(table, base, differing, horizon, skips)
+            return source_check.rows_beyond(table.name, table.rows, horizon, head)
 
     def forged_findings(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
         forged = topic.forged_rows if isinstance(topic, TopicTable) else None
-        return Findings() if forged is None else forged_findings(topic.name, forged, base, horizon)
+        return (
+            Findings()
+            if forged is None
+            else source_check.forged_findings(topic.name, forged, base, horizon)
+        )
 
     def check_seals(self, table: Table, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""
@@ -304,7 +290,7 @@ class SparkMode:
         self, table: Table, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
         """Return the rows whose key an earlier row has."""
-        return repeated_keys(table, horizon, window_rows, how.bits)
+        return source_check.repeated_keys(table, horizon, window_rows, how.bits)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""

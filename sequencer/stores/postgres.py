@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from datetime import UTC, datetime, timedelta
 from itertools import chain as flatten
 from secrets import randbelow
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
-from orderchain.clock import SystemClock
+from orderchain.clock import SystemClock, ns_of, time_of
 from orderchain.errors import (
     ChainMissing,
     Fenced,
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
-_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _TERMINATE_MS: Final = 5_000
 """How long the end of the old backend is awaited: a live one ends at once, and the compare-and-set
@@ -129,7 +126,7 @@ async def _raise_epoch(
         frame_key=drawn.frame_key,
         last_id=head["last_id"],
         last_seal=head["last_seal"],
-        last_committed_at_us=(committed_at - _EPOCH_START) // _MICROSECOND,
+        last_committed_at_us=ns_of(committed_at) // 1_000,
         published_id=head["published_id"],
         topic=head["topic"],
         partition=head["topic_partition"],
@@ -279,7 +276,7 @@ class Commit:
         term, batch = self._term, self._batch
         return (
             batch.chain_id, term.epoch, term.nonce, batch.pid, batch.first_id, batch.last_id,
-            batch.row_count, batch.seal, _EPOCH_START + batch.committed_at_us * _MICROSECOND,
+            batch.row_count, batch.seal, time_of(batch.committed_at_us * 1_000),
             self._published_id,
         )  # fmt: skip
 
@@ -575,7 +572,7 @@ class PostgresChainStore:
             last_id=row["last_id"],
             seal_before=row["seal_before"],
             seal=row["seal"],
-            committed_at_us=(row["committed_at"] - _EPOCH_START) // _MICROSECOND,
+            committed_at_us=ns_of(row["committed_at"]) // 1_000,
             events=events,
             pages=event_pages(events),
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from orderchain.clock import ns_of
 from orderchain.seal import genesis_seal
 from orderchain.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
@@ -29,7 +30,6 @@ DROP_RULES = (
 )
 """What an owner does first who makes of a page what none can be."""
 _FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
-_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def execute(dsn: str, *statements: str) -> None:
@@ -91,7 +91,7 @@ def seal_of(rows: Sequence[Row], seal_before: bytes, epoch: int, committed_at: d
         chain_id=CHAIN_ID,
         epoch=epoch,
         seal_before=seal_before,
-        committed_at_us=(committed_at - _EPOCH_START) // timedelta(microseconds=1),
+        committed_at_us=ns_of(committed_at) // 1_000,
     )
     return batch.seal
 

@@ -25,6 +25,7 @@ from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
+from orderchain.clock import ns_of
 from orderchain.errors import InputError
 from orderchain.model import Event
 from orderchain.seal import genesis_seal
@@ -39,7 +40,6 @@ DATABASE_ID = UUID(int=7)
 GENESIS = genesis_seal(DATABASE_ID, CHAIN_ID)
 BATCH_ROWS = 10
 BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
-EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 ROWS: list[ArchivedRow] = [
     (row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
@@ -55,7 +55,7 @@ def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[SealedBatch, list[Arch
         committed_at = BEGAN_AT + timedelta(microseconds=at)
         seal = sealed(
             [Event(*row) for row in own], chain_id=CHAIN_ID, epoch=1, seal_before=seal,
-            committed_at_us=(committed_at - EPOCH_START) // timedelta(microseconds=1),
+            committed_at_us=ns_of(committed_at) // 1_000,
         ).seal  # fmt: skip
         batch = SealedBatch(
             first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),

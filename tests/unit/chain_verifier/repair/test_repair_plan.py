@@ -19,8 +19,8 @@ from chain_verifier.repair.survey import (
     Survey,
     SurveyedBatch,
     piece_of,
-    time_of,
 )
+from orderchain.clock import time_of
 from orderchain.seal import content_of, page_image
 from orderchain.testing.memory_chain import sealed
 from tests.builders.chains import CHAIN_ID, Chain, make_chain
@@ -45,7 +45,7 @@ def entry_of(batch: Batch) -> SealedBatch:
         row_count=batch.row_count,
         epoch=batch.epoch,
         seal=batch.seal,
-        committed_at=time_of(batch.committed_at_us),
+        committed_at=time_of(batch.committed_at_us * 1_000),
     )
 
 
@@ -65,14 +65,14 @@ def offer_of(batch: Batch, **changed: Any) -> Offer:
         epoch=batch.epoch,
         seal_before=batch.seal_before,
         seal=batch.seal,
-        committed_at=time_of(batch.committed_at_us),
+        committed_at=time_of(batch.committed_at_us * 1_000),
     )
     return replace(whole, **changed)
 
 
 def sent(batch: Batch, after: timedelta = timedelta(milliseconds=5), **changed: Any) -> Offer:
     """The batch as a topic has it: without the time of its commit."""
-    sent_at = time_of(batch.committed_at_us) + after
+    sent_at = time_of(batch.committed_at_us * 1_000) + after
     cut = sent_at - timedelta(microseconds=sent_at.microsecond % 1_000)
     return offer_of(batch, committed_at=None, sent_at=cut, is_signed=True, **changed)
 
@@ -99,7 +99,7 @@ def matched(
 ) -> tuple[list[Repair], SourceMatching]:
     place = BatchEnd(
         id=head.last_id, seal=head.seal, epoch=head.epoch,
-        committed_at=time_of(head.committed_at_us),
+        committed_at=time_of(head.committed_at_us * 1_000),
     )  # fmt: skip
     matching = SourceMatching(survey, place, chain.chain_id, "the source")
     return list(matching.repairs(offers)), matching
@@ -212,8 +212,8 @@ def test_commit_time_is_found_near_the_time_of_the_record_and_not_far_from_it(
 def test_changed_entry_is_replaced_by_that_of_the_source(chain: Chain) -> None:
     head, changed = chain.batches[-1], chain.batches[3]
     for field, value in (
-        ("committed_at", time_of(changed.committed_at_us + 1)), ("epoch", 7), ("row_count", 9),
-        ("seal", bytes(32)),
+        ("committed_at", time_of((changed.committed_at_us + 1) * 1_000)), ("epoch", 7),
+        ("row_count", 9), ("seal", bytes(32)),
     ):  # fmt: skip
         entry = replace(entry_of(changed), **{field: value})
         # Rows of another count are not those of the entry.
