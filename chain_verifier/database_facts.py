@@ -79,6 +79,8 @@ def page_ranges(ends: Iterable[int], start: int, last_id: int) -> list[tuple[int
 class DatabaseFacts(ABC):
     """One chain in PostgreSQL, opened: its head was read before anything else."""
 
+    has_positions: Final = False
+    """The rows of a table have no order of their own."""
     name: str
     head: DatabaseHead
 

@@ -181,6 +181,11 @@ class OpenTable(Protocol):
         ...
 
     @property
+    def has_positions(self) -> bool:
+        """Whether rows have an order of their own, which must be that of the chain."""
+        ...
+
+    @property
     def span(self) -> int | None:
         """About how many ids lie between the first row and the last; None if not known."""
         ...

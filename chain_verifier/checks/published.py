@@ -134,10 +134,10 @@ class TopicLog:
             expected_epoch=expected,
         )
 
-    def seen_again(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges (after, until] of rows that were published before."""
-        for mark in self.walk.marks.values():
-            yield from mark.seen
+    def seen_again(self) -> tuple[int, int] | None:
+        """Return the range (after, until] over all rows that were published before."""
+        seen = [each for mark in self.walk.marks.values() for each in mark.seen]
+        return (min(seen)[0], max(until for _, until in seen)) if seen else None
 
     def notes(self) -> Iterator[str]:
         """Yield what the topic holds besides rows that occur once."""
@@ -169,6 +169,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
 class PublishedTopic(ABC):
     """One topic, opened: every record was read once, to learn which frames there are."""
 
+    has_positions: Final = False
+    """The order of frames is checked by their offsets; see `disorder`."""
     name: str
     _log: TopicLog
     _bounds: Bounds
@@ -188,6 +190,11 @@ class PublishedTopic(ABC):
     def first_start(self) -> int:
         """The pid of the first frame: earlier rows are not on the topic."""
         return self._log.walk.first_pid or 0
+
+    @property
+    def removed_until(self) -> int:
+        """Up to which row retention has removed the frames; 0 if it has removed none."""
+        return self.first_start if self._bounds.first else 0
 
     @property
     def is_silent(self) -> bool:

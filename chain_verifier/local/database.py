@@ -54,8 +54,6 @@ class LocalDatabaseTable(DatabaseFacts):
     change. `close` ends the connection.
     """
 
-    has_positions: Final = False
-
     def __init__(self, source: DatabaseSource, chain_id: int, start: int = 0) -> None:
         self.name = source.name
         self._chain_id = chain_id

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from chain_verifier.verification import OpenTable
 from orderchain.errors import InputError, SourceBroken
 from orderchain.files import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
 from orderchain.sql import load_sql
@@ -31,23 +32,8 @@ PAGE_ROWS: Final = 10_000
 """Rows held at a time. A page of the largest usual rows (1 kB) is 10 MB."""
 
 
-class LocalTable(Protocol):
+class LocalTable(OpenTable, Protocol):
     """One source, opened: its rows, read again at every use."""
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        ...
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether rows have an order of their own, which must be that of the chain."""
-        ...
-
-    @property
-    def span(self) -> int | None:
-        """About how many ids lie between the first row and the last; None if not known."""
-        ...
 
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True

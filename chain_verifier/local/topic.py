@@ -181,8 +181,6 @@ class LocalTopicTable(PublishedTopic):
     SourceBroken. `close` ends the connection.
     """
 
-    has_positions: Final = False
-
     def __init__(
         self, source: TopicSource, chain_id: int, database: LocalDatabaseTable | None = None
     ) -> None:
@@ -315,15 +313,14 @@ class LocalTopicTable(PublishedTopic):
 
         Only the ids that occur twice are looked at.
         """
-        seen = list(self._log.seen_again())
-        if not seen:
+        seen = self._log.seen_again()
+        if seen is None:
             return
-        low, high = min(after for after, _ in seen), max(until for _, until in seen)
-        removed = self.first_start if self._bounds.first else 0
+        low, high = seen
         scratch = opened.enter_context(open_scratch("pairs", self.name))
         for standings, is_first, above in (
             ({FIRST, LATE}, True, low),
-            ({REPEATED}, False, removed),
+            ({REPEATED}, False, self.removed_until),
         ):
             for page in self._standing(standings):
                 rows = (

@@ -25,6 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chain_verifier.config import DatabaseSource, KeptSeal
 from chain_verifier.local.database import LocalDatabaseTable
@@ -138,21 +139,12 @@ class _RepairWork:
         with closing(LocalDatabaseTable(database, chain_id)) as table:
             self._keys: FrameKeys = table.frame_keys()
             self._survey = self._look(table)
-            self._head = BatchEnd(
-                id=table.head.last_id,
-                seal=table.head.seal,
-                epoch=self._survey.at.epoch,
-                committed_at=self._survey.at.committed_at,
-            )
+            self._head = replace(self._survey.at, id=table.head.last_id, seal=table.head.seal)
 
     def _look(self, table: LocalDatabaseTable) -> Survey:
         start = self._start
-        place = BatchEnd(
-            id=start["last_id"],
-            seal=start["seal"],
-            epoch=start["epoch"],
-            committed_at=start["committed_at"],
-        )
+        fields = {name: start[name] for name in ("seal", "epoch", "committed_at")}
+        place = BatchEnd(id=start["last_id"], **fields)
         known = {mark["until_id"]: mark["seal"] for mark in self._marks}
         known |= {kept.id: kept.seal for kept in self._request.kept_seals}
         survey = Survey(place, known)

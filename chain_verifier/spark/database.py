@@ -79,8 +79,6 @@ class DatabaseTable(DatabaseFacts):
     only for its partitions.
     """
 
-    has_positions: Final = False
-
     def __init__(
         self, spark: SparkSession, source: DatabaseSource, chain_id: int, start: int = 0
     ) -> None:

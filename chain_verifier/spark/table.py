@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
-from chain_verifier.verification import CONTENT
+from chain_verifier.verification import CONTENT, OpenTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,27 +33,12 @@ PAGE_LAST_ID: Final = "page_last_id"
 """The ends of the page in which the database holds a row. Other sources have no pages."""
 
 
-class Table(Protocol):
+class Table(OpenTable, Protocol):
     """One source, opened: its rows, read again at every use."""
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        ...
 
     @property
     def rows(self) -> DataFrame:
         """`CONTENT`, `has_null`, `malformed`, and for a file of lines `block` and `position`."""
-        ...
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether rows have an order of their own, which must be that of the chain."""
-        ...
-
-    @property
-    def span(self) -> int | None:
-        """About how many ids lie between the first row and the last; None if not known."""
         ...
 
 

@@ -215,8 +215,6 @@ class TopicTable(PublishedTopic):
     SourceBroken.
     """
 
-    has_positions: Final = False
-
     def __init__(
         self,
         spark: SparkSession,
@@ -289,18 +287,15 @@ class TopicTable(PublishedTopic):
 
         Only the ids that occur twice are looked at, so only what was published again is shuffled.
         """
-        seen = list(self._log.seen_again())
-        if not seen:
+        seen = self._log.seen_again()
+        if seen is None:
             return None
-        low, high = min(after for after, _ in seen), max(until for _, until in seen)
+        low, high = seen
         within = (F.col("id") > low) & (F.col("id") <= high)
         firsts = self._standing(FIRST, LATE).where(within)
-        repeats = self._standing(REPEATED).where(F.col("id") > self._removed_until()).distinct()
+        repeats = self._standing(REPEATED).where(F.col("id") > self.removed_until).distinct()
         changed = repeats.join(firsts, list(CONTENT), "left_anti")
         return None if changed.isEmpty() else changed
-
-    def _removed_until(self) -> int:
-        return self.first_start if self._bounds.first else 0
 
     def _standing(self, *standings: int) -> DataFrame:
         return self._decoded().where(F.col(STANDING).isin(*standings)).select(*CONTENT)

@@ -118,18 +118,8 @@ def revoke(
 async def _list(settings: Settings, chain_id: int, limit: int) -> list[MarkLine]:
     async with looking(settings, chain_id) as connection:
         rows = await connection.fetch(SQL["marks"], chain_id, limit)
-    return [
-        MarkLine(
-            until_id=row["until_id"],
-            after_id=row["after_id"],
-            holds=row["holds"],
-            verified_by=row["verified_by"],
-            verified=utc(row["verified_at"]),
-            login=row["login"],
-            mark_id=row["mark_id"],
-        )
-        for row in rows
-    ]
+    shown = [dict(row) for row in rows]
+    return [MarkLine(verified=utc(row.pop("verified_at")), **row) for row in shown]
 
 
 async def _revoke(
