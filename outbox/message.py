@@ -142,6 +142,12 @@ def check_message(message: Message) -> None:
         _check_headers(message.headers)
 
 
+def storable(value: object, characters_max: int) -> str:
+    """Return a text as PostgreSQL takes it, bounded, whatever it holds."""
+    text = str(value).replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return text[:characters_max]
+
+
 def check_name(field: str, name: object) -> None:
     """Raise MessageError unless `name` may name a destination, a consumer or a sender."""
     if type(name) is not str or not 1 <= len(name) <= NAME_CHARS_MAX or not is_plain(name):

@@ -60,6 +60,8 @@ from outbox.destination import (
     NAME_CHARS_MAX,
     PROGRESS_MAX,
     TOPIC_CHARS_MAX,
+    Name,
+    Topic,
     is_plain,
 )
 from outbox.errors import BadRecord
@@ -124,7 +126,7 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
 class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """How far a consumer is in one partition: everything below `offset` is finished or parked."""
 
-    topic: Annotated[str, Meta(min_length=1, max_length=TOPIC_CHARS_MAX)]
+    topic: Topic
     partition: _Partition
     offset: _Int64
     """The smallest unfinished offset."""
@@ -134,7 +136,7 @@ class ConfirmRecord(Struct, array_like=True, frozen=True, gc=False, forbid_unkno
     """The content of a confirm record."""
 
     version: int
-    consumer: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+    consumer: Name
     confirms: Annotated[list[Confirm], Meta(max_length=CONFIRMS_MAX)]
     progress: Annotated[list[Progress], Meta(max_length=PROGRESS_MAX)]
 
@@ -172,7 +174,6 @@ CHECKS_MAX: Final = 20_000
 CHECK_RECORD_BYTES_MAX: Final = 512 * 1024
 """A larger record is refused unread."""
 
-_Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 _Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 DUE_NS_MAX: Final = 2**63 - 1
@@ -183,10 +184,10 @@ class CheckRecord(Struct, array_like=True, frozen=True, gc=False, forbid_unknown
     """The content of a check record."""
 
     version: int
-    sender: _Name
+    sender: Name
     due_unix_ns: Annotated[int, Meta(ge=0, le=DUE_NS_MAX)]
     """When the messages must have been confirmed."""
-    consumers: Annotated[list[_Name], Meta(min_length=1, max_length=CONSUMERS_MAX)]
+    consumers: Annotated[list[Name], Meta(min_length=1, max_length=CONSUMERS_MAX)]
     """The consumers that must confirm: each of them, each message."""
     message_ids: Annotated[list[_Id], Meta(min_length=1, max_length=CHECKS_MAX)]
 

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvicorn
@@ -145,13 +146,13 @@ async def first_message(to: Relay | CheckedSender, business: Connection) -> None
     """Return once a message has come full circle: then everybody has joined and is warm."""
     async with to.transaction(business) as transaction:
         await transaction.add("bench", PAYLOAD)
-    await until_consumed(to, 1)
+    await until(lambda: to.stats().consumed, 1)
 
 
-async def until_consumed(by: Relay | CheckedSender, count: int) -> None:
-    """Wait until a sender has the confirms of so many messages."""
+async def until(counted: Callable[[], int], count: int) -> None:
+    """Wait until so many messages are counted."""
     async with asyncio.timeout(END_SECONDS):
-        while by.stats().consumed < count:  # noqa: ASYNC110 - a counter of the hot path
+        while counted() < count:  # noqa: ASYNC110 - a counter of the hot path
             await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -203,7 +204,7 @@ async def rate_through(
     await first_message(sender, business)
     began = time.perf_counter()
     await store_all(business, count, sender if hands_over else None)
-    await until_consumed(sender, 1 + count)
+    await until(lambda: sender.stats().consumed, 1 + count)
     return count / (time.perf_counter() - began)
 
 
@@ -230,10 +231,6 @@ async def _row_by_row(site: Site, count: int) -> float:
                     await business.execute(insert, message_id, PAYLOAD)
                 stored.put_nowait(message_id)
 
-        async def until_taken(number: int) -> None:
-            while len(taken) < number:  # noqa: ASYNC110 - a counter of the hot path
-                await asyncio.sleep(_LOOK_SECONDS)
-
         async def send() -> None:
             update = "UPDATE message SET status = 1 WHERE message_id = $1 AND status = 0"
             while True:
@@ -254,10 +251,10 @@ async def _row_by_row(site: Site, count: int) -> float:
         async with consuming(place, row_by_row), asyncio.timeout(END_SECONDS):
             working = [asyncio.create_task(send()), asyncio.create_task(take())]
             await store(1)
-            await until_taken(1)
+            await until(lambda: len(taken), 1)
             began = time.perf_counter()
             await store(count)
-            await until_taken(1 + count)
+            await until(lambda: len(taken), 1 + count)
             seconds = time.perf_counter() - began
             for task in working:
                 task.cancel()
@@ -501,13 +498,6 @@ SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::float8 FROM pg_stat_user_tables W
 """
 
 
-class SenderAddress(Struct, frozen=True):
-    """How the sender is reached."""
-
-    callback_url: str
-    call_token: str
-
-
 async def outbox_delayed_check(site: Site, *, repeats: int, messages: int) -> Figures:
     """Measure each way in turn."""
     written: dict[str, list[float]] = defaultdict(list)
@@ -596,7 +586,7 @@ async def _served(sender: CheckedSender) -> AsyncIterator[str]:
 async def serving(config: CallbackConfig, url: str) -> None:
     """Be the callback service of mode 5: take records in, and return confirms."""
     calm_collector()
-    sender = SenderAddress(url, _TOKEN)
+    sender: Any = SimpleNamespace(callback_url=url, call_token=_TOKEN)
     service = CallbackService(config, HttpSenderCalls(lambda _: sender, config.call_seconds))
     await service.check()
     say(b"ready")

@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -184,13 +185,13 @@ def _with_rates(
     }
 
 
+@dataclass
 class _Parquet:
     """One chain in Parquet, and the ways to look at it."""
 
-    def __init__(self, spark: SparkSession, path: Path, rows: int) -> None:
-        self._spark = spark
-        self._path = str(path)
-        self._rows = rows
+    spark: SparkSession
+    path: Path
+    rows: int
 
     def arms(self, *names: str) -> dict[str, Callable[[], Awaitable[None]]]:
         return {
@@ -198,24 +199,24 @@ class _Parquet:
         }
 
     def _frame(self) -> DataFrame:
-        return self._spark.read.parquet(self._path)
+        return self.spark.read.parquet(str(self.path))
 
     async def scan(self) -> None:
         """Aggregate the columns that the check reads."""
         ends = [F.min("id"), F.max("id"), F.sum("id"), F.min("pid"), F.max("pid"), F.sum("pid")]
         row = self._frame().agg(F.count("chain_id"), *ends).collect()[0]
-        _require(row[0], self._rows)
+        _require(row[0], self.rows)
 
     async def check(self) -> None:
         """Verify, as `chainctl verify --source parquet:PATH --head ID` does."""
-        source = ParquetSource(path=self._path)
-        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=_head_of(self._rows))
-        _require_whole(verify(request, session=self._spark), self._rows)
+        source = ParquetSource(path=str(self.path))
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=_head_of(self.rows))
+        _require_whole(verify(request, session=self.spark), self.rows)
 
     async def lag(self) -> None:
         """Count the rows that do not name the one before them in their bucket."""
         frame = self._frame().select("id", "pid")
-        bucket = F.shiftright("id", bucket_bits(_head_of(self._rows)))
+        bucket = F.shiftright("id", bucket_bits(_head_of(self.rows)))
         window = Window.partitionBy(bucket).orderBy("id")
         found = frame.select("pid", F.lag("id").over(window).alias("before"))
         broken = F.col("before").isNotNull() & (F.col("before") != F.col("pid"))
@@ -231,7 +232,7 @@ class _Parquet:
 
     @contextmanager
     def _rival_settings(self) -> Iterator[None]:
-        conf = self._spark.conf
+        conf = self.spark.conf
         usual = {name: str(conf.get(name)) for name in _RIVAL_SETTINGS}
         for name, value in _RIVAL_SETTINGS.items():
             conf.set(name, value)
@@ -341,16 +342,18 @@ async def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
     return {"payload_bytes": 100, "arms": found}
 
 
+@dataclass
 class _Database:
     """One chain in PostgreSQL, and the ways to read it."""
 
-    def __init__(self, spark: SparkSession, site: Site, chain_id: int, rows: int) -> None:
-        self._spark = spark
-        self._site = site
-        self._chain_id = chain_id
-        self._rows = rows
-        self._source = DatabaseSource(database=site.auditor)
-        self._request = VerifyRequest(chain_id=chain_id, sources=(self._source,))
+    spark: SparkSession
+    site: Site
+    chain_id: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._source = DatabaseSource(database=self.site.auditor)
+        self._request = VerifyRequest(chain_id=self.chain_id, sources=(self._source,))
 
     def arms(self) -> dict[str, Callable[[], Awaitable[None]]]:
         return {
@@ -359,7 +362,7 @@ class _Database:
             "check": self._check,
             "local": self._local,
             "lag": partial(self._ask, "lag", 0),
-            "aggregate": partial(self._ask, "aggregate", self._rows),
+            "aggregate": partial(self._ask, "aggregate", self.rows),
         }
 
     async def _bare(self) -> None:
@@ -373,40 +376,40 @@ class _Database:
         self._count(self._read("ids, pids").select(found).selectExpr("row.ids id", "row.pids pid"))
 
     async def _check(self) -> None:
-        _require_whole(verify(self._request, session=self._spark), self._rows)
+        _require_whole(verify(self._request, session=self.spark), self.rows)
 
     async def _local(self) -> None:
         # It has an event loop of its own.
-        _require_whole(await asyncio.to_thread(verify_locally, self._request), self._rows)
+        _require_whole(await asyncio.to_thread(verify_locally, self._request), self.rows)
 
     async def _ask(self, name: str, expected: int) -> None:
-        async with connected(self._site.auditor) as connection:
-            found = await connection.fetchval(SQL[name], self._chain_id, timeout=600)
+        async with connected(self.site.auditor) as connection:
+            found = await connection.fetchval(SQL[name], self.chain_id, timeout=600)
         _require(found, expected)
 
     def _read(self, columns: str, joined: str = "") -> DataFrame:
         """Read pages in as many partitions as the check has."""
-        table = DatabaseTable(self._spark, self._source, self._chain_id)
-        address = chain_address(self._site.auditor)
+        table = DatabaseTable(self.spark, self._source, self.chain_id)
+        address = chain_address(self.site.auditor)
         # By the end of its page, which is in the index: a part could not be read from the view.
         query = f"""(
             SELECT page.last_id, {columns} FROM chain_page AS page {joined}
-            WHERE page.chain_id = {self._chain_id}
+            WHERE page.chain_id = {self.chain_id}
         ) AS bare"""  # noqa: S608 - a number and names of ours
         fetched = FETCH_ROWS if joined else FETCH_PAGES
-        return self._spark.read.jdbc(
+        return self.spark.read.jdbc(
             address.url,
             query,
             column="last_id",
             lowerBound=1,
-            upperBound=self._rows + 1,
+            upperBound=self.rows + 1,
             numPartitions=table.rows.rdd.getNumPartitions(),
             properties={**address.properties, "fetchsize": str(fetched)},
         )
 
     def _count(self, rows: DataFrame) -> None:
         found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
-        _require(found[0], self._rows)
+        _require(found[0], self.rows)
 
 
 if __name__ == "__main__":

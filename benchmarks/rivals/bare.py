@@ -35,7 +35,6 @@ from benchmarks.rivals.rival import (
     Rival,
     bodies,
     decode_body,
-    execute,
 )
 from orderchain.model import Event
 from orderchain.seal import COLUMNS as PAGE_COLUMNS
@@ -284,13 +283,4 @@ class CommonWay(Rival):
     receiver = _CommonReceiver
     topic = "common"
     rows = "common_rows"
-
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make the table and a topic."""
-        await execute(site.admin, "common_drop", "common_table")
-        return await super().prepare(site, load)
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove table and topic."""
-        await execute(venue.site.admin, "common_drop")
-        await super().clean_up(venue)
+    tables = ("common_drop", "common_table")

@@ -34,7 +34,6 @@ from benchmarks.rivals.rival import (
     decode_body,
     decode_event,
     encode_event,
-    execute,
 )
 from local_stack.process import LOOPBACK, free_port
 from orderchain.clients.database_config import DatabaseConfig
@@ -256,22 +255,19 @@ class EventSourcing(Rival):
     producer = _RecorderEnd
     receiver = _SelectingReceiver
     rows = "recorded_rows"
+    tables = ("recorded_drop",)
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make its table, as the library makes it."""
-        await execute(site.admin, "recorded_drop")
 
         def create() -> None:
             datastore, recorder = _recorder(site.admin)
             with closing(datastore):
                 recorder.create_table()
 
+        prepared = await super().prepare(site, load)
         await asyncio.to_thread(create)
-        return {}
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Remove the table."""
-        await execute(venue.site.admin, "recorded_drop")
+        return prepared
 
 
 # -- NATS JetStream --------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class Rival:
     """The kind of topic that a run has."""
     rows: ClassVar[str] = ""
     """The statement that counts what is stored, of a chain if there is one."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """The statement that drops tables of its own, then those that make them."""
 
     def absence(self) -> str | None:
         """Return why it cannot run on this machine; None when it can."""
@@ -75,7 +77,9 @@ class Rival:
         return None
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Make the table, the topic, the chain, and return their names."""
+        """Make the tables, the topic, the chain, and return their names."""
+        if self.tables:
+            await execute(site.admin, *self.tables)
         if not self.topic:
             return {}
         topic = f"rival.{self.topic}.{secrets.token_hex(6)}"  # no run had it before
@@ -89,6 +93,8 @@ class Rival:
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove what the run left, so that the next one finds the same disk."""
+        if self.tables:
+            await execute(venue.site.admin, self.tables[0])
         if self.topic:
             await remove_topic(venue.site, venue.topic)
 

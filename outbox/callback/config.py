@@ -11,9 +11,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import step_seconds
 from orderchain.config import Config
-from outbox.destination import CONFIRMS_MAX, Name, Topic
-
-_Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
+from outbox.destination import CONFIRMS_MAX, Name, Seconds, Topic
 
 
 class Reply(enum.Enum):
@@ -28,12 +26,12 @@ class Reply(enum.Enum):
 class AskRules(Config, frozen=True, kw_only=True):
     """How often a sender is asked."""
 
-    again_seconds: _Seconds = 300.0
+    again_seconds: Seconds = 300.0
     """How long a message that was resent may stay unconfirmed before the next question. It doubles
     with each."""
-    again_seconds_max: _Seconds = 3_600.0
+    again_seconds_max: Seconds = 3_600.0
     """Upper bound of that time."""
-    unanswered_seconds: _Seconds = 10.0
+    unanswered_seconds: Seconds = 10.0
     """How long after a question, or a return of confirms, that was not answered."""
 
 
@@ -92,8 +90,8 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""
-    connect_seconds: _Seconds = 10.0
-    statement_seconds: _Seconds = 30.0
+    connect_seconds: Seconds = 10.0
+    statement_seconds: Seconds = 30.0
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
@@ -107,6 +105,6 @@ class CheckedConfig(Config, frozen=True, kw_only=True):
     sender: Name
     """The name under which the callback service knows how to call it."""
     check_topic: Topic
-    check_seconds: _Seconds = 300.0
+    check_seconds: Seconds = 300.0
     """How long a message may stay unconfirmed before the callback service asks for it again. If the
     sweep is on, too, keep the destination's `resend_seconds` above it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,31 +38,21 @@ class _InboxAnswer(NamedTuple):
     """A transaction of asyncpg, which is untyped."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Admission:
     """Opens the attempts of one consumer: parked messages that are due, and received new ones."""
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        *,
-        inbox: Inbox,
-        connections: ConsumerConnections,
-        fast_filter: Filter,
-        clock: Clock,
-        outcomes: Outcomes,
-        queues: KeyQueues[Delivery],
-        pace: Pace,
-    ) -> None:
-        self._config = config
-        self._inbox = inbox
-        self._connections = connections
-        self._filter = fast_filter
-        self._clock = clock
-        self._outcomes = outcomes
-        self._queues = queues
-        self._pace = pace
-        self._look_at = 0.0  # by the loop's clock: when parked messages are looked for next
-        self._is_fresh_next = False
+    config: ConsumerConfig
+    inbox: Inbox
+    connections: ConsumerConnections
+    fast_filter: Filter
+    clock: Clock
+    outcomes: Outcomes
+    queues: KeyQueues[Delivery]
+    pace: Pace
+    _look_at: float = field(default=0.0, init=False)
+    """By the loop's clock: when parked messages are looked for next."""
+    _is_fresh_next: bool = field(default=False, init=False)
 
     @property
     def look_seconds(self) -> float:
@@ -75,10 +66,10 @@ class Admission:
     async def _parked(self) -> Attempt | None:
         """Return a parked message whose time has come. A backlog of them leaves others a turn."""
         now = asyncio.get_running_loop().time()
-        if now < self._look_at or (self._is_fresh_next and self._queues.has_ready):
+        if now < self._look_at or (self._is_fresh_next and self.queues.has_ready):
             self._is_fresh_next = False
             return None
-        self._look_at = now + self._config.retry_poll_seconds
+        self._look_at = now + self.config.retry_poll_seconds
         attempt = await self._open_parked()
         if attempt is not None:
             self._look_at = 0.0
@@ -86,7 +77,7 @@ class Admission:
         return attempt
 
     async def _fresh(self, most: int) -> Attempt | None:
-        taken = self._queues.take(most)
+        taken = self.queues.take(most)
         if not taken:
             return None
         end = 1 if taken[0].is_alone else len(taken)
@@ -95,7 +86,7 @@ class Admission:
                 end = at
                 break
         if end < len(taken):
-            self._queues.put_back(taken[end:])
+            self.queues.put_back(taken[end:])
         return await self._open_fresh(taken[:end])
 
     # -- parked messages -------------------------------------------------------------------------
@@ -103,44 +94,44 @@ class Admission:
     async def _open_parked(self) -> Attempt | None:
         """Take a parked message whose time has come; None if there is none, or no database."""
         try:
-            connection = await self._connections.take()
+            connection = await self.connections.take()
         except AWAY as error:
-            self._pace.interrupted(error)
+            self.pace.interrupted(error)
             return None
         try:
-            async with self._connections.deadline():
+            async with self.connections.deadline():
                 return await self._take_parked(connection)
         except BaseException as error:
-            self._connections.drop(connection)
+            self.connections.drop(connection)
             if not isinstance(error, AWAY):
                 raise
-            self._pace.interrupted(error)
+            self.pace.interrupted(error)
             return None
 
     async def _take_parked(self, connection: Connection) -> Attempt | None:
-        is_idempotent = self._config.idempotent
+        is_idempotent = self.config.idempotent
         outer = connection.transaction(isolation="read_committed")
         await outer.start()
-        delivery = await self._inbox.take_due(connection, self._clock.wall_ns())
+        delivery = await self.inbox.take_due(connection, self.clock.wall_ns())
         if delivery is None:
             await outer.rollback()
-            self._connections.give_back(connection)
+            self.connections.give_back(connection)
             return None
         inner = connection.transaction()
         await inner.start()
-        if not is_idempotent and not await self._inbox.record(connection, delivery):
+        if not is_idempotent and not await self.inbox.record(connection, delivery):
             # Applied before: by another worker that had it while this one parked it.
             await inner.rollback()
-            await self._outcomes.unpark(connection, delivery)
+            await self.outcomes.unpark(connection, delivery)
             await outer.commit()
-            self._connections.check_commit(connection)
-            self._connections.give_back(connection)
-            self._outcomes.confirm([delivery])
+            self.connections.check_commit(connection)
+            self.connections.give_back(connection)
+            self.outcomes.confirm([delivery])
             return None
         return ParkedAttempt(
-            delivery, connection, outer, inner, is_idempotent=is_idempotent,
-            connections=self._connections, fast_filter=self._filter, outcomes=self._outcomes,
-            pace=self._pace,
+            deliveries=[delivery], connection=None if is_idempotent else connection,
+            locking=connection, outer=outer, inner=inner, connections=self.connections,
+            fast_filter=self.fast_filter, outcomes=self.outcomes, pace=self.pace,
         )  # fmt: skip
 
     # -- received messages -----------------------------------------------------------------------
@@ -152,11 +143,11 @@ class Admission:
         """
         first, copies = _apart(taken)
         if copies:
-            self._queues.put_back(copies)
+            self.queues.put_back(copies)
         try:
             asked = await self._ask_filter(first)
         except BaseException:
-            self._queues.put_back(first)
+            self.queues.put_back(first)
             raise
         if not asked:
             return None
@@ -172,14 +163,15 @@ class Admission:
         if not opened.claimed:
             return None
         return FreshAttempt(
-            opened.claimed, opened.connection, opened.transaction,
-            connections=self._connections, fast_filter=self._filter, outcomes=self._outcomes,
-            queues=self._queues, pace=self._pace,
+            deliveries=opened.claimed, connection=opened.connection,
+            transaction=opened.transaction, connections=self.connections,
+            fast_filter=self.fast_filter, outcomes=self.outcomes, queues=self.queues,
+            pace=self.pace,
         )  # fmt: skip
 
     async def _ask_filter(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Deal with what the filter settles; return the others."""
-        seen = await self._filter.see([delivery.message_id for delivery in deliveries])
+        seen = await self.fast_filter.see([delivery.message_id for delivery in deliveries])
         asked = []
         for delivery, word in zip(deliveries, seen, strict=True):
             match by_filter(word, looked_before=delivery.looked_before):
@@ -199,7 +191,7 @@ class Admission:
             # Most likely another worker has one of them, and is slow.
             await self._put_back(asked, None, leaves_alone=True)
         except AWAY as error:
-            self._pace.interrupted(error)
+            self.pace.interrupted(error)
             await self._put_back(asked, None)
         except BaseException:
             await self._put_back(asked, None)
@@ -207,31 +199,31 @@ class Admission:
         return None
 
     async def _ask_database(self, asked: list[Delivery]) -> _InboxAnswer:
-        connection = await self._connections.take()
+        connection = await self.connections.take()
         transaction = None
         claimed = asked
         others: list[Delivery] = []
         stored: Mapping[UUID, StoredDelivery] = {}
         try:
-            async with self._connections.deadline():
-                if self._config.idempotent:
-                    ours = await self._inbox.admit(connection, asked)
+            async with self.connections.deadline():
+                if self.config.idempotent:
+                    ours = await self.inbox.admit(connection, asked)
                 else:
                     transaction = connection.transaction(isolation="read_committed")
                     await transaction.start()
-                    ours = await self._inbox.claim(connection, asked)
+                    ours = await self.inbox.claim(connection, asked)
                 if len(ours) < len(asked):
                     claimed = [delivery for delivery in asked if delivery.message_id in ours]
                     others = [delivery for delivery in asked if delivery.message_id not in ours]
-                    stored = await self._inbox.judge(connection, others)
+                    stored = await self.inbox.judge(connection, others)
                 if transaction is not None and not claimed:
                     await transaction.rollback()
         except BaseException:
             # What a cancelled or failed statement leaves on the wire is not worth finding out.
-            self._connections.drop(connection)
+            self.connections.drop(connection)
             raise
         if transaction is None or not claimed:
-            self._connections.give_back(connection)
+            self.connections.give_back(connection)
             opened = _InboxAnswer(claimed, others, stored, None, None)
         else:
             opened = _InboxAnswer(claimed, others, stored, connection, transaction)
@@ -245,10 +237,10 @@ class Admission:
         The process that wrote it may have been cut off while it waited for the standby.
         """
         try:
-            await self._connections.barrier()
+            await self.connections.barrier()
         except BaseException:
             if opened.connection is not None:
-                self._connections.drop(opened.connection)
+                self.connections.drop(opened.connection)
             raise
 
     async def _put_back(
@@ -260,14 +252,14 @@ class Admission:
     ) -> None:
         """Give back messages that were not worked on, and the transaction that claimed them."""
         if connection is not None:
-            self._connections.drop(connection)
+            self.connections.drop(connection)
         try:
-            await self._filter.clear([delivery.message_id for delivery in deliveries])
+            await self.fast_filter.clear([delivery.message_id for delivery in deliveries])
         finally:
             if leaves_alone:
                 self._leave_alone(deliveries)
             else:
-                self._queues.put_back(deliveries)
+                self.queues.put_back(deliveries)
 
     # -- messages that are not worked on ---------------------------------------------------------
 
@@ -282,20 +274,20 @@ class Admission:
             known = stored.get(delivery.message_id, StoredDelivery())
             sorted_out[by_database(is_claimed=False, stored=known)].append(delivery)
         done = sorted_out.pop(InboxDecision.DONE)
-        await self._filter.done([delivery.message_id for delivery in done])
+        await self.fast_filter.done([delivery.message_id for delivery in done])
         for delivery in done:
             self._repeated(delivery)
         rest = [delivery for some in sorted_out.values() for delivery in some]
-        await self._filter.clear([delivery.message_id for delivery in rest])
+        await self.fast_filter.clear([delivery.message_id for delivery in rest])
         for delivery in sorted_out[InboxDecision.WAIT]:
             self._set_aside(delivery)
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         await self._held(sorted_out[InboxDecision.KEY_PARKED], outcomes.park_in_turn)
         await self._held(sorted_out[InboxDecision.PARKED], outcomes.report_parked)
         await self._held(sorted_out[InboxDecision.TOO_OLD], outcomes.bury_too_old)
         for delivery in sorted_out[InboxDecision.DEAD]:
             outcomes.finish(delivery)
-        self._queues.release(sorted_out[InboxDecision.DEAD])
+        self.queues.release(sorted_out[InboxDecision.DEAD])
 
     async def _held(
         self, deliveries: list[Delivery], settle: Callable[[list[Delivery]], Awaitable[None]]
@@ -306,17 +298,17 @@ class Admission:
         try:
             await settle(deliveries)
         except AWAY as error:
-            self._pace.interrupted(error)
-            self._queues.put_back(deliveries)
+            self.pace.interrupted(error)
+            self.queues.put_back(deliveries)
             return
         except BaseException:
-            self._queues.put_back(deliveries)
+            self.queues.put_back(deliveries)
             raise
-        self._queues.release(deliveries)
+        self.queues.release(deliveries)
 
     def _repeated(self, delivery: Delivery) -> None:
-        self._outcomes.repeated([delivery])
-        self._queues.release([delivery])
+        self.outcomes.repeated([delivery])
+        self.queues.release([delivery])
 
     def _leave_alone(self, deliveries: list[Delivery]) -> None:
         """Look at messages later, one by one: a free one must not wait for a worker's one."""
@@ -325,12 +317,12 @@ class Admission:
             return
         for delivery in deliveries:
             delivery.is_alone = True
-        self._queues.put_back(deliveries)
+        self.queues.put_back(deliveries)
 
     def _set_aside(self, delivery: Delivery) -> None:
         """Leave a message alone for a while: another worker is on it."""
         delivery.looked_before = True
-        self._pace.leave_alone(partial(self._queues.put_back, [delivery]))
+        self.pace.leave_alone(partial(self.queues.put_back, [delivery]))
 
 
 def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderchain.clients.postgres import sqlstate_of
@@ -51,6 +53,7 @@ class _Failure(NamedTuple):
     """Why it becomes a dead letter."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Outcomes:
     """What the deliveries of one consumer come to.
 
@@ -58,35 +61,24 @@ class Outcomes:
     counted, confirmed or finished.
     """
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        *,
-        inbox: Inbox,
-        connections: ConsumerConnections,
-        clock: Clock,
-        progress: ConsumeProgress,
-        confirms: ConfirmSender,
-        stats: ConsumerStats,
-    ) -> None:
-        self._config = config
-        self._inbox = inbox
-        self._connections = connections
-        self._clock = clock
-        self._progress = progress
-        self._confirms = confirms
-        self._stats = stats
+    config: ConsumerConfig
+    inbox: Inbox
+    connections: ConsumerConnections
+    clock: Clock
+    progress: ConsumeProgress
+    confirms: ConfirmSender
+    stats: ConsumerStats
 
     # -- applied ---------------------------------------------------------------------------------
 
     def applied(self, deliveries: Sequence[Delivery]) -> None:
         """Count messages whose effect has just committed; confirm and finish them."""
-        self._stats.applied += len(deliveries)
+        self.stats.applied += len(deliveries)
         self.confirm(deliveries)
 
     def repeated(self, deliveries: Sequence[Delivery]) -> None:
         """Count messages that came again after they were applied; confirm and finish them."""
-        self._stats.repeated += len(deliveries)
+        self.stats.repeated += len(deliveries)
         self.confirm(deliveries)
 
     def confirm(self, deliveries: Iterable[Delivery]) -> None:
@@ -97,7 +89,7 @@ class Outcomes:
 
     def finish(self, delivery: Delivery) -> None:
         """Allow the committed offset to move past a message."""
-        held = self._progress.of(delivery.place)
+        held = self.progress.of(delivery.place)
         if held is not None:
             held.finish(delivery.offset)
 
@@ -105,25 +97,25 @@ class Outcomes:
 
     async def store_failure(self, delivery: Delivery, error: BaseException) -> None:
         """Park a received message whose handler has raised `error`, or make it a dead letter."""
-        now_ns = self._clock.wall_ns()
+        now_ns = self.clock.wall_ns()
         failure = self._after(delivery, error, now_ns)
         until: Mapping[UUID, int] = {}
-        async with self._connections.transaction() as connection:
+        async with self.connections.transaction() as connection:
             if failure.due_ns is None:
                 await self._bury(connection, delivery, failure)
             else:
-                await self._inbox.park(
+                await self.inbox.park(
                     connection, delivery,
                     failures=failure.failures, due_ns=failure.due_ns, error=failure.error,
                 )  # fmt: skip
-                until = await self._inbox.parked_until(connection, [delivery])
-        self._stats.failures += 1
+                until = await self.inbox.parked_until(connection, [delivery])
+        self.stats.failures += 1
         if failure.due_ns is None:
-            self._stats.dead += 1
+            self.stats.dead += 1
             _log_dead(delivery, failure.reason, failure.error)
             self.finish(delivery)
             return
-        self._stats.parked += 1
+        self.stats.parked += 1
         _log.warning(
             "message %s has failed, and is parked: %s",
             delivery.message_id,
@@ -139,14 +131,14 @@ class Outcomes:
         Returns until when (ns) it is parked; None if it is a dead letter now. Once that has
         committed, call `failed_again` with it.
         """
-        now_ns = self._clock.wall_ns()
+        now_ns = self.clock.wall_ns()
         failure = self._after(delivery, error, now_ns)
         if failure.due_ns is None:
             await self._bury(connection, delivery, failure)
-            await self._inbox.unpark(connection, delivery, now_ns)
+            await self.inbox.unpark(connection, delivery, now_ns)
             _log_dead(delivery, failure.reason, failure.error)
         else:
-            await self._inbox.park_again(
+            await self.inbox.park_again(
                 connection, delivery,
                 failures=failure.failures, due_ns=failure.due_ns, error=failure.error,
             )  # fmt: skip
@@ -154,33 +146,33 @@ class Outcomes:
 
     def failed_again(self, delivery: Delivery, until_ns: int | None) -> None:
         """Count a stored failure of a parked message; `until_ns` as `store_failure_again`."""
-        self._stats.failures += 1
+        self.stats.failures += 1
         if until_ns is None:
-            self._stats.dead += 1
+            self.stats.dead += 1
         else:
             self._parked(delivery, until_ns)
 
     async def unpark(self, connection: Connection, delivery: Delivery) -> None:
         """Remove a parked message that is applied, in the open transaction."""
-        await self._inbox.unpark(connection, delivery, self._clock.wall_ns())
+        await self.inbox.unpark(connection, delivery, self.clock.wall_ns())
 
     # -- not worked on ---------------------------------------------------------------------------
 
     async def park_in_turn(self, deliveries: Sequence[Delivery]) -> None:
         """Park messages after earlier ones of their keys, which are parked."""
-        now_ns = self._clock.wall_ns()
-        async with self._connections.transaction() as connection:
-            await self._inbox.park_in_turn(connection, deliveries, now_ns)
-            until = await self._inbox.parked_until(connection, deliveries)
-        self._stats.parked += len(deliveries)
+        now_ns = self.clock.wall_ns()
+        async with self.connections.transaction() as connection:
+            await self.inbox.park_in_turn(connection, deliveries, now_ns)
+            until = await self.inbox.parked_until(connection, deliveries)
+        self.stats.parked += len(deliveries)
         for delivery in deliveries:
             self._parked(delivery, until.get(delivery.message_id, now_ns))
 
     async def report_parked(self, deliveries: Sequence[Delivery]) -> None:
         """Report to the senders of parked messages until when they are parked."""
-        now_ns = self._clock.wall_ns()
-        async with self._connections.transaction() as connection:
-            until = await self._inbox.parked_until(connection, deliveries)
+        now_ns = self.clock.wall_ns()
+        async with self.connections.transaction() as connection:
+            until = await self.inbox.parked_until(connection, deliveries)
         for delivery in deliveries:
             self._parked(delivery, until.get(delivery.message_id, now_ns))
 
@@ -188,10 +180,10 @@ class Outcomes:
         """Make dead letters of messages that are older than the inbox."""
         error = "whether it was applied is no longer known"
         failure = _Failure(0, error, None, TOO_OLD)
-        async with self._connections.transaction() as connection:
+        async with self.connections.transaction() as connection:
             for delivery in deliveries:
                 await self._bury(connection, delivery, failure)
-        self._stats.dead += len(deliveries)
+        self.stats.dead += len(deliveries)
         for delivery in deliveries:
             _log_dead(delivery, TOO_OLD, error)
             self.finish(delivery)
@@ -199,7 +191,7 @@ class Outcomes:
     # -- shared ----------------------------------------------------------------------------------
 
     def _after(self, delivery: Delivery, error: BaseException, now_ns: int) -> _Failure:
-        decision = after_failure(self._config.retries, delivery.failures, now_ns)
+        decision = after_failure(self.config.retries, delivery.failures, now_ns)
         is_refused = isinstance(error, Refused)
         due_ns = None if is_refused or isinstance(decision, GiveUp) else decision.due_ns
         # A column and a stream can hold this text, whatever the error says.
@@ -208,7 +200,7 @@ class Outcomes:
         return _Failure(decision.failures, text, due_ns, reason)
 
     async def _bury(self, connection: Connection, delivery: Delivery, failure: _Failure) -> None:
-        await self._inbox.bury(
+        await self.inbox.bury(
             connection, delivery,
             failures=failure.failures, reason=failure.reason, error=failure.error,
         )  # fmt: skip
@@ -221,11 +213,11 @@ class Outcomes:
         token = delivery.confirm_token
         if delivery.confirm_topic is None or token is None:
             return
-        proof = proof_of(token, self._config.name, kind, until_ns)
+        proof = proof_of(token, self.config.name, kind, until_ns)
         confirm = Confirm(
             delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset, proof
         )
-        self._confirms.add(delivery.confirm_topic, confirm)
+        self.confirms.add(delivery.confirm_topic, confirm)
 
 
 def _log_dead(delivery: Delivery, reason: str, error: str) -> None:
@@ -240,54 +232,53 @@ _BROKEN: Final = "25P02"
 """A statement of the handler has failed, and the handler went on as if it had not."""
 
 
-class FreshAttempt:
+@dataclass(kw_only=True, eq=False)
+class _Attempt(ABC):
+    """What attempts have in common; see `delivery.Attempt`."""
+
+    deliveries: Sequence[Delivery]
+    connection: Connection | None
+    connections: ConsumerConnections
+    fast_filter: Filter
+    outcomes: Outcomes
+    pace: Pace
+
+    async def fail(self, error: BaseException) -> None:
+        """See `Attempt.fail`. If cancelled in it, it still runs to its end."""
+        await uninterrupted(self._fail(error))
+
+    @abstractmethod
+    async def _fail(self, error: BaseException) -> None: ...
+
+
+@dataclass(kw_only=True, eq=False)
+class FreshAttempt(_Attempt):
     """Messages as they were received, claimed in an open transaction."""
 
-    def __init__(
-        self,
-        deliveries: Sequence[Delivery],
-        connection: Connection | None,
-        transaction: Any,  # noqa: ANN401 - a transaction of asyncpg, which is untyped
-        *,
-        connections: ConsumerConnections,
-        fast_filter: Filter,
-        outcomes: Outcomes,
-        queues: KeyQueues[Delivery],
-        pace: Pace,
-    ) -> None:
-        self.deliveries = deliveries
-        self.connection = connection
-        self._transaction = transaction
-        self._connections = connections
-        self._filter = fast_filter
-        self._outcomes = outcomes
-        self._queues = queues
-        self._pace = pace
+    transaction: Any
+    """A transaction of asyncpg, which is untyped."""
+    queues: KeyQueues[Delivery]
 
     async def succeed(self) -> None:
         """See `Attempt.succeed`. A commit whose answer is lost is settled by the next claim."""
         if self.connection is not None:
             try:
-                async with self._connections.deadline():
-                    await self._transaction.commit()
-                self._connections.check_commit(self.connection)
+                async with self.connections.deadline():
+                    await self.transaction.commit()
+                self.connections.check_commit(self.connection)
             except AWAY as error:
                 await uninterrupted(self._end_unless_committed(error))
                 return
             except BaseException:  # cancelled: as if the answer were lost
                 await uninterrupted(self._leave())
                 raise
-            self._connections.give_back(self.connection)
-        self._pace.worked()
+            self.connections.give_back(self.connection)
+        self.pace.worked()
         # Nothing is awaited between the commit and this: if cut off there, the messages would be
         # applied and yet unfinished for good.
-        self._outcomes.applied(self.deliveries)
-        self._queues.release(self.deliveries)
-        await self._filter.done([delivery.message_id for delivery in self.deliveries])
-
-    async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`. If cancelled in it, it still runs to its end."""
-        await uninterrupted(self._fail(error))
+        self.outcomes.applied(self.deliveries)
+        self.queues.release(self.deliveries)
+        await self.fast_filter.done([delivery.message_id for delivery in self.deliveries])
 
     async def _fail(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -306,88 +297,72 @@ class FreshAttempt:
     async def _settle(self, error: BaseException) -> None:
         """Park the message or bury it; its queue opens."""
         try:
-            await self._outcomes.store_failure(self.deliveries[0], error)
+            await self.outcomes.store_failure(self.deliveries[0], error)
         except AWAY as broken:
             # It will fail again and be counted then: a failure that is not stored is none.
             self._break_off(broken)
             return
         except BaseException:
-            self._queues.put_back(self.deliveries)
+            self.queues.put_back(self.deliveries)
             raise
-        self._pace.worked()
-        self._queues.release(self.deliveries)
+        self.pace.worked()
+        self.queues.release(self.deliveries)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
         if _is_own_fault(error):
             await self._fail(error)
             return
-        self._pace.interrupted(error)
+        self.pace.interrupted(error)
         await self._leave()
 
     async def _leave(self) -> None:
         """Take the messages back. If they were committed, the next claim finds them applied."""
         if self.connection is not None:
-            self._connections.drop(self.connection)
+            self.connections.drop(self.connection)
         await self._clear()
-        self._queues.put_back(self.deliveries)
+        self.queues.put_back(self.deliveries)
 
     async def _clear(self) -> None:
-        await self._filter.clear([delivery.message_id for delivery in self.deliveries])
+        await self.fast_filter.clear([delivery.message_id for delivery in self.deliveries])
 
     def _break_off(self, error: BaseException) -> None:
-        self._pace.interrupted(error)
-        self._queues.put_back(self.deliveries)
+        self.pace.interrupted(error)
+        self.queues.put_back(self.deliveries)
 
     def _part(self) -> None:
         for delivery in self.deliveries:
             delivery.is_alone = True
-        self._queues.put_back(self.deliveries)
+        self.queues.put_back(self.deliveries)
 
     async def _roll_back(self) -> None:
         if self.connection is not None:
             with suppress(*AWAY):
-                async with self._connections.deadline():
-                    await self._transaction.rollback()
-            self._connections.give_back(self.connection)
+                async with self.connections.deadline():
+                    await self.transaction.rollback()
+            self.connections.give_back(self.connection)
 
 
-class ParkedAttempt:
+@dataclass(kw_only=True, eq=False)
+class ParkedAttempt(_Attempt):
     """A parked message whose time has come; its row is locked, so nobody else tries it."""
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        locking: Connection,
-        outer: Any,  # noqa: ANN401 - transactions of asyncpg, which is untyped
-        inner: Any,  # noqa: ANN401
-        *,
-        is_idempotent: bool,
-        connections: ConsumerConnections,
-        fast_filter: Filter,
-        outcomes: Outcomes,
-        pace: Pace,
-    ) -> None:
-        self.deliveries = [delivery]
-        self.connection = None if is_idempotent else locking
-        self._locking = locking
-        self._outer = outer
-        self._inner = inner  # a savepoint: what the handler does is undone, the row stays locked
-        self._connections = connections
-        self._filter = fast_filter
-        self._outcomes = outcomes
-        self._pace = pace
+    locking: Connection
+    outer: Any
+    """A transaction of asyncpg, which is untyped."""
+    inner: Any
+    """A savepoint in it: what the handler does is undone, the row stays locked."""
 
     async def succeed(self) -> None:
         """See `Attempt.succeed`."""
         (delivery,) = self.deliveries
         try:
-            async with self._connections.deadline():
+            async with self.connections.deadline():
                 # What is checked only at the commit is checked here, where it can be undone.
-                await self._locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                await self._inner.commit()
-                await self._outcomes.unpark(self._locking, delivery)
-                await self._outer.commit()
-            self._connections.check_commit(self._locking)
+                await self.locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                await self.inner.commit()
+                await self.outcomes.unpark(self.locking, delivery)
+                await self.outer.commit()
+            self.connections.check_commit(self.locking)
         except AWAY as error:
             if _is_own_fault(error):
                 await self.fail(error)
@@ -395,42 +370,38 @@ class ParkedAttempt:
                 self._break_off(error)
             return
         except BaseException:  # cancelled: it is still parked, or applied
-            self._connections.drop(self._locking)
+            self.connections.drop(self.locking)
             raise
-        self._connections.give_back(self._locking)
-        self._pace.worked()
-        self._outcomes.applied(self.deliveries)
-        await self._filter.done([delivery.message_id])
-
-    async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`. If cancelled in it, it still runs to its end."""
-        await uninterrupted(self._fail(error))
+        self.connections.give_back(self.locking)
+        self.pace.worked()
+        self.outcomes.applied(self.deliveries)
+        await self.fast_filter.done([delivery.message_id])
 
     async def _fail(self, error: BaseException) -> None:
         (delivery,) = self.deliveries
         if isinstance(error, asyncio.CancelledError):
-            self._connections.drop(self._locking)
+            self.connections.drop(self.locking)
             return
-        if is_interruption(error, self._locking):
+        if is_interruption(error, self.locking):
             self._break_off(error)
             return
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         try:
-            async with self._connections.deadline():
-                await self._inner.rollback()
-                until_ns = await outcomes.store_failure_again(self._locking, delivery, error)
-                await self._outer.commit()
-            self._connections.check_commit(self._locking)
+            async with self.connections.deadline():
+                await self.inner.rollback()
+                until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
+                await self.outer.commit()
+            self.connections.check_commit(self.locking)
         except AWAY as broken:
             self._break_off(broken)
             return
-        self._connections.give_back(self._locking)
+        self.connections.give_back(self.locking)
         outcomes.failed_again(delivery, until_ns)
 
     def _break_off(self, error: BaseException) -> None:
         """Leave all as it was: the row is free again, and nothing is counted."""
-        self._connections.drop(self._locking)
-        self._pace.interrupted(error)
+        self.connections.drop(self.locking)
+        self.pace.interrupted(error)
 
 
 def _is_own_fault(error: BaseException) -> bool:

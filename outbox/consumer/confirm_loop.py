@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -187,27 +188,25 @@ class ConfirmSender:
         return producer
 
 
+@dataclass(eq=False)
 class ConfirmLoop:
     """Sends confirms as they come, many at once, and commits offsets now and then."""
 
-    def __init__(
-        self, config: ConsumerConfig, confirms: ConfirmSender, source: DestinationRecords
-    ) -> None:
-        self._config = config
-        self._confirms = confirms
-        self._source = source
-        self._is_ending = False
+    config: ConsumerConfig
+    confirms: ConfirmSender
+    source: DestinationRecords
+    _is_ending: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Return once `end` was called and the round that was under way has ended."""
-        config, loop = self._config, asyncio.get_running_loop()
+        config, loop = self.config, asyncio.get_running_loop()
         commit_at = loop.time() + config.commit_seconds
         while not self._is_ending:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(commit_at):
-                    await self._confirms.added.wait()
+                    await self.confirms.added.wait()
                     await asyncio.sleep(config.confirm_linger_seconds)
-            self._confirms.added.clear()
+            self.confirms.added.clear()
             await self.confirm()
             if loop.time() >= commit_at:
                 commit_at = loop.time() + config.commit_seconds
@@ -216,15 +215,15 @@ class ConfirmLoop:
     def end(self) -> None:
         """Make `run` return. If it were cut off in a send, it would send confirms twice."""
         self._is_ending = True
-        self._confirms.added.set()
+        self.confirms.added.set()
 
     async def confirm(self) -> None:
         """Send what waits. Call it before `commit`: what is committed is not received again."""
-        await self._confirms.flush(self._source.progress.smallest_unfinished())
+        await self.confirms.flush(self.source.progress.smallest_unfinished())
 
     async def commit(self) -> None:
         """Commit the smallest unfinished offsets; if the broker is away, it is retried later."""
         try:
-            await self._source.commit()
+            await self.source.commit()
         except RetryError as error:
             _log.warning("%s", reason_of(error))

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orderchain.clients.postgres import DRIVER_ERRORS
@@ -55,29 +56,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class InboxRetention:
     """Keeps the inbox's partitions. Each process does it: most rounds find nothing to do."""
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        *,
-        inbox: Inbox,
-        connections: ConsumerConnections,
-        clock: Clock,
-        take_oldest: Callable[[], dict[str, UUID | None]],
-    ) -> None:
-        """`take_oldest`: what senders have unfinished, as `Receiving.take_oldest`."""
-        self._config = config
-        self._inbox = inbox
-        self._connections = connections
-        self._clock = clock
-        self._take_oldest = take_oldest
+    config: ConsumerConfig
+    inbox: Inbox
+    connections: ConsumerConnections
+    clock: Clock
+    take_oldest: Callable[[], dict[str, UUID | None]]
+    """What senders have unfinished, as `RecordIntake.take_oldest`."""
 
     async def run(self) -> None:
         """Never returns. The first round was done at the start."""
         while True:
-            await asyncio.sleep(self._config.upkeep_seconds)
+            await asyncio.sleep(self.config.upkeep_seconds)
             await self.try_to_keep()
 
     async def try_to_keep(self) -> None:
@@ -92,13 +85,13 @@ class InboxRetention:
 
         Raises DurabilityError if it was set to lose what it has committed.
         """
-        connections, inbox = self._connections, self._inbox
-        now_ns = self._clock.wall_ns()
+        connections, inbox = self.connections, self.inbox
+        now_ns = self.clock.wall_ns()
         async with connections.transaction() as connection:
             await connections.check_durability(connection)
             await inbox.extend(connection, now_ns)
-        oldest = self._take_oldest()
-        keep_ns = round(self._config.retention_seconds * 1e9)
+        oldest = self.take_oldest()
+        keep_ns = round(self.config.retention_seconds * 1e9)
         async with connections.transaction() as connection:
             if oldest:
                 await inbox.hear_of_senders(connection, oldest)
@@ -161,11 +154,11 @@ class Consumer(ClosedAtExit):
             self._admission = self._admission_to(inbox)
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = RecordIntake(
-                self._config, source=self._source, queues=self._queues, pace=self._pace,
+                config=self._config, source=self._source, queues=self._queues, pace=self._pace,
                 clock=self._clock, stats=self._counters,
             )  # fmt: skip
             retention = InboxRetention(
-                self._config, inbox=inbox, connections=self._connections, clock=self._clock,
+                config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
                 take_oldest=receiving.take_oldest,
             )  # fmt: skip
             await retention.try_to_keep()  # today's partition, before the first message
@@ -361,12 +354,13 @@ class Consumer(ClosedAtExit):
 
     def _admission_to(self, inbox: Inbox) -> Admission:
         outcomes = Outcomes(
-            self._config, inbox=inbox, connections=self._connections, clock=self._clock,
+            config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
             progress=self._source.progress, confirms=self._confirms, stats=self._counters,
         )  # fmt: skip
         return Admission(
-            self._config, inbox=inbox, connections=self._connections, fast_filter=self._filter,
-            clock=self._clock, outcomes=outcomes, queues=self._queues, pace=self._pace,
+            config=self._config, inbox=inbox, connections=self._connections,
+            fast_filter=self._filter, clock=self._clock, outcomes=outcomes, queues=self._queues,
+            pace=self._pace,
         )  # fmt: skip
 
     async def _look_at_topics(self) -> None:

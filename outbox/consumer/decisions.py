@@ -14,6 +14,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from orderchain.config import Config
+from outbox.destination import Seconds
 
 
 class Seen(Enum):
@@ -98,8 +99,6 @@ TRIES_MAX: Final = 16
 """Tries after the first failure, one for each level."""
 
 _NS: Final = 1_000_000_000
-
-Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
 class RetryLevels(Config, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from orderchain.clock import Clock, SystemClock
 from orderchain.config import Config, mask_dsn
 from orderchain.errors import SettingError
 from outbox.consumer.decisions import Seen
+from outbox.destination import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 MEMORY_IDS_MAX: Final = 200_000
 """Ids that the in-process filter remembers by default: about 30 MB."""
-
-Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
 class Filter(Protocol):

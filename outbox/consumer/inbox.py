@@ -21,6 +21,7 @@ from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
+from outbox.message import storable
 from outbox.session import BARRIER, columns, keep_durable
 
 if TYPE_CHECKING:
@@ -299,8 +300,7 @@ class InboxLog:
 
 def shown(error: str) -> str:
     """Return the text of an error as it is kept: bounded, and without what PostgreSQL refuses."""
-    clean = error.replace("\0", "\\0").encode(errors="backslashreplace").decode()
-    return clean[:_ERROR_CHARS_MAX]
+    return storable(error, _ERROR_CHARS_MAX)
 
 
 def _row_of(delivery: Delivery) -> tuple[object, ...]:

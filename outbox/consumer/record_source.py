@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.clients.kafka import (
@@ -227,40 +228,32 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
         """Do nothing: the reader finds them at its next look."""
 
 
+@dataclass(kw_only=True, eq=False)
 class RecordIntake:
     """Takes records into the queues, as many as may be held in memory.
 
     It reads continuously, and records which messages the senders may resend.
     """
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        *,
-        source: DestinationRecords,
-        queues: KeyQueues[Delivery],
-        pace: Pace,
-        clock: Clock,
-        stats: ConsumerStats,
-    ) -> None:
-        self._config = config
-        self._source = source
-        self._queues = queues
-        self._pace = pace
-        self._clock = clock
-        self._stats = stats
-        self._oldest: dict[str, UUID | None] = {}  # by topic, since the last `take_oldest`
+    config: ConsumerConfig
+    source: DestinationRecords
+    queues: KeyQueues[Delivery]
+    pace: Pace
+    clock: Clock
+    stats: ConsumerStats
+    _oldest: dict[str, UUID | None] = field(default_factory=dict, init=False)
+    """By topic, since the last `take_oldest`."""
 
     async def run(self) -> None:
         """Never returns. A broker that is away is tried until it answers."""
-        config, queues, pauses = self._config, self._queues, Backoff(*BROKER_PAUSE_SECONDS)
+        config, queues, pauses = self.config, self.queues, Backoff(*BROKER_PAUSE_SECONDS)
         while True:
             room = config.held_max - queues.held
             if room <= 0 or queues.held_bytes >= config.held_bytes_max:
-                await self._pace.wait(FETCH_SECONDS)
+                await self.pace.wait(FETCH_SECONDS)
                 continue
             try:
-                records = await self._source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
+                records = await self.source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
             except RetryError as error:
                 _log.warning("%s", reason_of(error))
                 await asyncio.sleep(pauses.next_seconds())
@@ -279,8 +272,8 @@ class RecordIntake:
         return oldest
 
     def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
-        received_at = time_of(self._clock.wall_ns())
-        self._stats.received += len(records)
+        received_at = time_of(self.clock.wall_ns())
+        self.stats.received += len(records)
         deliveries = []
         for record in records:
             try:
@@ -290,15 +283,15 @@ class RecordIntake:
                 continue
             deliveries.append(delivery)
             self._hear(delivery)
-        self._queues.add(deliveries)
+        self.queues.add(deliveries)
 
     def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
-        self._stats.bad_records += 1
+        self.stats.bad_records += 1
         _log.error(
             "%s/%d at %d: %s",
             printable(record.topic), record.partition, record.offset, reason_of(error),
         )  # fmt: skip
-        held = self._source.progress.of((record.topic, record.partition))
+        held = self.source.progress.of((record.topic, record.partition))
         if held is not None:
             held.finish(record.offset)
 

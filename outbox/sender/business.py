@@ -30,7 +30,14 @@ from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
 from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
-from outbox.message import Message, check_message, check_name, draw_message_ids, traced
+from outbox.message import (
+    Message,
+    check_message,
+    check_name,
+    draw_message_ids,
+    storable,
+    traced,
+)
 from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS, columns
 
@@ -307,9 +314,9 @@ def _row(at: datetime, outcome: str, error: str, message: Message) -> FailedMess
         outcome,
         error,
         message.message_id if isinstance(message.message_id, UUID) else None,
-        _text(message.destination, _TEXT_CHARACTERS_MAX),
-        None if message.key is None else _text(message.key, _TEXT_CHARACTERS_MAX),
-        None if message.headers is None else _text(_as_kept(message.headers), HEADERS_BYTES_MAX),
+        storable(message.destination, _TEXT_CHARACTERS_MAX),
+        None if message.key is None else storable(message.key, _TEXT_CHARACTERS_MAX),
+        None if message.headers is None else storable(_as_kept(message.headers), HEADERS_BYTES_MAX),
         payload[:PAYLOAD_BYTES_MAX],
     )
 
@@ -319,9 +326,3 @@ def _as_kept(headers: object) -> str:
         return msgspec.json.encode(headers).decode()
     except (TypeError, ValueError):  # no JSON, or text that is no UTF-8
         return repr(headers)
-
-
-def _text(value: object, characters_max: int) -> str:
-    """Return a text that PostgreSQL takes."""
-    text = str(value).replace("\0", "\\0").encode(errors="backslashreplace").decode()
-    return text[:characters_max]

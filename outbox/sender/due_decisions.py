@@ -15,6 +15,7 @@ from orderchain.clock import step_seconds
 from orderchain.config import Config
 from orderchain.errors import SettingError
 from orderchain.text import counted
+from outbox.destination import Seconds
 from outbox.statuses import Change, Status
 
 if TYPE_CHECKING:
@@ -109,9 +110,6 @@ def queue_wait_seconds(due: DueDelivery, rules: Destination) -> float:
     waited = due.sent_seconds or 0.0
     left = rules.queue_seconds_max - waited
     return min(max(waited, rules.resend_seconds), rules.resend_seconds_max, max(left, 1.0))
-
-
-Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 
 
 class Answer(enum.Enum):

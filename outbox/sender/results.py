@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.clients.kafka import (
     AIOKafkaConsumer,
@@ -31,7 +32,7 @@ from outbox.sender.message_sender import MISSING
 from outbox.sender.store import BrokerAck, progress_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from uuid import UUID
 
     from orderchain.clients.kafka import ConsumerRecord
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from outbox.sender.parcel_sender import Claims, ParcelSender
     from outbox.sender.store import RelayStore
 
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -159,16 +162,8 @@ class AckWriter:
     async def _write_all(self, *, spares_young: bool) -> None:
         # Each list is emptied only after it is written. A repeat finds no token, and writes
         # nothing.
-        if self._releases:
-            releases = list(self._releases)
-            await self._store.release(releases)
-            del self._releases[: len(releases)]
-            self._stats.released += len(releases)
-        if self._failures:
-            failures = list(self._failures)
-            await self._store.write_failures(failures)
-            del self._failures[: len(failures)]
-            self._stats.failed += len(failures)
+        self._stats.released += await _written(self._releases, self._store.release)
+        self._stats.failed += await _written(self._failures, self._store.write_failures)
         if self._finals:
             finals = list(self._finals)
             self._stats.done_by_broker += await self._store.finish_by_broker(finals)
@@ -186,25 +181,28 @@ class AckWriter:
             self._stats.acks_written += written
 
 
+async def _written(waiting: list[_T], write: Callable[[list[_T]], Awaitable[None]]) -> int:
+    """Write all that waits, and return how many that were; what comes meanwhile stays."""
+    given = list(waiting)
+    if given:
+        await write(given)
+        del waiting[: len(given)]
+    return len(given)
+
+
+@dataclass(eq=False)
 class ConfirmIntake:
     """Reads the confirm topics of all destinations, as a member of the relays' group."""
 
-    def __init__(
-        self,
-        config: RelayConfig,
-        store: RelayStore,
-        parcel_sender: ParcelSender,
-        acks: AckWriter,
-        stats: RelayStats,
-        troubles: TopicTroubles,
-    ) -> None:
-        self._config = config
-        self._kafka = KafkaConfig.of(config.kafka)
-        self._store = store
-        self._parcel_sender = parcel_sender
-        self._acks = acks
-        self._stats = stats
-        self._troubles = troubles
+    config: RelayConfig
+    store: RelayStore
+    parcel_sender: ParcelSender
+    acks: AckWriter
+    stats: RelayStats
+    troubles: TopicTroubles
+
+    def __post_init__(self) -> None:
+        self._kafka = KafkaConfig.of(self.config.kafka)
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
         self._progress: dict[Place, int] = {}  # progress that is not written yet
@@ -219,9 +217,9 @@ class ConfirmIntake:
         await endless("confirms", self._take_in, self._kafka)
 
     async def _take_in(self) -> None:
-        self._confirm_key = await self._store.confirm_key()
+        self._confirm_key = await self.store.confirm_key()
         while True:
-            topics = _confirm_topics(self._parcel_sender.destinations.values())
+            topics = _confirm_topics(self.parcel_sender.destinations.values())
             self._changed.clear()
             if not topics:
                 await self._changed.wait()
@@ -233,12 +231,12 @@ class ConfirmIntake:
         consumer = make_consumer(
             self._kafka,
             "confirm-intake",
-            group_id=self._config.name,
+            group_id=self.config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
         )
         try:
-            async with connecting(self._kafka, self._config.connect_seconds):
+            async with connecting(self._kafka, self.config.connect_seconds):
                 await start_client(consumer)
                 there = await self._there(consumer, topics)
             if there:
@@ -249,18 +247,18 @@ class ConfirmIntake:
                     async with asyncio.timeout(MISSING_SECONDS):
                         await self._changed.wait()
         finally:
-            await close_client(consumer, self._config.stop_seconds)
+            await close_client(consumer, self.config.stop_seconds)
 
     async def _there(self, consumer: AIOKafkaConsumer, topics: list[str]) -> list[str]:
         """Return the topics that exist. A missing one would keep the others from being read."""
         # It asks for all topics: a request for a missing one could create it.
-        async with asyncio.timeout(self._config.connect_seconds):
+        async with asyncio.timeout(self.config.connect_seconds):
             known = await consumer.topics()
         for topic in topics:
             if topic in known:
-                self._troubles.is_over(topic)
+                self.troubles.is_over(topic)
             else:
-                self._troubles.found(topic, MISSING)
+                self.troubles.found(topic, MISSING)
         return [topic for topic in topics if topic in known]
 
     async def _take_all(
@@ -275,7 +273,7 @@ class ConfirmIntake:
         while True:
             if self._changed.is_set():
                 self._changed.clear()
-                if _confirm_topics(self._parcel_sender.destinations.values()) != topics:
+                if _confirm_topics(self.parcel_sender.destinations.values()) != topics:
                     return
             if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
                 if await self._there(consumer, topics) != there:
@@ -308,7 +306,7 @@ class ConfirmIntake:
             try:
                 decoded = decode_confirms(record.value)
             except BadRecord as error:
-                self._stats.bad_confirms[error.reason] += 1
+                self.stats.bad_confirms[error.reason] += 1
                 _log.warning(
                     "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
                 )
@@ -329,8 +327,8 @@ class ConfirmIntake:
         # are about to be applied for lost, and resend them. If it knows it a moment later, that
         # delays a resend.
         if retries:
-            await self._store.postpone(retries)
-            self._stats.retrying += len(retries)
+            await self.store.postpone(retries)
+            self.stats.retrying += len(retries)
         if applied:
             await self._apply(applied)
         self._progress |= progress
@@ -345,7 +343,7 @@ class ConfirmIntake:
 
     def _drop_forged(self, topic: str, consumer: str, count: int) -> None:
         """Count confirms that prove nothing: forged, or of messages of another database."""
-        self._stats.bad_confirms["proof"] += count
+        self.stats.bad_confirms["proof"] += count
         _log.warning(
             "confirms of %s on %s were dropped, since their proofs are wrong: %d",
             printable(consumer), printable(topic), count,
@@ -353,20 +351,20 @@ class ConfirmIntake:
 
     async def _save_progress(self) -> None:
         if known := self._known(self._progress):
-            await self._store.save_progress(known)
+            await self.store.save_progress(known)
             moved = {place[:2] for place in known}
-            await self._store.hear_of(
+            await self.store.hear_of(
                 (destination.name, consumer)
-                for destination in self._parcel_sender.destinations.values()
+                for destination in self.parcel_sender.destinations.values()
                 for consumer in destination.consumers
                 if (consumer, destination.topic) in moved
             )
         self._progress = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
-        self._acks.overtaken(message_id for message_id, _ in applied)
-        done = await self._store.apply(applied)
-        stats = self._stats
+        self.acks.overtaken(message_id for message_id, _ in applied)
+        done = await self.store.apply(applied)
+        stats = self.stats
         stats.consumed += done.consumed
         stats.early += done.early
         stats.late += done.late
@@ -377,7 +375,7 @@ class ConfirmIntake:
         """Leave out what none of our destinations asks for: strangers must not fill a table."""
         wanted = {
             (consumer, destination.topic)
-            for destination in self._parcel_sender.destinations.values()
+            for destination in self.parcel_sender.destinations.values()
             for consumer in destination.consumers
         }
         return {place: offset for place, offset in progress.items() if place[:2] in wanted}

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
@@ -57,28 +58,21 @@ class ConsumerLog(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Sweep:
     """Rounds of claiming. Any number of them may run side by side, in any number of processes."""
 
-    def __init__(
-        self,
-        config: RelayConfig,
-        store: RelayStore,
-        parcel_sender: ParcelSender,
-        stats: RelayStats,
-        alerts: Alerts,
-        consumer_logs: Mapping[str, ConsumerLog],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._parcel_sender = parcel_sender
-        self._stats = stats
-        self._alerts = alerts
-        self._consumer_logs = consumer_logs
-        # The database's time at some instant of our monotonic clock. None: look at everything.
-        self._base: tuple[datetime, float] | None = None
-        self._everything_at = 0.0
-        self._complete_at = 0.0  # by our clock: when the last complete sweep began
+    config: RelayConfig
+    store: RelayStore
+    parcel_sender: ParcelSender
+    stats: RelayStats
+    alerts: Alerts
+    consumer_logs: Mapping[str, ConsumerLog]
+    _base: tuple[datetime, float] | None = field(default=None, init=False)
+    """The database's time at some instant of our monotonic clock. None: look at everything."""
+    _everything_at: float = field(default=0.0, init=False)
+    _complete_at: float = field(default=0.0, init=False)
+    """By our clock: when the last complete sweep began."""
 
     async def sweep(self, *, everything: bool = False) -> int:
         """Claim everything that is due, and return how many deliveries were looked at.
@@ -92,8 +86,8 @@ class Sweep:
         looked_at = 0
         began = time.monotonic()
         floor = _ALL if everything else self._floor(began)
-        while not self._parcel_sender.is_broker_away:
-            share, leaves_out = self._parcel_sender.share(self._config.sweep_rows_max)
+        while not self.parcel_sender.is_broker_away:
+            share, leaves_out = self.parcel_sender.share(self.config.sweep_rows_max)
             rows, is_full = await self._round(floor, share)
             looked_at += rows
             if not is_full:
@@ -103,7 +97,7 @@ class Sweep:
         return looked_at
 
     def _floor(self, now: float) -> datetime:
-        late = self._config.late_seconds
+        late = self.config.late_seconds
         if self._base is None or now - self._everything_at >= late:
             self._everything_at = now
             return _ALL
@@ -115,7 +109,7 @@ class Sweep:
         """Claim one round; return the rows looked at, and whether there may be more."""
         token = uuid4()
         abnormal: list[AbnormalDelivery] = []
-        async with self._store.sweep() as connection:
+        async with self.store.sweep() as connection:
             sweep_round = SweepRound(connection)
             if floor == _ALL:
                 self._base = (await sweep_round.now(), time.monotonic())
@@ -138,14 +132,14 @@ class Sweep:
             if send:
                 await sweep_round.claim(send, token)
         # Committed: the claims are ours.
-        self._stats.queued += len(wait)
-        self._stats.swept += len(send)
-        self._stats.resent += sum(_may_be_sent(row) for row, _ in send)
+        self.stats.queued += len(wait)
+        self.stats.swept += len(send)
+        self.stats.resent += sum(_may_be_sent(row) for row, _ in send)
         if messages:
-            self._parcel_sender.hand_over(Parcel(token, messages))
+            self.parcel_sender.hand_over(Parcel(token, messages))
         if abnormal:
-            self._stats.abnormal += len(abnormal)
-            self._alerts.report(abnormal)
+            self.stats.abnormal += len(abnormal)
+            self.alerts.report(abnormal)
         return len(due), is_cut or _is_full(due, share)
 
     async def _sorted(
@@ -163,7 +157,7 @@ class Sweep:
         send: list[tuple[DueDelivery, float]] = []
         wait: list[tuple[DueDelivery, float]] = []
         give_up: list[tuple[DueDelivery, str]] = []
-        room = self._config.sweep_bytes_max
+        room = self.config.sweep_bytes_max
         for row in await self._unapplied(sweep_round, due):
             rules = destinations.get(row.destination)
             if rules is None:
@@ -189,9 +183,9 @@ class Sweep:
         self, sweep_round: SweepRound, due: list[DueDelivery]
     ) -> dict[str, Destination]:
         """Return the destinations, read again if one of `due` is new."""
-        known = self._parcel_sender.destinations
+        known = self.parcel_sender.destinations
         if any(row.destination not in known for row in due):
-            known = self._parcel_sender.destinations = await sweep_round.destinations()
+            known = self.parcel_sender.destinations = await sweep_round.destinations()
         return known
 
     async def _unapplied(
@@ -199,14 +193,14 @@ class Sweep:
     ) -> list[DueDelivery]:
         """Leave out what consumers' own logs show as applied: that counts as their confirm."""
         found: set[tuple[str, UUID]] = set()
-        for consumer, log in self._consumer_logs.items():
+        for consumer, log in self.consumer_logs.items():
             sent = [row.message_id for row in due if row.consumer == consumer and _may_be_sent(row)]
             if sent:
                 found |= {(consumer, each) for each in await _asked(consumer, log, sent)}
         if not found:
             return due
         applied = await sweep_round.apply(sorted((each, consumer) for consumer, each in found))
-        self._stats.found_applied += applied
+        self.stats.found_applied += applied
         return [row for row in due if (row.consumer, row.message_id) not in found]
 
 

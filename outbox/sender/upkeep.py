@@ -11,6 +11,7 @@ business itself.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -99,26 +100,24 @@ class UpkeepReport(Struct, frozen=True, kw_only=True):
     is_full: bool
 
 
+@dataclass(eq=False)
 class Retention:
     """Makes partitions ahead of time, drops old ones, and says when nothing more may be added."""
 
-    def __init__(
-        self, config: RetentionConfig, session: OutboxSession, clock: Clock, stats: RelayStats
-    ) -> None:
-        self._config = config
-        self._session = session
-        self._clock = clock
-        self._stats = stats
-        self._was_full = False
+    config: RetentionConfig
+    session: OutboxSession
+    clock: Clock
+    stats: RelayStats
+    _was_full: bool = field(default=False, init=False)
 
     async def keep(self) -> UpkeepReport:
         """Do one round. Raises RetryError if a lock was not available: retry later.
 
         Raises DurabilityError if the database was set to lose what it has committed.
         """
-        await self._session.check_durability()
-        now = time_of(self._clock.wall_ns())
-        await self._session.fetch(SQL["extend"], now, self._config.partition_seconds // 3_600)
+        await self.session.check_durability()
+        now = time_of(self.clock.wall_ns())
+        await self.session.fetch(SQL["extend"], now, self.config.partition_seconds // 3_600)
         try:
             dropped, survivors, left = await self._drop(now)
         finally:
@@ -131,12 +130,12 @@ class Retention:
 
     async def _drop(self, now: datetime) -> tuple[int, int, int]:
         """Drop what may go; return how many partitions went, messages survived, partitions stay."""
-        config, dropped, moved, left = self._config, 0, 0, 0
+        config, dropped, moved, left = self.config, 0, 0, 0
         keep = timedelta(seconds=config.retention_seconds)
-        partitions = [PartitionSize(*row) for row in await self._session.fetch(SQL["partitions"])]
+        partitions = [PartitionSize(*row) for row in await self.session.fetch(SQL["partitions"])]
         for partition in droppable(partitions, now, keep, config.history_bytes_max):
             given = partition.lower_id, config.survivors_max
-            ((survivors,),) = await self._session.fetch(SQL["drop"], *given)
+            ((survivors,),) = await self.session.fetch(SQL["drop"], *given)
             if survivors is None:
                 left += 1
                 _log.warning(
@@ -146,16 +145,14 @@ class Retention:
                 continue
             dropped += 1
             moved += survivors
-            self._stats.partitions_dropped += 1
-            self._stats.survivors += survivors
-        await self._session.fetch(SQL["trim"], now - keep)
+            self.stats.partitions_dropped += 1
+            self.stats.survivors += survivors
+        await self.session.fetch(SQL["trim"], now - keep)
         return dropped, moved, left
 
     async def _measure(self) -> Space:
-        space = Space(
-            *(await self._session.fetch(SQL["measure"], self._config.outbox_bytes_max))[0]
-        )
-        self._stats.found_full += space.is_full
+        space = Space(*(await self.session.fetch(SQL["measure"], self.config.outbox_bytes_max))[0])
+        self.stats.found_full += space.is_full
         if space.is_full and not self._was_full:
             _log.error(
                 "the outbox takes %d bytes and may take %d: nothing is added until history is "

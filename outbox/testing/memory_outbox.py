@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -334,26 +335,19 @@ class MemoryOutbox:
         build_in("SET CONSTRAINTS ALL IMMEDIATE", _nothing)
 
 
+@dataclass(eq=False)
 class _Host:
     """Starts the processes of one consumer, one after the other."""
 
-    def __init__(
-        self,
-        outbox: MemoryOutbox,
-        config: ConsumerConfig,
-        rows: InboxRows,
-        plan: CrashPlan,
-        serve: Callable[[MemoryConsumer], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._outbox = outbox
-        self._config = config
-        self._rows = rows
-        self._plan = plan
-        self._serve = serve
-        self._process: Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._consumer: MemoryConsumer | None = None
-        self._count = 0
+    outbox: MemoryOutbox
+    config: ConsumerConfig
+    rows: InboxRows
+    plan: CrashPlan
+    serve: Callable[[MemoryConsumer], Coroutine[Any, Any, None]]
+    _process: Process | None = None
+    _task: asyncio.Task[None] | None = None
+    _consumer: MemoryConsumer | None = None
+    _count: int = 0
 
     async def look(self) -> None:
         """Start a process if none lives. Raises what has ended the previous one."""
@@ -361,11 +355,11 @@ class _Host:
             self._task.result()
             self._task = None  # a user's own loop that has returned
         if self._process is None or self._task is None:
-            await asyncio.sleep(self._outbox.restart_seconds())
+            await asyncio.sleep(self.outbox.restart_seconds())
             self._count += 1
-            self._process = process = Process(f"{self._config.name} {self._count}")
-            self._consumer = self._outbox.start_consumer(
-                self._config, self._rows, self._plan, partial(self._end, process)
+            self._process = process = Process(f"{self.config.name} {self._count}")
+            self._consumer = self.outbox.start_consumer(
+                self.config, self.rows, self.plan, partial(self._end, process)
             )
             self._task = process.run(self._main(self._consumer))
 
@@ -381,7 +375,7 @@ class _Host:
 
     async def _main(self, consumer: MemoryConsumer) -> None:
         async with consumer:
-            await self._serve(consumer)
+            await self.serve(consumer)
 
     def _end(self, process: Process) -> None:
         if process is self._process:
@@ -389,7 +383,7 @@ class _Host:
 
     def _kill(self) -> None:
         if self._process is not None and self._task is not None:
-            self._outbox.bury(self._process, self._task)
+            self.outbox.bury(self._process, self._task)
         self._process = self._task = self._consumer = None
 
 
