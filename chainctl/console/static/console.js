@@ -377,8 +377,8 @@ const gapsTable = new Table($('gaps'), {
     { name: 'Missing', draw: (at, row) => lines(at, plain(`after ${number(row.after_id)}`), sub(`up to ${number(row.until_id)}`)) },
     { name: 'Orders read', kind: 'n', draw: (at, row) => lines(at, plain(number(row.rows))) },
     {
-      name: 'Read',
-      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by the ${row.cause}`)),
+      name: 'Read from',
+      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by a ${row.cause}`)),
     },
   ],
 });
