@@ -174,6 +174,19 @@ class ActEntry(Struct, frozen=True, kw_only=True):
     acted_at: str
 
 
+class MessageAct(Struct, frozen=True, kw_only=True):
+    """What somebody did to a message by hand, as `outbox acts` and `outbox dead acts` show it."""
+
+    of: Literal["delivery", "dead letter"]
+    act_id: int
+    act: str
+    message_id: str
+    consumer: str
+    actor: str
+    reason: str
+    acted_at: str
+
+
 class Overview(Struct, frozen=True, kw_only=True):
     """All that the console shows of a database."""
 
@@ -185,6 +198,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     gaps: tuple[GapEntry, ...] = ()
     """The last ones of all receivers, and the last ones that are not filled."""
     acts: tuple[ActEntry, ...] = ()
+    message_acts: tuple[MessageAct, ...] = ()
     outbox: tuple[OutboxLine, ...] = ()
     stuck: tuple[StuckDelivery, ...] = ()
     """The oldest abnormal deliveries."""
@@ -370,6 +384,9 @@ def document(snapshot: Overview) -> Document:
             for gap in snapshot.gaps
         },
         "acts": {str(act.act_id): msgspec.structs.asdict(act) for act in snapshot.acts},
+        "message_acts": {
+            f"{act.of}/{act.act_id}": msgspec.structs.asdict(act) for act in snapshot.message_acts
+        },
         "outbox": {
             f"{line.destination or ''}/{line.status}": msgspec.structs.asdict(line)
             for line in snapshot.outbox

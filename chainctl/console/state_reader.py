@@ -6,7 +6,7 @@ import html
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ from chainctl.console.state import (
     InboxLine,
     LetterLine,
     Look,
+    MessageAct,
     OutboxLine,
     Overview,
     ReceiverLine,
@@ -39,7 +40,7 @@ from outbox import acts
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from chainctl.database import Connection
@@ -100,6 +101,7 @@ class Outbox(Struct, frozen=True):
     is_there: bool = False
     counts: tuple[OutboxLine, ...] = ()
     stuck: tuple[StuckDelivery, ...] = ()
+    acts: tuple[MessageAct, ...] = ()
 
 
 class Inboxes(Struct, frozen=True):
@@ -108,6 +110,7 @@ class Inboxes(Struct, frozen=True):
     is_there: bool = False
     counts: tuple[InboxLine, ...] = ()
     letters: tuple[LetterLine, ...] = ()
+    acts: tuple[MessageAct, ...] = ()
 
 
 class _Part(Generic[_T]):
@@ -219,6 +222,7 @@ class StateReader:
             receivers=() if chains is None else chains.receivers,
             gaps=self._ledger.value.gaps,
             acts=self._ledger.value.acts,
+            message_acts=self._outbox.value.acts + self._inboxes.value.acts,
             outbox=self._outbox.value.counts,
             stuck=self._outbox.value.stuck,
             inboxes=self._inboxes.value.counts,
@@ -319,6 +323,25 @@ async def _read_outbox(connection: Connection) -> Outbox:
             )
             for each in await acts.find(connection, abnormal)
         ),
+        acts=_message_acts("delivery", await acts.last_acts(connection, None, ACTS_SHOWN)),
+    )
+
+
+def _message_acts(
+    of: Literal["delivery", "dead letter"], rows: Iterable[Mapping[str, Any]]
+) -> tuple[MessageAct, ...]:
+    return tuple(
+        MessageAct(
+            of=of,
+            act_id=row["act_id"],
+            act=row["act"],
+            message_id=str(row["message_id"]),
+            consumer=row["consumer"],
+            actor=row["actor"],
+            reason=row["reason"],
+            acted_at=utc(row["acted_at"]),
+        )
+        for row in rows
     )
 
 
@@ -343,6 +366,7 @@ async def _read_inboxes(connection: Connection) -> Inboxes:
             )
             for each in await found.list(acts.DeadLetterFilter(limit=STUCK_SHOWN))
         ),
+        acts=_message_acts("dead letter", await found.last_acts(None, ACTS_SHOWN)),
     )
 
 

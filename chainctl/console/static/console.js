@@ -21,11 +21,11 @@ function plural(count, one, many) {
 
 function span(seconds) {
   if (seconds === null || seconds === undefined) return '–';
-  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
-  return `${number(Math.round(seconds / 86400))} days`;
+  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)}\u00a0s`; // no line ends before a unit
+  if (seconds < 120) return `${Math.round(seconds)}\u00a0s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)}\u00a0min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)}\u00a0h`;
+  return `${number(Math.round(seconds / 86400))}\u00a0days`;
 }
 
 const about = () => (state.about && state.about.database) || {};
@@ -357,7 +357,7 @@ const receiversTable = new Table($('receivers'), {
 
 // -- gaps -----------------------------------------------------------------------------------------
 
-const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
+const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)}\u00a0ms` : span(seconds));
 
 const gapsTable = new Table($('gaps'), {
   size: 10,
@@ -375,10 +375,10 @@ const gapsTable = new Table($('gaps'), {
       ),
     },
     { name: 'Missing', draw: (at, row) => lines(at, plain(`after ${number(row.after_id)}`), sub(`up to ${number(row.until_id)}`)) },
-    { name: 'Orders', kind: 'n', draw: (at, row) => lines(at, plain(number(row.rows))) },
+    { name: 'Orders read', kind: 'n', draw: (at, row) => lines(at, plain(number(row.rows))) },
     {
-      name: 'Read',
-      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by the ${row.cause}`)),
+      name: 'Read from',
+      draw: (at, row) => lines(at, plain(`${row.source}, ${took(row.seconds)}`), sub(`shown by a ${row.cause}`)),
     },
   ],
 });
@@ -530,17 +530,22 @@ const verifiedTable = new Table($('verified'), {
   ],
 });
 
+function actedOn(row) {
+  if (row.message_id) return `${row.of}${row.consumer ? ` of ${row.consumer}` : ''}`;
+  return `chain ${row.chain}${row.receiver ? `, ${row.receiver}` : ''}`;
+}
+
 const actsTable = new Table($('acts'), {
   size: 10,
-  read: () => rows('acts').sort((a, b) => b.act_id - a.act_id),
-  words: (row) => [`chain ${row.chain}`, row.act, row.receiver || '', row.actor, row.reason],
+  read: () => [...rows('acts'), ...rows('message_acts')].sort((a, b) => b.acted_at.localeCompare(a.acted_at) || b.act_id - a.act_id),
+  words: (row) => [actedOn(row), row.message_id || '', row.act, row.actor, row.reason],
   isBad: () => false,
-  empty: () => 'Nobody has acted on a chain or a receiver by hand.',
+  empty: () => 'Nobody has acted by hand.',
   columns: [
     { name: 'When', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
-    { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(`chain ${row.chain}${row.receiver ? `, ${row.receiver}` : ''}`)) },
+    { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(actedOn(row))) },
     { name: 'Who', draw: (at, row) => lines(at, plain(row.actor)) },
-    { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), sub(row.detail)) },
+    { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), row.message_id ? { text: row.message_id, kind: 'sub mono' } : sub(row.detail)) },
   ],
 });
 
@@ -580,8 +585,9 @@ function drawLagTile() {
   const slowest = live.reduce((a, b) => (b.behind_seconds > a.behind_seconds ? b : a));
   const where = slowest.behind_rows
     ? `${slowest.receiver} of chain ${slowest.chain}, ${plural(slowest.behind_rows, 'order')} behind`
-    : 'every receiver is at its head';
-  return figure('lag', span(slowest.behind_seconds), `${where}${others}`, slowest.state === 'keeps up' ? '' : 'warn');
+    : halted ? 'every other receiver is at its head' : 'every receiver is at its head';
+  const tone = halted ? 'bad' : slowest.state === 'keeps up' ? '' : 'warn';
+  return figure('lag', span(slowest.behind_seconds), `${where}${others}`, tone);
 }
 
 function drawOutboxTile() {
@@ -633,9 +639,16 @@ function drawReport() {
   const node = $('report');
   node.hidden = !report;
   if (!report) return;
-  if (!node.firstChild) node.append(make('a', { href: '/report', target: '_blank', rel: 'noopener' }), make('span'));
-  text(node.firstChild, `Last report: ${report.title}`);
-  text(node.lastChild, `, written ${ago(report.written)}`);
+  if (!node.firstChild) {
+    const link = make('a', { href: '/report', target: '_blank', rel: 'noopener' });
+    node.append(make('span', { className: 'pill' }), ' ', link, make('span'));
+  }
+  const [outcome, link, written] = node.children;
+  attribute(outcome, 'data-tone', report.is_clean ? 'good' : 'bad');
+  text(outcome, report.is_clean ? 'clean' : 'not clean');
+  outcome.hidden = report.is_clean === null; // a page that does not say it
+  text(link, `Last report: ${report.title}`);
+  text(written, `, written ${ago(report.written)}`);
 }
 
 function draw() {

@@ -298,6 +298,10 @@ def test_abnormal_deliveries_are_retried_and_abandoned(
         return [tuple(row) for row in rows]
 
     assert on_database(read) == [("abandon", "eve", REASON), ("retry", "eve", REASON)]
+    shown = until(lambda: console.state()["message_acts"].values())
+    assert {(act["of"], act["act"]) for act in shown} == {
+        ("delivery", "retry"), ("delivery", "abandon"),
+    }  # fmt: skip
 
 
 async def letter_acts(admin: Any) -> list[tuple[Any, ...]]:
@@ -345,6 +349,11 @@ def test_dead_letters_are_retried_and_abandoned_with_a_reason(
     assert on_database(letter_acts) == [
         ("retry", "eve", REASON), ("abandon", "eve", REASON), ("abandon", "eve", REASON),
     ]  # fmt: skip
+    shown = sorted(console.state()["message_acts"].values(), key=lambda act: act["act_id"])
+    assert [(act["of"], act["act"], act["actor"], act["reason"]) for act in shown] == [
+        ("dead letter", act, "eve", REASON) for act in ("retry", "abandon", "abandon")
+    ]
+    assert (shown[0]["message_id"], shown[0]["consumer"]) == (letters[0], "books")
 
 
 def test_dead_letters_stay_without_the_token_a_reason_or_a_choice(

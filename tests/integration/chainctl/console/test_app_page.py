@@ -134,6 +134,7 @@ async def test_last_report_that_is_not_clean_is_seen_at_once(
         tile = page.locator("#tile-verified")
         await expect(tile).to_have_text("not clean")
         await expect(tile).to_have_attribute("data-tone", "bad")
+        await expect(page.locator("#report")).to_contain_text("not clean Last report")
         link = page.get_by_role("link", name=re.compile("last verification is not clean"))
         assert await link.get_attribute("href") == "#verified"
         report.write_text(clean.format("complete", "yes"))
@@ -155,6 +156,8 @@ async def test_what_needs_a_person_leads_to_its_place(
         await expect(page.locator("#stuck tbody tr")).to_have_count(3)
         await expect(page.locator("#gaps")).to_contain_text("missing, blocks")
         await expect(page.locator("#verified")).to_contain_text("audit@test")
+        await expect(page.locator("#tile-lag")).to_have_attribute("data-tone", "bad")
+        await expect(page.locator("#tile-lag-note")).to_contain_text("every other receiver")
 
 
 async def test_gone_console_and_gone_database_are_said(
@@ -301,6 +304,9 @@ async def test_dead_letter_is_retried_by_keyboard_and_the_rest_abandoned(
         await page.keyboard.press("Escape")
         await expect(lines).to_have_count(0)
         await expect(page.locator("#letters")).to_contain_text("No message was given up")
+        await expect(page.locator("#acts tbody tr")).to_have_count(3)
+        for text in ("abandon", "dead letter of books", letters[1], REASON):
+            await expect(page.locator("#acts tbody tr").first).to_contain_text(text)
     connection = await asyncpg.connect(database)
     acts = await connection.fetch("SELECT act FROM inbox_act ORDER BY act_id")
     await connection.close()
@@ -423,6 +429,8 @@ async def test_phone_shows_all_of_it_without_scrolling_sideways(
         await expect(page.locator("#stuck").get_by_text(HOSTILE).first).to_be_visible()
         content, window = await width_of(page)
         assert (content <= window, window) == (True, PHONE["width"])
+        field = page.get_by_role("searchbox")
+        assert await field.evaluate("node => node.scrollWidth <= node.clientWidth")
         persisted = line_of(page, "chains", str(CHAIN)).locator(".persisted")
         figure = await persisted.bounding_box()
         assert figure is not None

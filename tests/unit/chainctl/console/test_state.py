@@ -18,6 +18,7 @@ from chainctl.console.state import (
     InboxLine,
     LetterLine,
     Look,
+    MessageAct,
     OutboxLine,
     Overview,
     ReceiverLine,
@@ -190,20 +191,24 @@ def test_document_holds_every_part_of_a_snapshot() -> None:
         message_id="m2", consumer="books", destination="clearing", topic="t", key=None, failures=4,
         reason="tries used up", last_error="why", dead_at="2026-11-24T07:30:00.0Z",
     )  # fmt: skip
+    on_message = MessageAct(
+        of="delivery", act_id=3, act="retry", message_id="m1", consumer="c", actor="eve",
+        reason="it is there now", acted_at="2026-11-24T07:31:00.0Z",
+    )  # fmt: skip
     act = ActEntry(
         act_id=12, chain=7, receiver=None, act="takeover", actor="eve", reason="it hangs",
         detail="epoch 3", acted_at="2026-11-24T07:30:00.0Z",
     )  # fmt: skip
     snapshot = replace(
-        WELL, stuck=(stuck,), letters=(letter,), acts=(act,), absent={"outbox": "none"},
-        report=REPORT,
+        WELL, stuck=(stuck,), letters=(letter,), acts=(act,), message_acts=(on_message,),
+        absent={"outbox": "none"}, report=REPORT,
     )  # fmt: skip
     found = document(snapshot)
     assert {name: list(rows) for name, rows in found.items()} == {
         "chains": ["7"], "receivers": ["7/matching"], "gaps": ["7/matching/400"], "acts": ["12"],
         "outbox": ["clearing/confirmed"], "stuck": ["m1/c"],
         "inboxes": ["books"], "letters": ["m2/books"], "verified": ["7"], "report": ["last"],
-        "absent": ["outbox"], "notices": [], "about": ["database"],
+        "message_acts": ["delivery/3"], "absent": ["outbox"], "notices": [], "about": ["database"],
     }  # fmt: skip
     assert found["receivers"]["7/matching"]["state"] == "keeps up"
     assert found["absent"]["outbox"]["why"] == "none"
