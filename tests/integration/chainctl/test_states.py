@@ -303,7 +303,7 @@ def test_status_shows_by_how_many_rows_and_seconds_published_is_after_persisted(
     def unpublished() -> tuple[int, int, float]:
         names = ("unpublished_ids", "unpublished_rows", "unpublished_seconds")
         found = status()
-        return tuple(found[name] for name in names)  # type: ignore[return-value]
+        return tuple(found[name] for name in names)
 
     assert unpublished() == (0, 0, 0)
     config = SequencerConfig(
