@@ -111,11 +111,15 @@ SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, h
                   AND coalesce(activity.backend_start = head.backend_start, true)) AS has_backend,
        (SELECT committed_at FROM chain_batch AS batch
          WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at,
-       coalesce((SELECT extract(epoch FROM clock_timestamp() - committed_at)::float8
-                   FROM chain_batch AS batch
-                  WHERE batch.chain_id = head.chain_id AND batch.last_id > head.published_id
-                  ORDER BY last_id LIMIT 1), 0) AS unpublished_seconds
+       unpublished.row_count AS unpublished_rows,
+       coalesce(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
+           AS unpublished_seconds
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
+         FROM chain_batch AS batch
+        WHERE batch.chain_id = head.chain_id AND batch.last_id > head.published_id
+       ) AS unpublished
  WHERE $1::integer IS NULL OR head.chain_id = $1
  ORDER BY head.chain_id
 

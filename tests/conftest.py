@@ -154,10 +154,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(specname="pytest_runtest_teardown", wrapper=True)
 def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Collect what a test of Spark has left: sockets of results, and objects of Java.
+    """Collect what a test of Spark has left: a socket of a result that an error cut off.
 
-    An error's traceback holds them. Collected during a later test they would fail it: each socket
-    by a warning, and each object of Java by a socket over which Java learns that it is gone.
+    Collected during a later test it would fail that one; `test_spark_leftovers.py` shows it.
     """
     try:
         return (yield)

@@ -44,7 +44,7 @@ _RECEIVER_COLUMNS: Final = (
 )  # fmt: skip
 _CHAIN_COLUMNS: Final = (
     "chain", "leader", "leader_state", "last_beat_seconds", "epoch", "head_persisted",
-    "unpublished_ids", "unpublished_seconds", "last_commit",
+    "unpublished_rows", "unpublished_seconds", "last_commit",
 )  # fmt: skip
 _LAG_COLUMNS: Final = ("chain", "receiver", "behind_rows", "behind_seconds", "halted")
 
@@ -162,6 +162,7 @@ def state_of(chain: Mapping[str, Any]) -> _Row:
         "head_persisted": chain["last_id"],
         "head_published": chain["published_id"],
         "unpublished_ids": chain["last_id"] - chain["published_id"],
+        "unpublished_rows": chain["unpublished_rows"],
         "unpublished_seconds": round(chain["unpublished_seconds"], 3),
         "last_commit": utc(chain["committed_at"]) if chain["last_id"] else None,
         "topic": chain["topic"],

@@ -253,6 +253,8 @@ def world(
         r"--chain (1|7|100)\b": f"--chain {free_chain}",
         r"chain create (1|7|100)\b": f"chain create {free_chain}",
         r"--(intake-topic|check-topic|confirm-topic|topic) ([\w.]+)": rf"--\1 \2-{free_chain}",
+        r"topic create orders\b": f"topic create made-{free_chain}",
+        r"--replicas 3 --set min.insync.replicas=2": "--replicas 1 --set min.insync.replicas=1",
         r"'postgresql://[^']*'": f"'{database}'",
         r"\b90000000:0{64}": seal,
         r"seal-7-\d{19}": f"seal-{free_chain}-{ROWS:019d}",

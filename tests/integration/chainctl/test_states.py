@@ -282,6 +282,55 @@ def test_lagging_kafka(
         assert state["head_published"] == state["head_persisted"]
 
 
+def test_status_shows_by_how_many_rows_and_seconds_published_is_after_persisted(
+    call: Call,
+    postgres_server: PostgresServer,
+    database_name: str,
+    kafka_to_break: KafkaServer,
+    suffix: str,
+    tmp_path: Path,
+    background: Background,
+) -> None:
+    """A broker that is away leaves both to grow; once it is back they are 0 again."""
+    settings = settings_of(postgres_server, database_name, kafka_to_break)
+    world = World(call, settings, suffix, tmp_path)
+    world.create()
+    published = world.sequence(BATCH_ROWS)
+
+    def status() -> Any:
+        return json.loads(call("status", "--chain", 1, "--json", settings=settings).out)
+
+    def unpublished() -> tuple[int, int, float]:
+        names = ("unpublished_ids", "unpublished_rows", "unpublished_seconds")
+        found = status()
+        return tuple(found[name] for name in names)
+
+    assert unpublished() == (0, 0, 0)
+    config = SequencerConfig(
+        chain_id=1, database=settings["CHAINCTL_DATABASE"], kafka=settings["CHAINCTL_KAFKA"],
+        publish_seconds=3.0,
+    )  # fmt: skip
+    opened = open_sequencer(config)
+    sequencer = background.run(opened.__aenter__())
+    kafka_to_break.stop()
+    keys = map(str, count())
+    for batches in (1, 2):
+        background.run(sequencer.submit_many([Order(next(keys), b"x") for _ in range(BATCH_ROWS)]))
+        assert unpublished()[:2] == (world.head() - published, batches * BATCH_ROWS)
+    assert world.head() - published > 2 * BATCH_ROWS, "ids skip numbers at a take-over"
+    ((age,),) = world.sql(
+        "SELECT extract(epoch FROM clock_timestamp() - min(committed_at))::float8 FROM chain_batch"
+        f" WHERE last_id > {published}"
+    )
+    seconds = unpublished()[2]
+    assert age <= seconds < age + 10, "since the first of them was committed"
+    (top,) = json.loads(call("top", "--once", "--json", settings=settings).out)["chains"]
+    assert top["unpublished_rows"] == 2 * BATCH_ROWS
+    kafka_to_break.start()
+    background.run(opened.__aexit__(None, None, None))
+    assert unpublished() == (0, 0, 0)
+
+
 async def delete_topics(kafka: str, *topics: str) -> None:
     """Delete topics, and return once the broker has forgotten them."""
     client = AIOKafkaAdminClient(bootstrap_servers=kafka)

@@ -38,3 +38,26 @@ def test_program_that_needs_no_server_saves_its_result(
     assert result["orders"] == 5_000
     assert len(figures_of(result)) == 4 * 4 * 3
     assert msgspec.json.encode(result["cases"]["frames of 100"]["core"]["to_plain"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("full_rate --orders 1000", "argument --orders: was '1000', expected at least 1,000,000"),
+        ("full_rate --orders many", "argument --orders: was 'many', expected at least 1,000,000"),
+        ("fill --repeats 0", "argument --repeats: was '0', expected a number above 0"),
+        ("loss --share nan", "argument --share: was 'nan', expected a number above 0"),
+    ],
+)
+def test_program_with_a_number_that_gives_no_figure_is_refused_before_anything_starts(
+    arguments: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(programs, "_measured", refuse)
+    monkeypatch.setattr(sys, "argv", ["programs", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        programs.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {line}")
