@@ -244,9 +244,10 @@ def spark() -> Iterator[SparkSession]:
     """One Spark for the whole run, which commands called in this process use too."""
     from chain_verifier.spark.session import open_session
 
-    with open_session(None, kafka=True) as session:
+    with open_session(None, kafka=True) as session, pytest.MonkeyPatch.context() as patch:
         # A few rows per test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
+        patch.setattr("chain_verifier.spark.source_check._PARTITIONS_MAX", 2)
         # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")

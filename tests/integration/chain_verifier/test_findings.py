@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-MANY: Final = 200_000
-RESULT_BYTES_MAX: Final = "1m"
-"""What all tasks of a job may send to the driver. A hash of each finding is six times that."""
+MANY: Final = 50_000
+RESULT_BYTES_MAX: Final = "512k"
+"""What all tasks of a job may send to the driver. A hash of each finding is many times that."""
 
 COMPILED: Final = {
     "spark.sql.codegen.wholeStage": "true",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PLACES_MAX = 200
 """More waits than any call here has."""
 
-QUICK = {"lease_seconds": 0.3, "commit_seconds": 0.25, "takeover_skip_ids": 10}
-"""A leader that could not hand over is waited for so long."""
+LET_GO = "UPDATE chain_lease SET released = true"
+"""Of a leader that could not hand over: the next start would watch its lease."""
 
 
 def orders(name: str, count: int = 100) -> list[Order]:
@@ -91,7 +91,7 @@ async def test_call_that_is_cancelled_is_committed_whole_or_not_at_all(
     make_chain: MakeChain, call: Callable[[Sequencer, str], Coroutine[Any, Any, Any]]
 ) -> None:
     """In the line before a full queue, while its batch is taken, and after that."""
-    chain = await make_chain(**QUICK, queue_bytes_max=256 * 1024, batch_rows_max=100)
+    chain = await make_chain(queue_bytes_max=256 * 1024, batch_rows_max=100)
     async with deadline(), open_sequencer(chain.config) as sequencer:
         for is_full in (False, True):
             for place in range(1, PLACES_MAX):
@@ -123,7 +123,7 @@ async def test_call_that_is_cancelled_is_committed_whole_or_not_at_all(
 async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_everybody(
     make_chain: MakeChain,
 ) -> None:
-    chain = await make_chain(**QUICK)
+    chain = await make_chain(takeover_skip_ids=10)
     kept: dict[str, int] = {}
     async with deadline():
         for place in range(1, PLACES_MAX):
@@ -140,6 +140,7 @@ async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_eve
                 if isinstance(answer, Ack)
             }
             await require_closed(chain)
+            await chain.admin.execute(LET_GO)
             if not stopped.was_reached:
                 assert outcome is None
                 break
@@ -152,7 +153,7 @@ async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_eve
 async def test_start_that_is_cancelled_anywhere_leaves_nothing_behind(
     make_chain: MakeChain,
 ) -> None:
-    chain = await make_chain(**QUICK)
+    chain = await make_chain(takeover_skip_ids=10)
     async with open_sequencer(chain.config) as sequencer:
         await sequencer.submit("a", b"")
     async with deadline():
@@ -166,6 +167,5 @@ async def test_start_that_is_cancelled_anywhere_leaves_nothing_behind(
                 break
             assert isinstance(outcome, asyncio.CancelledError)
             await require_closed(chain)
-            # A take-over that nobody waits for may have led: the next start would watch its lease.
-            await chain.admin.execute("UPDATE chain_lease SET released = true")
+            await chain.admin.execute(LET_GO)  # a take-over that nobody waits for may have led
     await require_closed(chain)

@@ -189,7 +189,7 @@ async def test_restart_with_a_long_unpublished_tail_skips_it_on_record(
 
 
 async def test_start_while_a_leader_lives_is_refused(make_chain: MakeChain) -> None:
-    chain = await make_chain(lease_seconds=0.5, commit_seconds=0.4)
+    chain = await make_chain(lease_seconds=3.0, commit_seconds=2.0)
     async with open_sequencer(chain.config) as leader:
         with pytest.raises(ChainLed):
             await open_sequencer(chain.config).__aenter__()

@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import pytest
+
 import outbox
 from outbox import Message, Status
 from outbox.message import smallest_id
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 OLD_SECONDS = 1_200.0
 UUID7 = 7 << 76 | 2 << 62
+
+
+@pytest.fixture(autouse=True)
+def counts_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay reads what its metrics show again as soon as somebody asks."""
+    monkeypatch.setattr("outbox.sender.relay._READ_SECONDS", 0.1)
 
 
 async def test_messages_that_are_given_up_and_every_panel_of_a_relay(

@@ -289,7 +289,7 @@ def test_leader_that_is_asked_to_step_down_hands_over_and_ends_cleanly(
         "next_leader": None, "next_epoch": None,
     }  # fmt: skip
     assert leader_state(topic, call) == "leads"
-    done = act(topic, call, "step-down", "--wait", "50s")
+    done = act(topic, call, "step-down", "--wait", "600s")
     assert (done["epoch"], done["is_over"]) == (1, True)
     out, err = end(leader, 0)
     assert json.loads(out)["epoch"] == 1
@@ -317,7 +317,7 @@ def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     standby = lead("--standby", "--lease-seconds", LONG_SECONDS)
     until_waiting(topic)
     hanging.send_signal(signal.SIGSTOP)
-    takeover = ("takeover", "--chain", topic.chain, "--reason", "a drill", "--wait", "50s")
+    takeover = ("takeover", "--chain", topic.chain, "--reason", "a drill", "--wait", "600s")
     done = call(*takeover, settings=topic.settings)
     assert done.code == 0, done
     assert f"epoch 1 has ended; {host_of(standby)} leads, in epoch 2" in done.err
