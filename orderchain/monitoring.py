@@ -149,14 +149,14 @@ def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], 
     )  # fmt: skip
 
 
-class Page(Struct, frozen=True):
+class MonitorAnswer(Struct, frozen=True):
     """What `/metrics` answers."""
 
     media_type: str
     body: bytes
 
 
-def page_of(samples: Iterable[Sample], accept: str = "") -> Page:
+def metrics_of(samples: Iterable[Sample], accept: str = "") -> MonitorAnswer:
     """Return samples as Prometheus reads them, in the form that the header Accept prefers.
 
     Needs the extra `monitoring`.
@@ -165,10 +165,10 @@ def page_of(samples: Iterable[Sample], accept: str = "") -> Page:
     for sample in samples:
         families.setdefault(sample.name, []).append(sample)
     if _prefers_protobuf(accept):
-        return Page(_PROTOBUF, b"".join(map(_family_message, families.values())))
+        return MonitorAnswer(_PROTOBUF, b"".join(map(_family_message, families.values())))
     from prometheus_client import generate_latest
 
-    return Page(_TEXT, generate_latest(_Collector(families.values())))
+    return MonitorAnswer(_TEXT, generate_latest(_Collector(families.values())))
 
 
 class MonitoredPart(Protocol):
@@ -234,18 +234,18 @@ class Monitor:
         reasons = [reason for part in self._parts if (reason := part.why_not_ready())]
         return "; ".join(reasons) or None
 
-    def page(self, accept: str = "") -> Page:
+    def metrics(self, accept: str = "") -> MonitorAnswer:
         """Return what `/metrics` answers to a header Accept."""
-        return page_of(self.samples(), accept)
+        return metrics_of(self.samples(), accept)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
         if scope["type"] != "http":
             raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
-        status, page = self._answer(scope)
-        body = page.body
+        status, answer = self._answer(scope)
+        body = answer.body
         headers = [
-            (b"content-type", page.media_type.encode()),
+            (b"content-type", answer.media_type.encode()),
             (b"content-length", str(len(body)).encode()),
         ]
         if status == _NOT_ALLOWED:
@@ -254,19 +254,19 @@ class Monitor:
         content = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": content})
 
-    def _answer(self, scope: Message) -> tuple[int, Page]:
+    def _answer(self, scope: Message) -> tuple[int, MonitorAnswer]:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in ("/metrics", "/livez", "/readyz"):
-            return _NOT_FOUND, Page(_TEXT, b"expected /metrics, /livez or /readyz\n")
+            return _NOT_FOUND, MonitorAnswer(_TEXT, b"expected /metrics, /livez or /readyz\n")
         if scope["method"] not in ("GET", "HEAD"):
-            return _NOT_ALLOWED, Page(_TEXT, b"expected GET\n")
+            return _NOT_ALLOWED, MonitorAnswer(_TEXT, b"expected GET\n")
         if path == "/metrics":
             accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
-            return _OK, self.page(accept.decode("latin-1"))
+            return _OK, self.metrics(accept.decode("latin-1"))
         reason = self.why_not_ready() if path == "/readyz" else None
         if reason is None:
-            return _OK, Page(_TEXT, b"ok\n")
-        return _UNAVAILABLE, Page(_TEXT, f"{reason}\n".encode())
+            return _OK, MonitorAnswer(_TEXT, b"ok\n")
+        return _UNAVAILABLE, MonitorAnswer(_TEXT, f"{reason}\n".encode())
 
 
 _OK: Final = 200

@@ -26,7 +26,7 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
-from orderchain.monitoring import Metric, page_of
+from orderchain.monitoring import Metric, metrics_of
 from orderchain.text import printable, reason_of
 from outbox.destination import NAME_CHARS_MAX, is_plain
 from outbox.message import Message
@@ -251,8 +251,8 @@ class MessageApp:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         accept = ",".join(request.headers.getlist("accept"))
-        page = page_of(self._figures(unfinished), accept)
-        return Response(page.body, headers={"Content-Type": page.media_type})
+        answer = metrics_of(self._figures(unfinished), accept)
+        return Response(answer.body, headers={"Content-Type": answer.media_type})
 
     def _figures(self, unfinished: Sequence[Unfinished] | None) -> Iterator[Sample]:
         """Yield what the parts count, then what is in the database; None: it does not answer."""

@@ -101,7 +101,7 @@ async def test_process_with_a_part_that_is_not_ready_lives_and_is_not_ready() ->
     assert (await ask(app, "/livez"))[0] == 200
     status, _, text = await ask(app, "/readyz")
     assert (status, text) == (503, "no broker; halted\n")
-    assert "orderchain_ready 0.0" in app.page().body.decode().splitlines()
+    assert "orderchain_ready 0.0" in app.metrics().body.decode().splitlines()
 
 
 async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one() -> None:
@@ -109,7 +109,7 @@ async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one()
     assert (await ask(app, "/readyz"))[0] == 503
     app.add(Part())
     assert (await ask(app, "/readyz"))[0] == 200
-    assert "orderchain_ready 1.0" in app.page().body.decode().splitlines()
+    assert "orderchain_ready 1.0" in app.metrics().body.decode().splitlines()
 
 
 async def test_monitor_that_is_mounted_answers_below_its_path_and_nothing_else() -> None:

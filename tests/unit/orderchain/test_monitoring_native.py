@@ -153,7 +153,7 @@ def test_zero_is_in_a_bucket_of_its_own() -> None:
 def test_protobuf_of_a_histogram_is_read_back_by_another_decoder(values: list[float]) -> None:
     given_ = histogram_of(*values)
     sample = Sample("x_seconds", "histogram", given_, "X.", {"chain": "1", "name": "café"})
-    family = decoded(Monitor(Part(sample)).page(PROTOBUF).body)[0]
+    family = decoded(Monitor(Part(sample)).metrics(PROTOBUF).body)[0]
     assert (family.name, family.help, family.type) == ("x_seconds", "X.", 4)
     [metric] = family.metric
     assert [(each.name, each.value) for each in metric.label] == [("chain", "1"), ("name", "café")]
@@ -171,7 +171,7 @@ def test_protobuf_of_a_histogram_is_read_back_by_another_decoder(values: list[fl
 
 def test_neighbours_are_one_span_and_a_hole_begins_another() -> None:
     histogram = Histogram(counts=(0,) * 14 + (9,), native={-3: 4, -2: 1, 1: 4})
-    body = Monitor(Part(Sample("x_seconds", "histogram", histogram, "X.", {}))).page(PROTOBUF).body
+    body = Monitor(Part(Sample("x_seconds", "histogram", histogram, "X.", {}))).metrics(PROTOBUF).body
     found = decoded(body)[0].metric[0].histogram
     assert [(each.offset, each.length) for each in found.positive_span] == [(-3, 2), (2, 1)]
     assert list(found.positive_delta) == [4, -3, 3]
@@ -180,7 +180,7 @@ def test_neighbours_are_one_span_and_a_hole_begins_another() -> None:
 def test_protobuf_has_counters_and_gauges_under_the_names_of_the_text() -> None:
     labels = [{"chain": str(number)} for number in (1, 2)]
     samples = [Sample("x_total", "counter", 300.0, "X's.", each) for each in labels]
-    families = decoded(Monitor(Part(*samples)).page(PROTOBUF).body)
+    families = decoded(Monitor(Part(*samples)).metrics(PROTOBUF).body)
     assert [(each.name, each.type) for each in families] == [
         ("x_total", 0),
         ("orderchain_ready", 1),
@@ -192,7 +192,7 @@ def test_protobuf_has_counters_and_gauges_under_the_names_of_the_text() -> None:
 
 @pytest.mark.parametrize("accept", [PROTOBUF, OLD_PROMETHEUS, f"{PROTOBUF};q=0.6,text/plain;q=0.5"])
 def test_header_that_prefers_protobuf_gets_it(accept: str) -> None:
-    page = Monitor(Part()).page(accept)
+    page = Monitor(Part()).metrics(accept)
     assert page.media_type == PROTOBUF
     assert decoded(page.body)
 
@@ -205,6 +205,6 @@ def test_header_that_prefers_protobuf_gets_it(accept: str) -> None:
     ],
 )  # fmt: skip
 def test_any_other_header_gets_text(accept: str) -> None:
-    page = Monitor(Part()).page(accept)
+    page = Monitor(Part()).metrics(accept)
     assert page.media_type.startswith("text/plain")
     assert page.body.startswith(b"# HELP orderchain_ready ")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orderchain.clock import SystemClock
-from orderchain.monitoring import page_of
+from orderchain.monitoring import metrics_of
 from outbox.acts import Unfinished
 from outbox.callback.callback_service import METRICS as CALLBACK_METRICS
 from outbox.callback.callback_service import CallbackStats
@@ -42,7 +42,7 @@ def lines(
     desk = cast("Any", None)
     app = MessageApp(config, Clients([]), desk, SystemClock(), samples=samples)
     app.refusals.update({"rate": 3})
-    return page_of(app._figures(unfinished)).body.decode().splitlines()
+    return metrics_of(app._figures(unfinished)).body.decode().splitlines()
 
 
 def test_every_counter_is_told_with_its_type() -> None:
