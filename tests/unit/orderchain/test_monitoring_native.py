@@ -171,7 +171,8 @@ def test_protobuf_of_a_histogram_is_read_back_by_another_decoder(values: list[fl
 
 def test_neighbours_are_one_span_and_a_hole_begins_another() -> None:
     histogram = Histogram(counts=(0,) * 14 + (9,), native={-3: 4, -2: 1, 1: 4})
-    body = Monitor(Part(Sample("x_seconds", "histogram", histogram, "X.", {}))).metrics(PROTOBUF).body
+    part = Part(Sample("x_seconds", "histogram", histogram, "X.", {}))
+    body = Monitor(part).metrics(PROTOBUF).body
     found = decoded(body)[0].metric[0].histogram
     assert [(each.offset, each.length) for each in found.positive_span] == [(-3, 2), (2, 1)]
     assert list(found.positive_delta) == [4, -3, 3]
