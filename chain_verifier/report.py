@@ -123,7 +123,7 @@ class ExportedSeals(Struct, frozen=True, kw_only=True):
 def exported_seals(kept: Sequence[KeptSeal], findings: Sequence[Finding]) -> ExportedSeals | None:
     """Return which of the `kept` fit, given what was found; None without any.
 
-    Of findings of seals that do not fit, the first ones by id are enough.
+    The first findings by id are enough, where seals do not fit.
     """
     misfits = [each.id for each in findings if each.kind is Kind.KEPT_SEAL and each.id is not None]
     misfit_id = min(misfits, default=None)
@@ -161,7 +161,7 @@ class Report(Struct, frozen=True, kw_only=True):
     seals_checked: bool = False
     """Whether every seal of the database was recomputed from the rows."""
     exported_seals: ExportedSeals | None = None
-    """How the database stands to seals that were kept outside of it; None if none were given."""
+    """How the database compares with seals kept outside of it; None if none were given."""
     keys_compared: bool = False
     """Whether two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
