@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
 from orderchain.model import Event
 from orderchain.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_seal, next_seal
 from sequencer import SequencerConfig
+from tests.builders.topics import records_of
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .processes import Acked
-
-_CONSUMER_BYTES = 16 * 2**20
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,24 +78,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 
     async def records(self) -> list[bytes]:
         """Return the value of every record of the topic."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.config.kafka,
-            enable_auto_commit=False,
-            max_partition_fetch_bytes=_CONSUMER_BYTES,
-        )
-        partition = TopicPartition(self.topic, 0)
-        await consumer.start()
-        try:
-            consumer.assign([partition])
-            await consumer.seek_to_beginning(partition)
-            end = (await consumer.end_offsets([partition]))[partition]
-            values: list[bytes] = []
-            while await consumer.position(partition) < end:
-                for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    values += [record.value for record in records]
-            return values
-        finally:
-            await consumer.stop()
+        return await records_of(self.config.kafka, self.topic)
 
 
 async def inspect(chain: Chain, acked: Iterable[Acked] = ()) -> list[Event]:

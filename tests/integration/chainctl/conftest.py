@@ -97,8 +97,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield run
     for process in started:
-        process.kill()
-        process.communicate()
+        with process:  # waits, and closes its pipes
+            process.kill()
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from orderchain.frame import FrameHeader, decode_body, decode_header, default_topic
 from orderchain.model import Event
 from orderchain.seal import genesis_seal
 from orderchain.sql import SEQUENCER_WRITER
 from sequencer import SequencerConfig
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, records_of
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -68,22 +67,7 @@ class Chain:
 
     async def records(self) -> list[bytes]:
         """Return the value of every record of the topic."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.config.kafka, enable_auto_commit=False, check_crcs=True
-        )
-        partition = TopicPartition(self.topic, 0)
-        await consumer.start()
-        try:
-            consumer.assign([partition])
-            await consumer.seek_to_beginning(partition)
-            end = (await consumer.end_offsets([partition]))[partition]
-            values: list[bytes] = []
-            while await consumer.position(partition) < end:
-                for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    values += [record.value for record in records]
-            return values
-        finally:
-            await consumer.stop()
+        return await records_of(self.config.kafka, self.topic)
 
 
 MakeChain = Callable[..., Awaitable[Chain]]
