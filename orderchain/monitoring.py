@@ -277,7 +277,7 @@ _UNAVAILABLE: Final = 503
 
 # -- as text: prometheus-client writes it ----------------------------------------------------------
 
-_TEXT: Final = "text/plain; charset=utf-8; version=0.0.4"
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Collector:
