@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from orderchain.clients.kafka import DRIVER_ERRORS, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, not_allowed
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError
 from orderchain.text import printable, reason_of

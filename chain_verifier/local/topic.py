@@ -23,15 +23,14 @@ from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_scratch
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
-    connecting,
     make_consumer,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting
 from orderchain.errors import OrderchainError, SourceBroken, TopicError
 from orderchain.text import reason_of
 

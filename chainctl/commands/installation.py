@@ -418,7 +418,7 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
 
 async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
     """Look at the version of every broker: the oldest decides what clients can count on."""
-    from orderchain.clients.kafka import connecting, read_broker_versions
+    from orderchain.clients.kafka_probe import connecting, read_broker_versions
 
     async with connecting(config, seconds):
         versions = await read_broker_versions(config)

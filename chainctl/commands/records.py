@@ -264,13 +264,8 @@ async def _frames_of(
     settings: Settings, topic: str, since_ms: int, chain_id: int, row_id: int
 ) -> AsyncIterator[Row]:
     """Yield the frames of the topic that hold the row, from a time on to the topic's end."""
-    from orderchain.clients.kafka import (
-        TopicPartition,
-        close_client,
-        connecting,
-        make_consumer,
-        start_client,
-    )
+    from orderchain.clients.kafka import TopicPartition, close_client, make_consumer, start_client
+    from orderchain.clients.kafka_probe import connecting
     from orderchain.frame import decode_header
 
     config = settings.kafka_config()

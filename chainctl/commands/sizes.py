@@ -189,14 +189,8 @@ async def _of_database(settings: Settings, over_seconds: float) -> tuple[Row, di
 
 
 async def _of_topics(settings: Settings, topics: Sequence[str], over_seconds: float) -> list[Row]:
-    from orderchain.clients.kafka import (
-        DRIVER_ERRORS,
-        close_client,
-        connect_refusal,
-        connecting,
-        make_consumer,
-        start_client,
-    )
+    from orderchain.clients.kafka import close_client, make_consumer, start_client
+    from orderchain.clients.kafka_probe import DRIVER_ERRORS, connect_refusal, connecting
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "sizes")

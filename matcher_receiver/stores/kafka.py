@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Final, Self
 
 from matcher_receiver.config import KafkaSourceConfig
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicPartition,
     close_client,
-    connecting,
     make_admin,
     make_consumer,
-    not_allowed,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, SettingError, TopicError

@@ -17,17 +17,15 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 from msgspec import Struct
 
-from orderchain.clients.kafka import (
+from orderchain.clients.kafka import close_client, make_admin, start_client
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import (
     DRIVER_ERRORS,
     acl_refusal,
-    close_client,
     connect_refusal,
     connecting,
-    make_admin,
     not_allowed,
-    start_client,
 )
-from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.errors import OrderchainError, RetryError, TopicError
 from orderchain.text import reason_of
 

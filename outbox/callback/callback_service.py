@@ -16,14 +16,9 @@ from uuid import UUID, uuid4
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from orderchain.clients.kafka import (
-    AIOKafkaConsumer,
-    close_client,
-    connecting,
-    make_consumer,
-    start_client,
-)
+from orderchain.clients.kafka import AIOKafkaConsumer, close_client, make_consumer, start_client
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import connecting
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import OrderchainError
 from orderchain.monitoring import counted, counters

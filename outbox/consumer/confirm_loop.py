@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
-    AIOKafkaProducer,
-    connecting,
-    leave_client,
-    make_producer,
-    not_allowed,
-    start_client,
-)
+from orderchain.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import reason_of
 from outbox.records import Confirm, Progress, encode_confirms

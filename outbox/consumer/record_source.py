@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     CommitFailedError,
     ConsumerRebalanceListener,
@@ -18,14 +17,13 @@ from orderchain.clients.kafka import (
     OffsetOutOfRangeError,
     TopicPartition,
     close_client,
-    connecting,
     make_admin,
     make_consumer,
-    not_allowed,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.clients.topics import describe_topics
 from orderchain.clock import Backoff, time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError

@@ -24,19 +24,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaProducer,
     InvalidTopicError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
-    connecting,
     end_client,
-    is_broker_there,
     make_producer,
-    not_allowed,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, is_broker_there, not_allowed
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import printable

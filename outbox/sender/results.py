@@ -15,14 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.clients.kafka import (
-    AIOKafkaConsumer,
-    close_client,
-    connecting,
-    make_consumer,
-    start_client,
-)
+from orderchain.clients.kafka import AIOKafkaConsumer, close_client, make_consumer, start_client
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import connecting
 from orderchain.clients.postgres import DriverUUID
 from orderchain.text import printable, reason_of
 from outbox.errors import BadRecord

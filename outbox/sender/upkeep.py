@@ -20,8 +20,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orderchain.clients.kafka import close_client, connecting, make_admin, start_client
+from orderchain.clients.kafka import close_client, make_admin, start_client
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import connecting
 from orderchain.clients.topics import create_topic
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import SettingError

@@ -6,18 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
-    connecting,
     make_admin,
     make_consumer,
-    not_allowed,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, TopicError
 from orderchain.text import reason_of

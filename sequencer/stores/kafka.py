@@ -7,20 +7,18 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     AIOKafkaConsumer,
     AIOKafkaProducer,
     TopicPartition,
-    connecting,
     leave_client,
     make_admin,
     make_consumer,
     make_producer,
-    not_allowed,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.clients.topics import TopicDescription, describe_topic, durability_warning
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.frame import topic_refusal

@@ -292,8 +292,9 @@ async def connected_topics(
     kafka: str | KafkaConfig, connect_seconds: float
 ) -> AsyncIterator[Topics]:
     """Hold a connection to the broker. Raises ConnectError or RetryError when none answers."""
-    from orderchain.clients.kafka import close_client, connecting, make_admin, start_client
+    from orderchain.clients.kafka import close_client, make_admin, start_client
     from orderchain.clients.kafka_config import KafkaConfig
+    from orderchain.clients.kafka_probe import connecting
 
     config = KafkaConfig.of(kafka)
     admin = make_admin(config, "topics", request_timeout_ms=int(ACT_SECONDS * 1_000))

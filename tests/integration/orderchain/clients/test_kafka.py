@@ -15,17 +15,15 @@ import pytest
 
 from local_stack.process import free_port
 from orderchain.clients.kafka import (
-    DRIVER_ERRORS,
     TopicPartition,
     close_client,
-    connect_refusal,
-    connecting,
     make_admin,
     make_consumer,
     make_producer,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connect_refusal, connecting
 from orderchain.clients.options import librdkafka_options
 from orderchain.clients.topics import describe_topic, describe_topics
 from orderchain.errors import ConnectError, RetryError

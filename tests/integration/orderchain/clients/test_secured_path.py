@@ -20,14 +20,9 @@ from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
-from orderchain.clients.kafka import (
-    TopicPartition,
-    is_broker_there,
-    make_consumer,
-    make_producer,
-    started,
-)
+from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.clients.kafka_probe import is_broker_there
 from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
 from outbox import Consumer, ConsumerConfig, Status

@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 from aiokafka.protocol.produce import ProduceRequest
 
-from orderchain.clients.kafka import (
-    BrokerVersion,
-    close_client,
-    copy_records_once,
-    end_client,
-    start_client,
-)
+from orderchain.clients.kafka import close_client, copy_records_once, end_client, start_client
+from orderchain.clients.kafka_probe import BrokerVersion
 from tests.deadlines import deadline
 
 
