@@ -21,12 +21,13 @@ from orderchain.monitoring import LAG_LIMITS
 from orderchain.text import reason_in_chain
 from orderchain.tracing import find_tracing
 from sequencer.committer import Committer
-from sequencer.keys.keeper import KeyKeeper, PostgresKeyStore
+from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
 from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
 from sequencer.stats import METRICS, Latency, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.submission import Batcher, Entry, check_positions, entry_of_each
 

@@ -19,9 +19,9 @@ from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.model import Event
 from orderchain.seal import event_pages, genesis_seal, next_seal
 from sequencer import Order, Sequencer, SequencerConfig
-from sequencer.keys.keeper import PostgresKeyStore
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 
 if TYPE_CHECKING:

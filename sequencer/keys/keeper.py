@@ -1,7 +1,4 @@
-"""Loads what a leader must know about keys; saves and merges it in parallel with the commits.
-
-The store in PostgreSQL has its own connection: a look-up does not wait for a commit.
-"""
+"""Loads what a leader must know about keys; saves and merges it in parallel with the commits."""
 
 from __future__ import annotations
 
@@ -11,24 +8,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from orderchain.errors import ConnectError, OrderchainError, RetryError, RowsMissing
-from orderchain.model import ClientNumber, Event, KeyPage
-from orderchain.sql import load_sql
 from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory, merge_pieces, piece_of
-from sequencer.stores.session import side_session
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from orderchain.clients.postgres import Record
-    from orderchain.model import Term
+    from orderchain.model import ClientNumber, Event, KeyPage, Term
     from orderchain.ports import KeyStore
     from orderchain.seal import Batch
-    from sequencer.config import SequencerConfig
 
 
 _log = logging.getLogger(__name__)
-
-_SQL: Final = load_sql("sequencer", "queries.sql")
 
 _UNSAVED_PAGES_MAX: Final = 8
 """Pages that may wait while the database is away. If there are more, the oldest are dropped: the
@@ -159,68 +149,3 @@ class KeyKeeper:
                 await self._store.forget(until_id)
             except OrderchainError as error:
                 _log.warning("old pages of keys up to %d stay: %s", until_id, error)
-
-
-class PostgresKeyStore:
-    """The pages of keys in the database; see `orderchain.ports.KeyStore`."""
-
-    def __init__(self, config: SequencerConfig) -> None:
-        self._chain_id = config.chain_id
-        # A page that is lost in a crash is made again from its rows: do not wait for the disk.
-        self._session = side_session(config, "keys", synchronous_commit="off")
-
-    async def rows(self, ids: Sequence[int]) -> list[Event]:
-        """Return rows by id; see `orderchain.ports.KeyStore.rows`."""
-        return [Event(*row) for row in await self._fetch("rows_by_id", list(ids))]
-
-    async def outline(self) -> list[tuple[int, int, int]]:
-        """Return which pages there are; see `orderchain.ports.KeyStore.outline`."""
-        return [(row[0], row[1], row[2]) for row in await self._fetch("key_outline")]
-
-    async def page(self, after_id: int) -> KeyPage:
-        """Return one page; see `orderchain.ports.KeyStore.page`."""
-        rows = await self._fetch("key_page", after_id)
-        if not rows:
-            raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
-        return KeyPage(**rows[0])
-
-    async def clients(self) -> list[ClientNumber]:
-        """Return all clients; see `orderchain.ports.KeyStore.clients`."""
-        return [ClientNumber(*row) for row in await self._fetch("clients")]
-
-    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
-        """Return the next keys; see `orderchain.ports.KeyStore.keys`."""
-        rows = await self._fetch("keys_after", after_id, until_id, at_most)
-        return [(row[0], row[1]) for row in rows]
-
-    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
-        """Store a page with its clients; see `orderchain.ports.KeyStore.save`."""
-        async with self._session.transaction() as connection:
-            await connection.execute(
-                _SQL["save_key_page"],
-                self._chain_id,
-                page.after_id,
-                page.until_id,
-                page.spans,
-                page.hashes,
-            )
-            await connection.execute(
-                _SQL["save_clients"],
-                self._chain_id,
-                [known.client for known in clients],
-                [known.number for known in clients],
-                [known.id for known in clients],
-                [known.known_from for known in clients],
-                [known.known_from_id for known in clients],
-            )
-
-    async def forget(self, until_id: int) -> None:
-        """Drop old pages; see `orderchain.ports.KeyStore.forget`."""
-        await self._fetch("forget_key_pages", until_id)
-
-    async def close(self) -> None:
-        """Close the connection; see `orderchain.ports.KeyStore.close`."""
-        await self._session.close()
-
-    async def _fetch(self, name: str, *values: object) -> list[Record]:
-        return await self._session.fetch(_SQL[name], self._chain_id, *values)

@@ -40,8 +40,8 @@ from orderchain.testing.memory_store import (
 from orderchain.testing.wire import Dial, Wire, WiredServer
 from orderchain.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from sequencer.config import SequencerConfig
-from sequencer.keys.keeper import PostgresKeyStore
 from sequencer.leadership import PostgresLease
+from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.topics import make_topics
 from tests.stored_pages import LET_TAMPER
