@@ -34,7 +34,7 @@ ELSEWHERE = {
     "receivers forget": "test_receivers.py", "receivers move": "test_receivers.py",
     "receivers reset": "test_receivers.py", "unhalt": "chain/test_receive.py",
     "step-down": "chain/test_sequence_topic.py", "takeover": "chain/test_sequence_topic.py",
-    "outbox relay": "outbox/test_outbox.py",
+    "outbox relay": "outbox/test_outbox.py", "topic create": "chain/test_chains.py",
 }  # fmt: skip
 """Those that take minutes or another stack, and whose documents are read in these files."""
 

@@ -53,7 +53,7 @@ class Service:
                 await transaction.commit()
 
     async def until_all_is_applied(self):
-        async with deadline():
+        async with asyncio.timeout(120):
             while len(self.applied) < len(self.chain.committed):
                 await asyncio.sleep(0.01)
 '''
@@ -146,14 +146,16 @@ def test_memory_chain_shows_a_service_that_forgets_its_checkpoint(
             for _ in range(2):
                 running = chain.start(main())
                 chain.commit([b"x"] * 5)
-                async with deadline():
+                async with asyncio.timeout(120):
                     while not applied or applied[-1] != chain.committed[-1]:
                         await asyncio.sleep(0.01)
                 await running.kill()
             assert applied == chain.committed
         """
     )
-    run(project).assert_outcomes(failed=1)
+    done = run(project)
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*> *assert applied == chain.committed*"])
 
 
 def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> None:
