@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import resource
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,7 +47,11 @@ class Wire:
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
         """Read all until the end of the connection; return the first answer."""
-        told = await self.reader.read()
+        told = bytearray()
+        # A server that closes on what it has not read ends the connection by a reset.
+        with suppress(ConnectionResetError):
+            while part := await self.reader.read(65_536):
+                told += part
         head, _, body = told.partition(b"\r\n\r\n")
         return int(head.split()[1]), msgspec.json.decode(body)
 
