@@ -1,7 +1,8 @@
 # Everything begins with the set-up, which is quick and offline once it was done. `demo` needs a part of it.
 
 BIN := .venv/bin
-TEST_JOBS := $(or $(JOBS),2)
+# Tests wait as long as they work: two processes per core of a small machine, where memory has room for the servers of each.
+TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 : 2) }' /proc/meminfo 2>/dev/null || echo 2))
 
 # What was compiled is kept, whatever the caller's environment says: each process would do it again.
 export PYTHONDONTWRITEBYTECODE :=

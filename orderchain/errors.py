@@ -43,6 +43,7 @@ OrderchainError
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from orderchain.text import printable
@@ -72,7 +73,8 @@ class RefusedError(OrderchainError):
     """
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(f"{field} was {value!r}, expected {expected}")
+        shown = os.fspath(value) if isinstance(value, os.PathLike) else value
+        super().__init__(f"{field} was {shown!r}, expected {expected}")
         self.field = field
         self.value = value
         self.expected = expected

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import shutil
 import subprocess
@@ -273,6 +274,9 @@ class EventSourcing(Rival):
 # -- NATS JetStream --------------------------------------------------------------------------------
 
 PROGRAM: Final = "nats-server"
+_VERSION_MIN: Final = (2, 10)
+"""The first with `sync_interval: always`."""
+
 _STREAM: Final = "rival"
 _START_SECONDS: Final = 10.0
 _MESSAGES_WAITING_MAX: Final = 4_000
@@ -347,6 +351,11 @@ class NatsJetStream(Rival):
         """Return what is missing, the program or the library."""
         if shutil.which(PROGRAM) is None:
             return f"there is no program {PROGRAM} here"
+        asked = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=False)
+        found = re.search(r"v(\d+)\.(\d+)", asked.stdout)
+        if found is None or (int(found[1]), int(found[2])) < _VERSION_MIN:
+            version = asked.stdout.strip() or "of an unknown version"
+            return f"{version}: 2.10 or newer can sync every message, as the others here do"
         return super().absence()
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:

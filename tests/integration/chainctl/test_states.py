@@ -37,9 +37,11 @@ from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from local_stack import KafkaServer, PostgresServer
+    from sequencer import Sequencer
     from tests.integration.chainctl.conftest import Call, Start
 
     Settings = dict[str, str]
@@ -227,24 +229,43 @@ def test_slow_receiver(page: Page, world: World, background: Background) -> None
         runbook.run("lag --chain 1 --max-seconds 5")
 
 
-def test_lagging_kafka(
+@pytest.fixture
+def breakable_world(
     call: Call,
-    start: Start,
     postgres_server: PostgresServer,
     database_name: str,
     kafka_to_break: KafkaServer,
     suffix: str,
     tmp_path: Path,
-    background: Background,
-) -> None:
+) -> World:
+    """The chain 1 of this test, created, over a broker that the test may stop."""
     settings = settings_of(postgres_server, database_name, kafka_to_break)
     world = World(call, settings, suffix, tmp_path)
     world.create()
-    config = SequencerConfig(
-        chain_id=1, database=settings["CHAINCTL_DATABASE"], kafka=settings["CHAINCTL_KAFKA"],
-        publish_seconds=3.0,
-    )  # fmt: skip
-    opened = open_sequencer(config)
+    return world
+
+
+def sequencer_of(world: World) -> AbstractAsyncContextManager[Sequencer]:
+    """Return a sequencer that soon gives up a publish."""
+    return open_sequencer(
+        SequencerConfig(
+            chain_id=1,
+            database=world.settings["CHAINCTL_DATABASE"],
+            kafka=world.settings["CHAINCTL_KAFKA"],
+            publish_seconds=3.0,
+        )
+    )
+
+
+def test_lagging_kafka(
+    call: Call,
+    start: Start,
+    breakable_world: World,
+    kafka_to_break: KafkaServer,
+    background: Background,
+) -> None:
+    world, settings = breakable_world, breakable_world.settings
+    opened = sequencer_of(world)
     sequencer = background.run(opened.__aenter__())
 
     keys = map(str, count())
@@ -283,18 +304,10 @@ def test_lagging_kafka(
 
 
 def test_status_shows_by_how_many_rows_and_seconds_published_is_after_persisted(
-    call: Call,
-    postgres_server: PostgresServer,
-    database_name: str,
-    kafka_to_break: KafkaServer,
-    suffix: str,
-    tmp_path: Path,
-    background: Background,
+    call: Call, breakable_world: World, kafka_to_break: KafkaServer, background: Background
 ) -> None:
     """A broker that is away leaves both to grow; once it is back they are 0 again."""
-    settings = settings_of(postgres_server, database_name, kafka_to_break)
-    world = World(call, settings, suffix, tmp_path)
-    world.create()
+    world, settings = breakable_world, breakable_world.settings
     published = world.sequence(BATCH_ROWS)
 
     def status() -> Any:
@@ -306,11 +319,7 @@ def test_status_shows_by_how_many_rows_and_seconds_published_is_after_persisted(
         return tuple(found[name] for name in names)
 
     assert unpublished() == (0, 0, 0)
-    config = SequencerConfig(
-        chain_id=1, database=settings["CHAINCTL_DATABASE"], kafka=settings["CHAINCTL_KAFKA"],
-        publish_seconds=3.0,
-    )  # fmt: skip
-    opened = open_sequencer(config)
+    opened = sequencer_of(world)
     sequencer = background.run(opened.__aenter__())
     kafka_to_break.stop()
     keys = map(str, count())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,11 @@ def test_refusal_names_field_value_and_expectation(kind: type[RefusedError]) -> 
     error = kind("batch_rows", 0, "1 to 100000")
     assert str(error) == "batch_rows was 0, expected 1 to 100000"
     assert (error.field, error.value, error.expected) == ("batch_rows", 0, "1 to 100000")
+
+
+def test_refusal_of_a_path_shows_it_as_it_was_typed() -> None:
+    error = errors.SettingError("--archive", Path("arch"), "an archive")
+    assert str(error) == "--archive was 'arch', expected an archive"
 
 
 def test_refusal_of_a_value_with_newlines_stays_one_line() -> None:
