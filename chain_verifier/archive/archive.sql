@@ -28,15 +28,15 @@ SELECT last_id, ids, pids, keys, event_times_ns, payloads
 -- lowest_receiver: the receiver that is furthest behind, by checkpoint, report or halt
 -- When it restarts, it compares the seal of the batch that its place names, so this batch must stay.
 -- That batch may be older than the last one before its row.
-SELECT receiver, at_id FROM (
-       SELECT receiver, CASE WHEN EXISTS (
+SELECT receiver, at_id, head_delivered FROM (
+       SELECT receiver, head_delivered, CASE WHEN EXISTS (
                   SELECT FROM public.chain_batch b
                    WHERE b.chain_id = $1 AND b.last_id > c.batch_last_id
                      AND b.last_id <= c.head_delivered)
               THEN batch_last_id ELSE head_delivered END AS at_id
          FROM public.receiver_checkpoint c WHERE chain_id = $1
        UNION ALL
-       SELECT receiver, at_id FROM public.receiver_halt WHERE chain_id = $1) places
+       SELECT receiver, at_id, at_id FROM public.receiver_halt WHERE chain_id = $1) places
  ORDER BY at_id, receiver
  LIMIT 1
 

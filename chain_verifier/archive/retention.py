@@ -113,7 +113,10 @@ async def _require_unwanted(
     limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
     if lowest is not None:
-        limits.append((lowest["at_id"], f"the checkpoint of receiver {lowest['receiver']!r}"))
+        # A quiet chain's receiver may not have stored yet that it compared its last batches.
+        is_there = lowest["at_id"] == lowest["head_delivered"]
+        what = "the checkpoint" if is_there else "the last batch compared by the checkpoint"
+        limits.append((lowest["at_id"], f"{what} of receiver {lowest['receiver']!r}"))
     limits += await _key_limits(connection, request)
     limit, what = min(limits, key=lambda found: found[0])
     if until_id > limit:

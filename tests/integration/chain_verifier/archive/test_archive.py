@@ -275,7 +275,8 @@ def test_retention_keeps_the_batch_whose_seal_a_receiver_is_to_compare(chain: Ch
     """It may be an older one than the last one before the receiver's row."""
     chain.archive()
     chain.checkpoint("live", ENDS[10], batch=ENDS[6])
-    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, the checkpoint of receiver 'live'"):
+    where = "the last batch compared by the checkpoint of receiver 'live'"
+    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, {where}"):
         chain.retain(until_id=ENDS[8])
 
 
