@@ -42,7 +42,7 @@ check: setup ## format, lint, imports, types and unit tests, in a minute or so
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/unit
+	@$(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist worksteal tests/unit
 
 site: setup ## the documents as a site, in build/site; a broken link or reference fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
