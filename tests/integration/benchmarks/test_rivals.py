@@ -320,6 +320,20 @@ async def test_rival_that_cannot_run_here_is_skipped_with_a_reason(
     assert outcome.failed == []
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_refused"), [("v2.9.10", True), ("v2.10.0", False), ("dev", True)]
+)
+def test_nats_that_cannot_sync_every_message_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_refused: bool
+) -> None:
+    program = tmp_path / "nats-server"
+    program.write_text(f"#!/bin/sh\necho nats-server: {printed}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = rival_of("nats_jetstream").absence()
+    assert ("2.10 or newer" in (reason or "")) is is_refused
+
+
 @pytest.mark.parametrize("fixed_rows", [0, 50])
 async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_rows: int) -> None:
     load = Load(rival="engine", orders=430, batch_rows=fixed_rows or 5_000)
