@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +14,21 @@ from msgspec import Raw, Struct
 
 from chainctl.database import SQL, looking, utc
 from chainctl.event_loop import run_async
+from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.units import Span
 from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
+from orderchain.monitoring import Metric
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from chain_verifier.seal_files import SealFile
     from chainctl.settings import Settings
+    from orderchain.monitoring import Sample
+
+_log = logging.getLogger(__name__)
 
 _UPLOAD_SECONDS: Final = 30.0
 
@@ -38,6 +46,55 @@ class SealLine(Struct, frozen=True, kw_only=True):
     database_id: str
 
 
+class _Stored(Struct, frozen=True):
+    """The last seal of a chain that was stored."""
+
+    id: int
+    monotonic_seconds: float
+
+
+METRICS: Final = (
+    Metric[_Stored](
+        "orderchain_seal_exported_id", "gauge", "The last row that the last stored seal covers.",
+        lambda stored: stored.id,
+    ),
+    Metric[_Stored](
+        "orderchain_seal_export_age_seconds", "gauge",
+        "Seconds since a seal of the chain was last stored.",
+        lambda stored: time.monotonic() - stored.monotonic_seconds,
+    ),
+)  # fmt: skip
+"""What `seal export --every` exports, with the label `chain`."""
+
+
+class _Exports:
+    """What was stored so far, for the monitor; it is read from another thread."""
+
+    def __init__(self, every_seconds: float) -> None:
+        self._every_seconds = every_seconds
+        self._stored: dict[int, _Stored] = {}
+        self._ended = time.monotonic()
+        """When all chains were stored last, or the command began."""
+
+    def add(self, seal: SealLine) -> None:
+        self._stored[seal.chain_id] = _Stored(seal.id, time.monotonic())
+
+    def end_round(self) -> None:
+        self._ended = time.monotonic()
+
+    def samples(self) -> Iterator[Sample]:
+        for chain_id, stored in sorted(self._stored.copy().items()):
+            for metric in METRICS:
+                yield from metric.samples(stored, {"chain": str(chain_id)})
+
+    def why_not_ready(self) -> str | None:
+        """Return that a round of seals is missing, which also covers the time that one takes."""
+        seconds = time.monotonic() - self._ended
+        if seconds <= 2 * self._every_seconds:
+            return None
+        return f"no seals were stored for {seconds:.0f} s"
+
+
 @click.group(cls=SuggestingGroup)
 def seal() -> None:
     """Take seals out of the database."""
@@ -53,14 +110,16 @@ def seal() -> None:
               help="Sign it with the key that `seal key` made.")  # fmt: skip
 @click.option("--every", "every_seconds", type=Span(), metavar="SPAN",
               help="Store another one after each SPAN (1h), until stopped.")  # fmt: skip
+@http_option
 @json_option
-@uses_settings("database", "audit_database", "connect_seconds")
+@uses_settings("database", "audit_database", "connect_seconds", "log_format")
 def export(
     settings: Settings,
     chains: tuple[int, ...],
     place: str | None,
     key_file: Path | None,
     every_seconds: float | None,
+    http: Address | None,
     as_json: bool,
 ) -> None:
     """Export the seal at the head of a chain: print ID:SEAL and the time of the commit, or store it
@@ -69,6 +128,8 @@ def export(
     Kept on paper or in another system, `verify --expect-seal ID:SEAL` or `--expect-seals DIR` shows
     with it that nothing up to there was changed since, even if every later seal was written again.
     """
+    if http is not None and every_seconds is None:
+        raise click.UsageError("--http needs --every: without it the command ends at once")
     if place is None:
         _print_seal(settings, chains, key_file, every_seconds, as_json=as_json)
         return
@@ -79,17 +140,22 @@ def export(
 
         check_url("--to", place)
     key = None if key_file is None else read_key(key_file)
-    while True:
-        try:
-            for seal in run_async(_seals(settings, chains)):
-                _deliver(place, _file_of(seal, key), as_json=as_json)
-        except (RetryError, ConnectError) as error:
+    exports = _Exports(every_seconds or 0)
+    with watched_beside(http) as watch:
+        watch.add(exports)
+        while True:
+            try:
+                for seal in run_async(_seals(settings, chains)):
+                    _deliver(place, _file_of(seal, key), as_json=as_json)
+                    exports.add(seal)
+                exports.end_round()
+            except (RetryError, ConnectError) as error:
+                if every_seconds is None:
+                    raise
+                _log.warning("%s; trying again after %g s", error, every_seconds)
             if every_seconds is None:
-                raise
-            talk(f"chainctl: {error}; trying again after {every_seconds:g} s")
-        if every_seconds is None:
-            return
-        time.sleep(every_seconds)
+                return
+            time.sleep(every_seconds)
 
 
 def _print_seal(

@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -48,9 +50,9 @@ def get(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def until_ready(address: str) -> None:
+def until_ready(address: str, status: int = 200) -> None:
     bound = Deadline()
-    while (answer := get(f"{address}/readyz"))[0] != 200:
+    while (answer := get(f"{address}/readyz"))[0] != status:
         assert bound.left() > 0, answer
         time.sleep(0.05)
 
@@ -162,6 +164,49 @@ def test_relay_exports_how_many_deliveries_are_unfinished_and_how_old_they_are(
     )
     assert 'orderchain_outbox_oldest_seconds{destination="clearing"' in text
     end(process)
+
+
+class Vault(BaseHTTPRequestHandler):
+    """Takes seals, or is out of order."""
+
+    status = 201
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Stay silent."""
+
+
+def test_export_of_seals_is_ready_while_they_can_be_stored(
+    start: Start, module_settings: dict[str, str], filled_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Vault) as vault:
+        Thread(target=vault.serve_forever, args=(0.01,), daemon=True).start()
+        process = start(
+            "seal", "export", "--chain", filled_once, "--to", f"http://127.0.0.1:{vault.server_port}",
+            "--every", "200ms", "--http", 0, *JSON, settings=module_settings,
+        )  # fmt: skip
+        address = address_of(process)
+        until_ready(address)
+        bound = Deadline()
+        exported = f'orderchain_seal_exported_id{{chain="{filled_once}"}} {float(FILLED_ROWS)}'
+        while exported not in (text := get(f"{address}/metrics")[1]):
+            assert bound.left() > 0, text
+        assert f'orderchain_seal_export_age_seconds{{chain="{filled_once}"}}' in text
+        monkeypatch.setattr(Vault, "status", 503)
+        until_ready(address, 503)
+        assert re.fullmatch(r"no seals were stored for \d+ s\n", get(f"{address}/readyz")[1])
+        monkeypatch.setattr(Vault, "status", 201)
+        until_ready(address)
+        written = end(process)
+        vault.shutdown()
+    warnings = [line["message"] for line in written if line["level"] == "warning"]
+    assert warnings
+    assert all(line.endswith("; trying again after 0.2 s") for line in warnings), warnings
 
 
 def test_port_in_use_is_refused_in_one_line(

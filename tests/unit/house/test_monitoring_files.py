@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from chain_verifier.spark import follow
+from chainctl.commands.verifier import seal
 from matcher_receiver import stats as receiver
 from orderchain.monitoring import READY
 from outbox import acts
@@ -27,7 +28,7 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, consumer, follow)
+PARTS = (sequencer, topic, receiver, relay, consumer, follow, seal)
 EXPORTED = [
     READY, relay.WAITING, *acts.UNFINISHED_METRICS,
     *chain.from_iterable(part.METRICS for part in PARTS),

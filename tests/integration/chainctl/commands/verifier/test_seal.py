@@ -91,6 +91,7 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
     assert "signature of" in refused(*verify, settings=module_settings)
     assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
+    assert "--http needs --every" in refused("seal", "export", "--to", vault, "--http", 0)
 
 
 @pytest.mark.usefixtures("spark")
