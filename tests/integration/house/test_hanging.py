@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.deadlines import stretched
+
 if TYPE_CHECKING:
     import pytest
 
@@ -40,7 +42,7 @@ def test_after_them():
 
 def test_that_is_slow_on_a_loaded_machine(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
-    time.sleep(1)
+    time.sleep(2 * {seconds})
 """
 
 
@@ -48,16 +50,18 @@ def test_that_hangs_ends_and_names_the_line_of_each_task(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # A timer that fires again while the report is made would end the run: it leaves time for that.
+    seconds = stretched(0.5)
     pytester.makeconftest(
         "import os\n"
         "import tests.hanging\n"
         "from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer\n"
-        "tests.hanging.CLEAN_UP_SECONDS = 0.5\n"
-        "tests.hanging.REPEAT_SECONDS = 0.5\n"
+        f"tests.hanging.CLEAN_UP_SECONDS = {seconds}\n"
+        f"tests.hanging.REPEAT_SECONDS = {seconds}\n"
         "os.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
     )
-    pytester.makepyfile(HANGS)
-    options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--timeout=0.5"]
+    pytester.makepyfile(HANGS.format(seconds=seconds))
+    options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", f"--timeout={seconds}"]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
     done = pytester.runpytest_subprocess(*options)
     done.assert_outcomes(failed=3, errors=1, passed=2)

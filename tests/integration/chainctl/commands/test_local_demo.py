@@ -281,13 +281,10 @@ class Started:
         )
 
     def wait_for(self, beginning: str) -> None:
-        """Wait until the demo says something."""
-        watchdog = threading.Timer(120, self.process.kill)
-        watchdog.start()
+        """Wait until the demo says something; the timer of the test bounds it."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if line.startswith(beginning):
-                watchdog.cancel()
                 return
         pytest.fail(f"the demo ended without a line {beginning!r}")
 
@@ -310,9 +307,11 @@ def children_of(process_id: int) -> list[int]:
 @contextlib.contextmanager
 def started_demo(environment: dict[str, str], *arguments: str) -> Iterator[Started]:
     started = Started(environment, *arguments)
-    yield started
-    started.process.kill()
-    started.process.communicate()
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
 
 
 @pytest.fixture
