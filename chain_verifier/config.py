@@ -48,11 +48,13 @@ FETCH_PAGES: Final = 16
 CONNECTIONS_MAX: Final = 8
 """Maximum number of connections per scan: an auditor must not crowd out the sequencer."""
 
-CONNECT_TIMEOUT_S: Final = 10
-"""How long a server may take to answer a connection."""
+CONNECT_SECONDS: Final = 10.0
+"""How long a server may take to answer a connection, unless the caller says otherwise."""
 
 READ_TIMEOUT_S: Final = 300
 """How long a server may stay silent in the middle of a scan before it counts as gone."""
+
+ConnectSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class DatabaseSource(Config, frozen=True, kw_only=True, tag=True):
@@ -61,6 +63,8 @@ class DatabaseSource(Config, frozen=True, kw_only=True, tag=True):
     database: str | DatabaseConfig
     """A DatabaseConfig, or a libpq URL; the role needs SELECT only."""
     name: str = "database"
+    connect_seconds: ConnectSeconds = CONNECT_SECONDS
+    """How long the server may take to answer a connection."""
 
     def __repr__(self) -> str:
         return f"DatabaseSource(name={self.name!r})"
@@ -97,6 +101,8 @@ class TopicSource(Config, frozen=True, kw_only=True, tag=True):
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port,host:port`."""
     topic: str | None = None
     """None: the database names it, if it is among the sources; else it has the default name."""
+    connect_seconds: ConnectSeconds = CONNECT_SECONDS
+    """How long a broker may take to answer a connection or a request."""
 
     @property
     def name(self) -> str:
@@ -176,22 +182,25 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
 
 
 def parse_source(
-    text: str, database: str | DatabaseConfig | None, kafka: str | KafkaConfig | None = None
+    text: str,
+    database: str | DatabaseConfig | None,
+    kafka: str | KafkaConfig | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> Source:
     """Return the source named as on the command line; `database` is where the chain is, if set.
 
     `database`, `topic`, `topic:NAME`, `journal:FILE` or `parquet:PATH`; `kafka` is where topics
-    are. Raises SettingError for anything else.
+    are. A server may take `connect_seconds` to answer. Raises SettingError for anything else.
     """
     kind, colon, path = text.partition(":")
     if text == "database":
         if database is None:
             raise SettingError("database", None, "the URL of the database, to verify it")
-        return DatabaseSource(database=database)
+        return DatabaseSource(database=database, connect_seconds=connect_seconds)
     if kind == "topic" and bool(colon) == bool(path):
         if kafka is None:
             raise SettingError("kafka", None, "the bootstrap servers, to verify a topic")
-        return TopicSource(kafka=kafka, topic=path or None)
+        return TopicSource(kafka=kafka, topic=path or None, connect_seconds=connect_seconds)
     if colon and path and kind == "journal":
         return JournalSource(path=path)
     if colon and path and kind == "parquet":

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from chain_verifier.config import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from chain_verifier.config import CONNECT_SECONDS, READ_TIMEOUT_S
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.session import SessionConfig, connected
 
@@ -31,19 +31,21 @@ def run_alone(work: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
     return run
 
 
-def session_config(database: str | DatabaseConfig, role: str) -> SessionConfig:
+def session_config(
+    database: str | DatabaseConfig, role: str, connect_seconds: float = CONNECT_SECONDS
+) -> SessionConfig:
     """Return how a session is held; members of `role` may do what the session is for."""
     return SessionConfig(
         database=DatabaseConfig.of(database),
         application_name="chain_verifier",
         role=role,
-        connect_seconds=CONNECT_TIMEOUT_S,
+        connect_seconds=connect_seconds,
         statement_seconds=READ_TIMEOUT_S,
     )
 
 
 def connection_to(
-    database: str | DatabaseConfig, role: str
+    database: str | DatabaseConfig, role: str, connect_seconds: float = CONNECT_SECONDS
 ) -> AbstractAsyncContextManager[Connection]:
     """Hold one connection for a while. Raises as `orderchain.clients.session.connected`."""
-    return connected(session_config(database, role))
+    return connected(session_config(database, role, connect_seconds))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.config import ContradictedMark
+from chain_verifier.config import CONNECT_SECONDS, ContradictedMark
 from chain_verifier.server import connection_to, run_alone
 from orderchain.errors import ChainMissing, ConnectError, InputError
 from orderchain.sql import AUDITOR, load_sql, require_version
@@ -59,9 +59,11 @@ class VerifiedExtent(Struct, frozen=True, kw_only=True):
 
 
 @run_alone
-async def read_standing(database: str | DatabaseConfig, chain_id: int) -> VerifiedExtent:
+async def read_standing(
+    database: str | DatabaseConfig, chain_id: int, connect_seconds: float = CONNECT_SECONDS
+) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
-    async with connection_to(database, AUDITOR) as connection:
+    async with connection_to(database, AUDITOR, connect_seconds) as connection:
         return await standing_of(connection, chain_id)
 
 
@@ -105,6 +107,7 @@ async def set_mark(
     after_id: int,
     until_id: int,
     verified_by: str,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> bool:
     """Move the mark to `until_id` after a verification that began after `after_id`.
 
@@ -113,10 +116,10 @@ async def set_mark(
     there was nothing new.
     """
     values = (chain_id, after_id, until_id, verified_by)
-    async with connection_to(database, AUDITOR) as connection:
+    async with connection_to(database, AUDITOR, connect_seconds) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):
             return await connection.fetchval(_SQL["set_mark"], *values) is not None
-    async with connection_to(primary, AUDITOR) as connection:
+    async with connection_to(primary, AUDITOR, connect_seconds) as connection:
         if await connection.fetchval(_SQL["is_standby"]):
             raise ConnectError("database", "a standby", "the primary, to store a verified mark")
         return await connection.fetchval(_SQL["set_mark"], *values) is not None

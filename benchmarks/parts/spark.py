@@ -390,7 +390,7 @@ class _Database:
     def _read(self, columns: str, joined: str = "") -> DataFrame:
         """Read pages in as many partitions as the check has."""
         table = DatabaseTable(self.spark, self._source, self.chain_id)
-        address = chain_address(self.site.auditor)
+        address = chain_address(self._source)
         # By the end of its page, which is in the index: a part could not be read from the view.
         query = f"""(
             SELECT page.last_id, {columns} FROM chain_page AS page {joined}

@@ -10,6 +10,7 @@ from msgspec import Struct
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
 from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
+from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
 from orderchain.errors import InputError, RetryError, SettingError
@@ -66,7 +67,11 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
 
 @run_alone
 async def retain(
-    database: str | DatabaseConfig, archive: Path, request: RetentionRequest
+    database: str | DatabaseConfig,
+    archive: Path,
+    request: RetentionRequest,
+    *,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> RetentionReport:
     """Detach the partitions whose rows all lie at or below `until_id`.
 
@@ -79,7 +84,7 @@ async def retain(
     when the archive does not verify, is of another database, or does not hold the rows to detach.
     """
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
-    async with connection_to(database, OWNER) as connection:
+    async with connection_to(database, OWNER, connect_seconds) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
         await _require_unwanted(connection, place, request)
@@ -259,7 +264,11 @@ class DropRequest(Struct, frozen=True, kw_only=True):
 
 @run_alone
 async def drop_detached(
-    database: str | DatabaseConfig, archive: Path, request: DropRequest
+    database: str | DatabaseConfig,
+    archive: Path,
+    request: DropRequest,
+    *,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> DropReport:
     """Drop the detached tables whose rows all lie at or below `until_id`.
 
@@ -270,7 +279,7 @@ async def drop_detached(
     attached again meanwhile.
     """
     chain_id = request.chain_id
-    async with connection_to(database, OWNER) as connection:
+    async with connection_to(database, OWNER, connect_seconds) as connection:
         place = await read_place(connection, chain_id)
         tables = [
             table

@@ -16,6 +16,7 @@ from chain_verifier.archive.manifest import (
 )
 from chain_verifier.archive.part_files import PartWriter, part_fault
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
+from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
@@ -79,7 +80,12 @@ class ArchivedRun(Struct, frozen=True, kw_only=True):
 
 @run_alone
 async def write_archive(
-    database: str | DatabaseConfig, archive: Path, chain_id: int, until_id: int | None = None
+    database: str | DatabaseConfig,
+    archive: Path,
+    chain_id: int,
+    until_id: int | None = None,
+    *,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> ArchivedRun:
     """Add the rows after the archive's last one, up to the verified mark or `until_id`.
 
@@ -89,7 +95,7 @@ async def write_archive(
     archive that is of another database or does not fit and for a contradicted verified mark,
     SourceBroken when rows, links or seals of the database are not as they should be.
     """
-    async with connection_to(database, AUDITOR) as connection:
+    async with connection_to(database, AUDITOR, connect_seconds) as connection:
         place = await read_place(connection, chain_id)
         await require_marks_hold(connection, chain_id)
         until_id = _until(place, until_id)

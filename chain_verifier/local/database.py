@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import VerifyRequest
     from chain_verifier.local.table import Row
-    from orderchain.clients.database_config import DatabaseConfig
 
 _CHART_SQL: Final = load_sql("chain_verifier.local", "chart_data.sql")
 
@@ -59,7 +58,7 @@ class LocalDatabaseTable(DatabaseFacts):
         self._chain_id = chain_id
         self._start = start
         self._faults: Findings | None = None
-        self._session = Session(session_config(source.database, AUDITOR))
+        self._session = Session(session_config(source.database, AUDITOR, source.connect_seconds))
         self._runner = asyncio.Runner()
         try:
             self.head = self._read_head()
@@ -262,13 +261,14 @@ def read_picture(request: VerifyRequest) -> ChartData | None:
     if source is None:
         return None
     try:
-        return asyncio.run(_read(source.database, request.chain_id, request.start))
+        return asyncio.run(_read(source, request.chain_id, request.start))
     except OrderchainError as error:
         raise SourceBroken(source.name, reason_of(error)) from error
 
 
-async def _read(database: str | DatabaseConfig, chain_id: int, start: int) -> ChartData:
-    async with connection_to(database, AUDITOR) as connection:
+async def _read(source: DatabaseSource, chain_id: int, start: int) -> ChartData:
+    opening = connection_to(source.database, AUDITOR, source.connect_seconds)
+    async with opening as connection:
         tiles = await connection.fetch(_CHART_SQL["tiles"], chain_id, start, TILES_MAX)
         gaps = await connection.fetch(_CHART_SQL["gaps"], chain_id, start, GAPS_MAX)
     return ChartData(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from chain_verifier.checks.topic_frames import (
     header_of,
     standing_of,
 )
-from chain_verifier.config import CONNECT_TIMEOUT_S
+from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_scratch
 from orderchain.clients.kafka import (
@@ -72,9 +73,10 @@ class PublishedReader:
     does not exist.
     """
 
-    def __init__(self, name: str, kafka: KafkaConfig, topic: str, partition: int) -> None:
-        self._name = name
-        self._kafka = kafka
+    def __init__(self, source: TopicSource, topic: str, partition: int) -> None:
+        self._name = source.name
+        self._kafka = KafkaConfig.of(source.kafka)
+        self._connect_seconds = source.connect_seconds
         self._at = TopicPartition(topic, partition)
         self._consumer: AIOKafkaConsumer | None = None
         self._runner = asyncio.Runner()
@@ -85,10 +87,9 @@ class PublishedReader:
             raise
 
     async def _open(self) -> Bounds:
+        seconds = self._connect_seconds
         try:
-            async with connecting(
-                self._kafka, CONNECT_TIMEOUT_S, doing=f"read topic {self._at.topic}"
-            ):
+            async with connecting(self._kafka, seconds, doing=f"read topic {self._at.topic}"):
                 self._consumer = consumer = make_consumer(
                     self._kafka,
                     "verifier",
@@ -98,7 +99,8 @@ class PublishedReader:
                     check_crcs=False,
                     fetch_max_bytes=_FETCH_BYTES,
                     max_partition_fetch_bytes=_FETCH_BYTES,
-                    request_timeout_ms=CONNECT_TIMEOUT_S * 1000,
+                    # A shorter one would end a fetch that waits for records.
+                    request_timeout_ms=math.ceil(1_000 * max(seconds, CONNECT_SECONDS)),
                 )
                 await start_client(consumer)
                 # All topics: a request for a missing one could create it.
@@ -192,9 +194,7 @@ class LocalTopicTable(PublishedTopic):
         self._keys: FrameKeys | None = None
         self._changed: sqlite3.Connection | None = None
         with ExitStack() as opened:
-            self._reader = PublishedReader(
-                self.name, KafkaConfig.of(source.kafka), topic, partition
-            )
+            self._reader = PublishedReader(source, topic, partition)
             opened.callback(self._reader.close)
             self._bounds = self._reader.bounds
             if database is not None:

@@ -13,11 +13,10 @@ from chain_verifier.archive.part_files import BrokenPart, proven_batches
 from chain_verifier.checks.published import place_of
 from chain_verifier.checks.seals import SealRun
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, FrameKeys, events_of, header_of
-from chain_verifier.config import JournalSource, TopicSource, parse_source
+from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, parse_source
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.local.topic import PublishedReader, PublishedRecord
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
-from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clock import time_of
 from orderchain.config import Config
 from orderchain.errors import InputError, SettingError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from chain_verifier.archive.manifest import ArchivePart
     from chain_verifier.checks.seals import ArchivedRow
     from chain_verifier.database_facts import DatabaseHead
+    from orderchain.clients.kafka_config import KafkaConfig
     from orderchain.frame import FrameHeader
 
 _PENDING_MAX: Final = 64
@@ -50,7 +50,9 @@ class ArchiveSource(Config, frozen=True, kw_only=True, tag=True):
 RepairSource = TopicSource | JournalSource | ArchiveSource
 
 
-def parse_repair_source(text: str, kafka: str | KafkaConfig | None) -> RepairSource:
+def parse_repair_source(
+    text: str, kafka: str | KafkaConfig | None, connect_seconds: float = CONNECT_SECONDS
+) -> RepairSource:
     """Return the source named as on the command line.
 
     `topic`, `topic:NAME`, `journal:FILE` or `archive:DIR`; `kafka` is where topics are. Raises
@@ -60,7 +62,7 @@ def parse_repair_source(text: str, kafka: str | KafkaConfig | None) -> RepairSou
     if kind == "archive" and path:
         return ArchiveSource(path=path)
     if kind == "topic" or (kind == "journal" and path):
-        source = parse_source(text, None, kafka)
+        source = parse_source(text, None, kafka, connect_seconds)
         if isinstance(source, TopicSource | JournalSource):
             return source
     raise SettingError("--from", text, "topic, topic:NAME, journal:FILE or archive:DIR")
@@ -141,8 +143,7 @@ class _TopicOffers:
         self._chain_id = chain_id
         self._has_kept = has_kept
         topic, partition = place_of(source, chain_id, head)
-        kafka = KafkaConfig.of(source.kafka)
-        self._reader = PublishedReader(source.name, kafka, topic, partition)
+        self._reader = PublishedReader(source, topic, partition)
 
     def batches(self, matching: SourceMatching, keys: FrameKeys) -> Iterator[Offer]:
         pending: dict[tuple[bytes, int, bool], _Slices] = {}

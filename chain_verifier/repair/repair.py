@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_verifier.config import DatabaseSource, KeptSeal
+from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import Offers, RepairSource, open_offers
@@ -42,6 +42,7 @@ from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from chain_verifier.checks.seals import ArchivedRow
     from chain_verifier.checks.topic_frames import FrameKeys
@@ -66,6 +67,11 @@ class RepairRequest(Struct, frozen=True, kw_only=True):
     actor: str
     reason: str
     is_dry_run: bool = False
+    connect_seconds: float = CONNECT_SECONDS
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Hold one connection with the owner's rights."""
+        return connection_to(self.database, OWNER, self.connect_seconds)
 
 
 class RepairPlan(Struct, frozen=True, kw_only=True):
@@ -125,7 +131,9 @@ class _RepairWork:
         self._progress = progress
         self._extents: dict[int, int] = {}
         chain_id, source = request.chain_id, request.source
-        database = DatabaseSource(database=request.database)
+        database = DatabaseSource(
+            database=request.database, connect_seconds=request.connect_seconds
+        )
         progress(f"opening {source.name}")
         # The source before the head: what a leader adds meanwhile is then not in the source. What
         # the source has after the head was lost.
@@ -181,7 +189,7 @@ class _RepairWork:
 
     def write(self, plan: RepairPlan) -> int:
         """Write what the plan has, and return the act that records it."""
-        with _working_on(self._request.database) as (run, connection):
+        with _working_on(self._request) as (run, connection):
             self._progress("writing")
             run(_make_partitions(connection, self._request.chain_id, list(self._extents.values())))
             leader = None
@@ -226,7 +234,7 @@ class _RepairWork:
 
 async def _read_known(request: RepairRequest) -> tuple[Any, list[Any]]:
     """Return where the chain begins, and the seals that were verified."""
-    async with connection_to(request.database, OWNER) as connection, connection.transaction():
+    async with request.connection() as connection, connection.transaction():
         if not request.is_dry_run:
             await connection.execute(SQL["as_owner"])  # who may not act learns it before the work
         start = await connection.fetchrow(SQL["start"], request.chain_id)
@@ -239,7 +247,7 @@ async def _read_known(request: RepairRequest) -> tuple[Any, list[Any]]:
 
 @contextmanager
 def _working_on(
-    database: str | DatabaseConfig,
+    request: RepairRequest,
 ) -> Iterator[tuple[Callable[[Any], Any], Connection]]:
     """Hold a connection for statements in between the reading of a source, which waits by itself.
 
@@ -247,7 +255,7 @@ def _working_on(
     """
     with asyncio.Runner() as runner:
         held = AsyncExitStack()
-        connection = runner.run(held.enter_async_context(connection_to(database, OWNER)))
+        connection = runner.run(held.enter_async_context(request.connection()))
         try:
             yield runner.run, connection
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -9,7 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import (
-    CONNECT_TIMEOUT_S,
     CONNECTIONS_MAX,
     FETCH_PAGES,
     FETCH_ROWS,
@@ -43,23 +43,22 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = {
     "driver": "org.postgresql.Driver",
     "ApplicationName": "chain_verifier",
-    "connectTimeout": str(CONNECT_TIMEOUT_S),
-    "loginTimeout": str(CONNECT_TIMEOUT_S),
     "socketTimeout": str(READ_TIMEOUT_S),
     "tcpKeepAlive": "true",
 }
 
 
-def chain_address(database: str | DatabaseConfig) -> JdbcAddress:
-    """Return the JDBC address of a chain's database.
+def chain_address(source: DatabaseSource) -> JdbcAddress:
+    """Return the JDBC address of a chain's database; JDBC waits in whole seconds.
 
     Raises SettingError for what JDBC cannot do. For a host where another one may pose as the
     server, a warning is logged, as with asyncpg.
     """
-    config = DatabaseConfig.of(database)
+    config = DatabaseConfig.of(source.database)
     warn_of_exposure(config)
     address = jdbc_address(config)
-    return replace(address, properties={**_DEFAULTS, **address.properties})
+    waits = dict.fromkeys(("connectTimeout", "loginTimeout"), str(ceil(source.connect_seconds)))
+    return replace(address, properties={**_DEFAULTS, **waits, **address.properties})
 
 
 _ROWS_A_CONNECTION: Final = 50_000
@@ -87,9 +86,8 @@ class DatabaseTable(DatabaseFacts):
         self._chain_id = chain_id
         self._start = start
         self._faults: Findings | None = None
-        database = DatabaseConfig.of(source.database)
-        self._address = chain_address(database)
-        with at_connect(database):
+        self._address = chain_address(source)
+        with at_connect(DatabaseConfig.of(source.database)):
             self.head = self._read_head()
 
     def head_now(self) -> int:

@@ -201,9 +201,8 @@ class Follower:
         self._source = topic.name
         self._database = DatabaseTable(spark, database, chain_id)
         self._topic, self._partition = place_of(topic, chain_id, self._database.head)
-        kafka = KafkaConfig.of(topic.kafka)
-        self._options = spark_kafka_options(kafka)
-        bounds = bounds_of(spark, kafka, self._topic, self._partition)
+        self._options = spark_kafka_options(KafkaConfig.of(topic.kafka))
+        bounds = bounds_of(spark, topic, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
         self._boundary_id = self._database.head.boundary_id

@@ -15,6 +15,7 @@ from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
+from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
@@ -198,6 +199,8 @@ def open_session(
             yield session
         return
     require_java(os.environ)
+    if kafka:
+        _end_java_without_connector()
     packages = ",".join(packages_for(kafka=kafka))
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         tuning = {} if is_long_run else _SHORT_RUN
@@ -320,6 +323,19 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         raise start_error(_text_of(log), str(error), packages) from error
     _prepare(session)
     return session
+
+
+def _end_java_without_connector() -> None:
+    """End the Java process that an earlier session has left, if it cannot read a topic.
+
+    PySpark uses it again, and its class path is that of its start: no setting adds to it.
+    """
+    gateway: Any = SparkContext._gateway
+    if gateway is None or isinstance(gateway.jvm.org.apache.kafka.clients.Metadata, JavaClass):
+        return
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    _end(gateway.proc)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ record batches of (offset, value) in, others out.
 from __future__ import annotations
 
 import json
+import math
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,6 @@ from chain_verifier.checks.topic_frames import (
     header_of,
     standing_of,
 )
-from chain_verifier.config import CONNECT_TIMEOUT_S
 from chain_verifier.findings import Findings, Kind, joined
 from chain_verifier.spark.errors import as_broken, reason_of
 from chain_verifier.spark.finding_frame import finding_frame, sampled
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 _BYTES: Final = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 
 
-def bounds_of(spark: SparkSession, kafka: KafkaConfig, topic: str, partition: int) -> Bounds:
+def bounds_of(spark: SparkSession, source: TopicSource, topic: str, partition: int) -> Bounds:
     """Return the bounds of a partition. Raises ConnectError, or TopicError if it does not exist."""
     jvm: Any = spark._jvm
-    with _consumer(jvm, kafka) as consumer:
+    with _consumer(jvm, source) as consumer:
         found = consumer.partitionsFor(topic)
         numbers = [] if found is None else [one.partition() for one in found]
         if partition not in numbers:
@@ -72,8 +72,9 @@ def bounds_of(spark: SparkSession, kafka: KafkaConfig, topic: str, partition: in
 
 
 @contextmanager
-def _consumer(jvm: Any, kafka: KafkaConfig) -> Iterator[Any]:  # noqa: ANN401 - a Java object
-    timeout_ms = CONNECT_TIMEOUT_S * 1000
+def _consumer(jvm: Any, source: TopicSource) -> Iterator[Any]:  # noqa: ANN401 - a Java object
+    kafka = KafkaConfig.of(source.kafka)
+    timeout_ms = math.ceil(source.connect_seconds * 1000)
     settings = {
         **java_kafka_options(kafka),
         "client.id": kafka.client_id_of("verifier"),
@@ -224,13 +225,12 @@ class TopicTable(PublishedTopic):
     ) -> None:
         self.name = source.name
         self._spark = spark
-        kafka = KafkaConfig.of(source.kafka)
-        self._options = spark_kafka_options(kafka)
+        self._options = spark_kafka_options(KafkaConfig.of(source.kafka))
         self._chain_id = chain_id
         self._database = database
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
-        self._bounds = bounds_of(spark, kafka, self._topic, self._partition)
+        self._bounds = bounds_of(spark, source, self._topic, self._partition)
         self._log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
         with as_broken(self.name):
             self._read_frames()

@@ -213,7 +213,7 @@ def _spark_for(
     sources = [source for request in requests for source in request.sources]
     for source in sources:
         if isinstance(source, DatabaseSource):
-            chain_address(source.database)
+            chain_address(source)
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         _require_free(session, folders)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Write nothing: verify what the archive holds.")
 @json_option
-@uses_settings("database", "audit_database")
+@uses_settings("database", "audit_database", "connect_seconds")
 def archive(
     settings: Settings, chain_id: int, folder: str, until_id: int | None, check: bool, as_json: bool
 ) -> ExitCode:
@@ -57,7 +57,9 @@ def archive(
         return _check(archive, chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
 
-    done = write_archive(settings.audit_dsn(), archive, chain_id, until_id)
+    done = write_archive(
+        settings.audit_dsn(), archive, chain_id, until_id, connect_seconds=settings.connect_seconds
+    )
     if as_json:
         data_json(done)
     else:
@@ -109,7 +111,7 @@ def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
 @click.option("--reason", metavar="TEXT", help="Why; it is stored permanently. --drop needs it.")
 @json_option
-@uses_settings("database")
+@uses_settings("database", "connect_seconds")
 def retention(
     settings: Settings,
     chain_id: int,
@@ -149,11 +151,12 @@ def retention(
         is_dry_run=dry_run,
         **known,
     )
-    done = retain(settings.database_dsn(), folder_path, request)
+    wait = {"connect_seconds": settings.connect_seconds}
+    done = retain(settings.database_dsn(), folder_path, request, **wait)
     dropped = None
     if drop:
         asked = DropRequest(chain_id=chain_id, until_id=until_id, is_dry_run=dry_run, **known)
-        dropped = drop_detached(settings.database_dsn(), folder_path, asked)
+        dropped = drop_detached(settings.database_dsn(), folder_path, asked, **wait)
     _show(done, dropped, as_json=as_json)
 
 

@@ -42,7 +42,7 @@ _COLUMNS: Final = ("what", "after_id", "until_id", "batches", "rows", "why")
 )  # fmt: skip
 @acts_by_hand
 @json_option
-@uses_settings("database", "kafka")
+@uses_settings("database", "kafka", "connect_seconds")
 def repair(
     settings: Settings,
     chain_id: int,
@@ -74,11 +74,12 @@ def repair(
     request = RepairRequest(
         chain_id=chain_id,
         database=settings.database_dsn(),
-        source=parse_repair_source(source, kafka),
+        source=parse_repair_source(source, kafka, settings.connect_seconds),
         kept_seals=kept_seals,
         actor=act.actor,
         reason=act.reason,
         is_dry_run=act.is_dry_run,
+        connect_seconds=settings.connect_seconds,
     )
     with progress("repairing", None) as bar:
         done = repair_chain(
@@ -100,7 +101,9 @@ def _seals_in(
     from chain_verifier.seal_files import load_all
     from chain_verifier.verified_mark import read_standing
 
-    boundary_id = read_standing(settings.database_dsn(), chain_id).boundary_id
+    boundary_id = read_standing(
+        settings.database_dsn(), chain_id, settings.connect_seconds
+    ).boundary_id
     files = load_all(folder, chain_id, public_keys)
     return tuple(file.kept() for file in files if file.id >= boundary_id)
 

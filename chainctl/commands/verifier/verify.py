@@ -301,7 +301,7 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     if asked.seals_folder is None:
         return kept
     files = load_all(Path(asked.seals_folder), chain_id, asked.seal_public_keys)
-    standing = read_standing(settings.audit_dsn(), chain_id)
+    standing = read_standing(settings.audit_dsn(), chain_id, settings.connect_seconds)
     held = tuple(file.kept() for file in files if file.id >= standing.boundary_id)
     last = files[-1]
     talk(
@@ -328,6 +328,7 @@ def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
             text.replace(CHAIN_MARK, str(chain_id)),
             settings.audit_dsn() if text == "database" else None,
             settings.kafka_config() if text.partition(":")[0] == "topic" else None,
+            settings.connect_seconds,
         )
         for text in asked.sources
     )
@@ -471,7 +472,7 @@ def beginning_of(
     from chain_verifier.verified_mark import read_standing
 
     try:
-        standing = read_standing(settings.audit_dsn(), chain_id)
+        standing = read_standing(settings.audit_dsn(), chain_id, settings.connect_seconds)
     except (RefusedError, RetryError) as error:
         if is_marked or isinstance(error, SchemaError):
             raise  # before Spark starts, which takes its time
@@ -497,6 +498,7 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
         after_id=report.start,
         until_id=report.head,
         verified_by=actor,
+        connect_seconds=settings.connect_seconds,
     )
     moved = f"is at {report.head}, by {actor}" if has_moved else "stays: there is nothing new"
     return f"the verified mark of chain {report.chain_id} {moved}"
@@ -581,7 +583,7 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
 @http_option
 @demo_option
 @json_option
-@uses_settings("database", "audit_database", "kafka", "log_format")
+@uses_settings("database", "audit_database", "kafka", "connect_seconds", "log_format")
 def verify(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Prove chains whole, or name their faults.
 

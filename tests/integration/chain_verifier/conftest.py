@@ -10,13 +10,12 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Horizon
-from chain_verifier.config import CONNECT_TIMEOUT_S, DatabaseSource, ParquetSource, TopicSource
+from chain_verifier.config import DatabaseSource, ParquetSource
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES, ScanPlan
 from orderchain.sql import AUDITOR
-from tests.deadlines import stretched
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store
@@ -47,13 +46,6 @@ def frame_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     parsed = F.from_json(text, LINE_SCHEMA).alias("row")
     found = spark.range(1, numPartitions=1).select(F.explode(parsed).alias("row")).select("row.*")
     return found.withColumn("payload", F.unbase64("payload"))
-
-
-@pytest.fixture(autouse=True)
-def patient_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have Spark's look at a topic wait as long for a broker as the load of the machine asks."""
-    seconds = int(stretched(CONNECT_TIMEOUT_S))
-    monkeypatch.setattr("chain_verifier.spark.topic.CONNECT_TIMEOUT_S", seconds)
 
 
 @pytest.fixture
@@ -93,7 +85,7 @@ def make_follower(
     def make(tell: Callable[[Finding], None]) -> Follower:
         return Follower(
             spark,
-            TopicSource(kafka=topic.servers, topic=topic.name),
+            topic.source,
             DatabaseSource(database=role_dsn(AUDITOR)),
             CHAIN_ID,
             tmp_path / "follower",

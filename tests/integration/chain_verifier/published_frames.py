@@ -12,9 +12,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
+from chain_verifier.config import CONNECT_SECONDS, TopicSource
 from orderchain.frame import encode_frame
 from orderchain.testing.memory_chain import header_of, heartbeat_header
 from tests.builders.topics import make_topics
+from tests.deadlines import stretched
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 
 if TYPE_CHECKING:
@@ -92,6 +94,13 @@ class Topic:
         self.servers = servers
         self.name = f"t{secrets.token_hex(6)}"
         asyncio.run(make_topics(servers, self.name))
+
+    @property
+    def source(self) -> TopicSource:
+        """As a verifier reads it: the broker may take as long as the load of the machine asks."""
+        return TopicSource(
+            kafka=self.servers, topic=self.name, connect_seconds=stretched(CONNECT_SECONDS)
+        )
 
     def send(self, *records: bytes) -> None:
         asyncio.run(publish(self.servers, self.name, records))

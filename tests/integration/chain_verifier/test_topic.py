@@ -58,7 +58,7 @@ def alone(spark: SparkSession, topic: Topic) -> Verified:
     """Verifies the topic without anything else, by both modes."""
 
     def run(**options: Any) -> Report:
-        source = TopicSource(kafka=topic.servers, topic=topic.name)
+        source = topic.source
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(source,), bucket_bits=5, leaf_bits=5, **options
         )
@@ -81,7 +81,7 @@ def both(
     """Verifies topic and database, and journals if some are given, by both modes."""
 
     def run(*others: JournalSource, **options: Any) -> Report:
-        published = TopicSource(kafka=topic.servers, topic=topic.name)
+        published = topic.source
         truth = DatabaseSource(database=role_dsn(AUDITOR))
         request = VerifyRequest(
             chain_id=CHAIN_ID,

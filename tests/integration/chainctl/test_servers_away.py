@@ -118,6 +118,35 @@ def test_database_whose_port_is_silent_is_refused_by_the_deadline(
         assert "it is silent" in line
 
 
+VERIFYING = [
+    ["verify", "--source", "database", "--local"],
+    ["verify", "--source", "database"],
+    ["archive", "--archive", "folder"],
+    ["retention", "--archive", "folder", "--until", "1"],
+    ["repair", "--from", "journal:j", "--reason", "r"],
+]
+
+
+@pytest.mark.parametrize("arguments", VERIFYING, ids=" ".join)
+def test_verifier_refuses_a_silent_database_by_the_deadline(
+    refused: Refused, module_settings: dict[str, str], silent_port: int, arguments: list[str]
+) -> None:
+    dsn = f"postgresql://u:{SECRET}@127.0.0.1:{silent_port}/d"
+    settings = with_database(module_settings, dsn)
+    line = refused(*arguments, "--chain", 1, "--connect-seconds", "0.5", settings=settings)
+    assert "it is silent" in line or "attempt timed out" in line  # JDBC's
+
+
+@pytest.mark.parametrize("mode", [["--local"], []], ids=["local", "Spark"])
+def test_verifier_refuses_a_silent_broker_by_the_deadline(
+    refused: Refused, module_settings: dict[str, str], silent_port: int, mode: list[str]
+) -> None:
+    settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{silent_port}"}
+    asked = ["verify", "--chain", "1", "--source", "topic", "--connect-seconds", "0.5", *mode]
+    line = refused(*asked, settings=settings)
+    assert f"kafka was '127.0.0.1:{silent_port}', expected a broker that answers" in line
+
+
 def test_kafka_whose_port_is_closed_or_silent_is_refused(
     refused: Refused,
     call: Call,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from chain_verifier.config import ContradictedMark, DatabaseSource, TopicSource
+from chain_verifier.config import ContradictedMark, DatabaseSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
@@ -110,7 +110,7 @@ def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
         verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=1,
     )  # fmt: skip
     sources = (
-        TopicSource(kafka=topic.servers, topic=topic.name),
+        topic.source,
         DatabaseSource(database=role_dsn(AUDITOR)),
     )
     with pytest.raises(KeyboardInterrupt):

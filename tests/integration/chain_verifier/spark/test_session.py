@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
+
+
+TWO_SESSIONS = """
+from chain_verifier.spark.session import open_session
+
+with open_session(None) as spark:
+    assert spark.range(3).count() == 3
+with open_session(None, kafka=True) as spark:
+    topic = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    print(*topic.option("subscribe", "t").load().columns)
+"""
 
 
 class Cut(BaseException):
@@ -63,3 +76,11 @@ def test_session_of_another_thread_is_used_and_left_open(spark: SparkSession) ->
     thread.join()
     assert used == [spark]
     assert spark.range(3).count() == 3
+
+
+def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_SESSIONS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"key", "value", "offset"} <= set(done.stdout.split())

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_verifier.config import DatabaseSource
 from chain_verifier.spark.database import chain_address
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.errors import SettingError
 
+if TYPE_CHECKING:
+    from orderchain.clients.options import JdbcAddress
+
+
+def address_of(database: str | DatabaseConfig) -> JdbcAddress:
+    return chain_address(DatabaseSource(database=database, connect_seconds=2.5))
+
 
 def test_address_has_deadlines_and_no_secret_in_its_texts() -> None:
-    address = chain_address("postgresql://auditor:s%40c%2Fret%25@db.example:6432/orders")
+    address = address_of("postgresql://auditor:s%40c%2Fret%25@db.example:6432/orders")
     assert address.url == "jdbc:postgresql://db.example:6432/orders"
     assert address.properties["password"] == "s@c/ret%"
     assert "s@c" not in repr(address)
     assert address.properties["driver"] == "org.postgresql.Driver"
-    for name in ("connectTimeout", "loginTimeout", "socketTimeout"):
-        assert int(address.properties[name]) > 0
+    # JDBC knows whole seconds only.
+    assert address.properties["connectTimeout"] == address.properties["loginTimeout"] == "3"
+    assert int(address.properties["socketTimeout"]) > 0
 
 
 def test_settings_of_the_config_come_before_the_defaults() -> None:
-    config = DatabaseConfig(host="h", user="u", connect_timeout=3, application_name="ours")
-    properties = chain_address(config).properties
-    assert properties["connectTimeout"] == "3"
+    config = DatabaseConfig(host="h", user="u", connect_timeout=7, application_name="ours")
+    properties = address_of(config).properties
+    assert properties["connectTimeout"] == "7"
     assert properties["ApplicationName"] == "ours"
     assert properties["sslmode"] == "require"
 
@@ -33,21 +43,21 @@ def test_environment_of_libpq_is_asked_of_spark_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     monkeypatch.setenv("PGSSLROOTCERT", "system")
     monkeypatch.setenv("PGTARGETSESSIONATTRS", "standby")
-    properties = chain_address("host=a,b port=1,2 user=u").properties
+    properties = address_of("host=a,b port=1,2 user=u").properties
     assert properties["sslmode"] == "verify-full"
     assert properties["targetServerType"] == "secondary"
     monkeypatch.delenv("PGSSLROOTCERT")
     with pytest.raises(SettingError, match="sslrootcert"):
-        chain_address("host=a user=u")
+        address_of("host=a user=u")
 
 
 def test_host_where_another_one_may_pose_as_the_server_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="orderchain.clients.database_config"):
-        chain_address("postgresql://u@no-such-auditor.example/d")
-        chain_address("postgresql://u@no-such-auditor.example/d")
-        chain_address("postgresql://u@localhost/d")
+        address_of("postgresql://u@no-such-auditor.example/d")
+        address_of("postgresql://u@no-such-auditor.example/d")
+        address_of("postgresql://u@localhost/d")
     (record,) = caplog.records
     assert "use sslmode=verify-full" in record.getMessage()
 
@@ -56,5 +66,5 @@ def test_host_where_another_one_may_pose_as_the_server_is_warned_of(
                                       "postgresql://u:sesame@%2Fvar%2Frun/d"])  # fmt: skip
 def test_what_cannot_be_reached_is_refused_without_the_password(database: str) -> None:
     with pytest.raises(SettingError) as refused:
-        chain_address(database)
+        address_of(database)
     assert "sesame" not in str(refused.value)
