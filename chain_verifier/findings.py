@@ -134,7 +134,7 @@ CHAIN: Final = "chain"
 """The column that says which chain was verified; `chain_id` is that of a foreign row."""
 
 
-def columns_of(finding: Finding) -> dict[str, Any]:
+def finding_columns(finding: Finding) -> dict[str, Any]:
     """Return the values of `FINDING_TYPES`; an empty field is None."""
     values = {name: getattr(finding, name) for name in FINDING_TYPES}
     known = {name: None if value in ((), "") else value for name, value in values.items()}
@@ -255,7 +255,7 @@ class Findings(Struct, frozen=True, kw_only=True):
         return sum(self.row_counts.values())
 
 
-def joined(parts: Sequence[Findings]) -> Findings:
+def joined_findings(parts: Sequence[Findings]) -> Findings:
     """Return several findings as one."""
     return Findings(
         kept=tuple(one for part in parts for one in part.kept),

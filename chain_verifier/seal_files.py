@@ -117,7 +117,7 @@ def new_key(path: Path) -> str:
     return key.public_key().public_bytes_raw().hex()
 
 
-def read_key(path: Path) -> Ed25519PrivateKey:
+def read_signing_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key in the file `path`. Raises SettingError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -185,7 +185,7 @@ def load_all(folder: Path, chain_id: int, public_keys: Collection[str] = ()) -> 
     return seals
 
 
-def age_seconds(seal: SealFile) -> float:
+def export_age_seconds(seal: SealFile) -> float:
     """Return how long ago the seal was exported, by the clocks of both machines."""
     exported = datetime.fromisoformat(seal.exported_at)
     return (datetime.now(UTC) - exported).total_seconds()

@@ -31,7 +31,7 @@ def run_alone(work: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
     return run
 
 
-def session_config(
+def verifier_session_config(
     database: str | DatabaseConfig, role: str, connect_seconds: float = CONNECT_SECONDS
 ) -> SessionConfig:
     """Return how a session is held; members of `role` may do what the session is for."""
@@ -48,4 +48,4 @@ def connection_to(
     database: str | DatabaseConfig, role: str, connect_seconds: float = CONNECT_SECONDS
 ) -> AbstractAsyncContextManager[Connection]:
     """Hold one connection for a while. Raises as `orderchain.clients.session.connected`."""
-    return connected(session_config(database, role, connect_seconds))
+    return connected(verifier_session_config(database, role, connect_seconds))

@@ -15,7 +15,7 @@ from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import PublishedTopic, without_skipped
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
-from chain_verifier.findings import Finding, Findings, Kind, joined
+from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.report import Comparison, Report, SourceReport, exported_seals, verdict_of
 from orderchain.errors import InputError, SourceBroken
 from orderchain.text import counted
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from chain_verifier.checks.buckets import Opener
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
-    Progress = Callable[[str], None]
-    Ranges = Sequence[tuple[int, int]]
+    ShowStep = Callable[[str], None]
+    from chain_verifier.checks.topic_frames import Ranges
 
 
 EVENT_TYPES: Final = {
@@ -253,7 +253,7 @@ class SourceResult(Struct, Generic[T], frozen=True, kw_only=True):
 class Verification(Generic[T]):
     """One run over one chain: all tables are opened first, and looked at up to the same head."""
 
-    def __init__(self, request: VerifyRequest, mode: Mode[T], progress: Progress) -> None:
+    def __init__(self, request: VerifyRequest, mode: Mode[T], progress: ShowStep) -> None:
         self._request = request
         self._mode = mode
         self._progress = progress
@@ -277,7 +277,9 @@ class Verification(Generic[T]):
         # Only the keys of the first source: the others are compared with it row by row.
         looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
         compared = [self._compare(one, looked[0]) for one in looked[1:]]
-        every = joined([*(one.findings for one in looked), *(found for _, found in compared)])
+        every = joined_findings(
+            [*(one.findings for one in looked), *(found for _, found in compared)]
+        )
         if self._request.findings_folder is not None:
             self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
@@ -299,11 +301,11 @@ class Verification(Generic[T]):
             horizon = topic.narrowed(self._horizon) if topic else self._horizon
             scanned = self._mode.examine(table, horizon, how)
             beyond, notes = self._judge_beyond(table, scanned, horizon)
-            parts = [joined([scanned.findings, beyond])]
+            parts = [joined_findings([scanned.findings, beyond])]
             if topic is not None:
                 notes += topic.notes_on(horizon, self._horizon, self._skips)
                 parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
-            parts.append(self._judge_count(table, scanned, joined(parts)))
+            parts.append(self._judge_count(table, scanned, joined_findings(parts)))
             parts.append(self._judge_pages(table, scanned))
             parts.append(self._judge_seals(table))
             parts.append(self._judge_mark(table))
@@ -313,7 +315,7 @@ class Verification(Generic[T]):
             table=table,
             horizon=horizon,
             scanned=scanned,
-            findings=joined(parts),
+            findings=joined_findings(parts),
             notes=(*scanned.notes, *notes),
             seconds=seconds(),
         )
@@ -385,7 +387,9 @@ class Verification(Generic[T]):
             horizon = one.horizon.within(base.horizon)
             found = self._differences(one, base, horizon)
             if isinstance(one.table, PublishedTopic):
-                found = joined([found, self._mode.forged_findings(one.table, base.table, horizon)])
+                found = joined_findings(
+                    [found, self._mode.forged_findings(one.table, base.table, horizon)]
+                )
         comparison = Comparison(
             source=name,
             against=against,
@@ -472,7 +476,3 @@ def mark_finding(source: str, mark: ContradictedMark) -> Finding:
         verified_by=mark.verified_by,
         verified_at=mark.verified_at.astimezone(UTC).isoformat(timespec="seconds"),
     )
-
-
-def silent(line: str) -> None:
-    """Drop the line: the progress of a caller that does not watch."""

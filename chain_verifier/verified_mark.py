@@ -59,12 +59,12 @@ class VerifiedExtent(Struct, frozen=True, kw_only=True):
 
 
 @run_alone
-async def read_standing(
+async def read_extent(
     database: str | DatabaseConfig, chain_id: int, connect_seconds: float = CONNECT_SECONDS
 ) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
     async with connection_to(database, AUDITOR, connect_seconds) as connection:
-        return await standing_of(connection, chain_id)
+        return await extent_of(connection, chain_id)
 
 
 async def require_marks_hold(connection: Connection, chain_id: int) -> None:
@@ -83,7 +83,7 @@ async def _contradicted(connection: Connection, chain_id: int) -> ContradictedMa
     return None if row is None else ContradictedMark(**row)
 
 
-async def standing_of(connection: Connection, chain_id: int) -> VerifiedExtent:
+async def extent_of(connection: Connection, chain_id: int) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, SchemaError."""
     row = await connection.fetchrow(_SQL["standing"], chain_id)
     require_version(row)

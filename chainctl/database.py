@@ -31,7 +31,7 @@ Connection = Any
 
 
 @asynccontextmanager
-async def connected(
+async def connected_to(
     database: str | DatabaseConfig, connect_seconds: float, role: str
 ) -> AsyncIterator[Connection]:
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
@@ -67,7 +67,7 @@ async def looking(
     """
     if database is None:
         database = settings.database_dsn()
-    async with connected(database, settings.connect_seconds, AUDITOR) as connection:
+    async with connected_to(database, settings.connect_seconds, AUDITOR) as connection:
         await database_id(connection)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await _require_chain(connection, chain_id)
@@ -86,7 +86,7 @@ async def acting_on(
 
     Raises ChainMissing where `chain_id` is no chain; else as `connected`.
     """
-    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
+    async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         await database_id(connection)
         with suppress(_DryRun):
             async with connection.transaction():

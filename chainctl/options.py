@@ -26,7 +26,7 @@ from chainctl.settings import (
     variable_of,
 )
 from chainctl.units import Span
-from orderchain.errors import SettingError
+from orderchain.config import checked_text
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 
 if TYPE_CHECKING:
@@ -343,10 +343,6 @@ def options(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-TEXT_CHARACTERS_MAX: Final = 1_000
-"""Bound of a reason or an actor: a sentence for a later reader, not a document."""
-
-
 class ActByHand(NamedTuple):
     """Who changes something by hand, and why."""
 
@@ -374,15 +370,6 @@ def act_by_hand(actor: str | None, reason: str, is_dry_run: bool) -> ActByHand:
         reason=checked_text("--reason", reason),
         is_dry_run=is_dry_run,
     )
-
-
-def checked_text(flag: str, text: str) -> str:
-    """Return `text` without its outer blanks. Raises SettingError unless it is a short text."""
-    stripped = text.strip()
-    if not 0 < len(stripped) <= TEXT_CHARACTERS_MAX or not stripped.isprintable():
-        expected = f"1 to {TEXT_CHARACTERS_MAX} printable characters"
-        raise SettingError(flag, stripped[:50], expected)
-    return stripped
 
 
 def user_and_host() -> str:

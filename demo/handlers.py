@@ -30,7 +30,7 @@ def chained(digest: bytes, content: bytes) -> bytes:
     return sha256(digest + content).digest()
 
 
-class Handler(ABC):
+class PayloadHandler(ABC):
     """Processes payloads in order; the same payloads give the same state and digest.
 
     How the payloads are cut into calls makes no difference.
@@ -67,7 +67,7 @@ class PayloadState(Struct, array_like=True, kw_only=True):
     digest: bytes = bytes(32)
 
 
-class PayloadDigest(Handler):
+class PayloadDigest(PayloadHandler):
     """Takes the place of an order book where the columns are not those of one.
 
     It knows the content and the order of all payloads, and nothing of what they mean.
@@ -133,7 +133,7 @@ Row = TypeVar("Row", bound=OrderRow)
 State = TypeVar("State", bound=KeeperState)
 
 
-class BookKeeper(Handler, Generic[Row, State]):
+class BookKeeper(PayloadHandler, Generic[Row, State]):
     """Books by symbol, and a state, both changed by rows alone. Deterministic.
 
     A concrete keeper names the types of its rows and its state, and says what a row does.
@@ -352,7 +352,7 @@ MATCHING: Final = "matching"
 VENUE: Final = "venue"
 PAYLOADS: Final = "payloads"
 
-HANDLERS: Final[Mapping[str, type[Handler]]] = MappingProxyType(
+HANDLERS: Final[Mapping[str, type[PayloadHandler]]] = MappingProxyType(
     {MATCHING: Matching, VENUE: Venue, PAYLOADS: PayloadDigest}
 )
 

@@ -30,7 +30,7 @@ class Addable(Struct, kw_only=True):
         return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-Share = Annotated[float, Meta(ge=0, le=1)]
+Chance = Annotated[float, Meta(ge=0, le=1)]
 
 HEARTBEATS_LOST_IN_A_ROW_MAX: Final = 3
 """A link that lost every heartbeat would be no link: a receiver must then ask the database."""
@@ -46,13 +46,13 @@ DELAYED_FRAMES_MAX: Final = 40
 class LinkFaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens to frames, as shares of those that arrive. Drawn independently per frame."""
 
-    loss: Share
+    loss: Chance
     """Frames dropped. Above 0 the last data frame is always dropped; 0 drops none."""
-    duplicate: Share
+    duplicate: Chance
     """Frames that come twice."""
-    reorder: Share
+    reorder: Chance
     """Frames overtaken by a few others."""
-    delay: Share
+    delay: Chance
     """Frames overtaken by many others."""
     seed: int
 

@@ -42,8 +42,8 @@ from orderchain.sql import RECEIVER_WRITER, load_sql
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from demo.handlers import Handler
-    from demo.processes import Command
+    from demo.handlers import PayloadHandler
+    from demo.processes import ChildCommand
     from matcher_receiver import Receiver
     from orderchain.clients.postgres import Connection
     from orderchain.model import Run
@@ -163,7 +163,7 @@ REPORT_SECONDS: Final = 0.05
 _payload_of = attrgetter("payload")
 
 
-async def match(pipe: Pipe) -> None:
+async def run_matching(pipe: Pipe) -> None:
     """Do the job that the demo gives."""
     job = await pipe.job(MatchingJob)
     async with open_state_store(job.database, job.chain_id, job.receiver) as store:
@@ -182,7 +182,12 @@ class MatchingService:
     """One life of the service."""
 
     def __init__(
-        self, job: MatchingJob, pipe: Pipe, store: StateStore, handler: Handler, journal: Journal
+        self,
+        job: MatchingJob,
+        pipe: Pipe,
+        store: StateStore,
+        handler: PayloadHandler,
+        journal: Journal,
     ) -> None:
         self._job = job
         self._pipe = pipe
@@ -218,7 +223,7 @@ class MatchingService:
         finally:
             command.cancel()
 
-    async def work(self, receiver: Receiver, command: asyncio.Task[Command]) -> None:
+    async def work(self, receiver: Receiver, command: asyncio.Task[ChildCommand]) -> None:
         """Process what `receiver` hands on, until the row that `command` names is processed.
 
         What the receiver reports of itself does not end it: a run may have been handed on, and not
@@ -231,7 +236,7 @@ class MatchingService:
             await upcoming.cancel()
 
     async def _work_until_over(
-        self, receiver: Receiver, upcoming: _Upcoming, command: asyncio.Task[Command]
+        self, receiver: Receiver, upcoming: _Upcoming, command: asyncio.Task[ChildCommand]
     ) -> None:
         while not self._is_over(command):
             run = await upcoming.within(IDLE_SECONDS)
@@ -283,7 +288,7 @@ class MatchingService:
         self._unsaved, self._unsaved_rows = None, 0
         self._saves += 1
 
-    def _is_over(self, command: asyncio.Task[Command]) -> bool:
+    def _is_over(self, command: asyncio.Task[ChildCommand]) -> bool:
         """Return whether the demo has said where the chain ends, and that row is processed."""
         if not command.done():
             return False
@@ -376,4 +381,4 @@ def _last_cause(receiver: Receiver) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_process(match))
+    sys.exit(run_process(run_matching))

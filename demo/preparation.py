@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from demo.book import BUY, SELL
-from demo.handlers import CANCEL, HANDLERS, NEW, Handler, handler_kind
+from demo.handlers import CANCEL, HANDLERS, NEW, PayloadHandler, handler_kind
 from orderchain.errors import OrderchainError
 from sequencer.intake.file import FileIntake, FileOptions
 
@@ -186,7 +186,7 @@ def expected_state(path: Path, on_rows: Callable[[int], None]) -> ExpectedState:
     After each portion, `on_rows` gets the number of rows done; what it raises ends the work.
     Raises InputError, which names the line, for a file that cannot be read to its end.
     """
-    handler: Handler | None = None
+    handler: PayloadHandler | None = None
     kind, rows, last_key = "", 0, ""
     with FileIntake(path, FileOptions()) as intake:
         for portion in _portions(intake):

@@ -101,7 +101,7 @@ class FinishCommand(Struct, frozen=True, tag=True):
     id: int
 
 
-Command = ContinueCommand | FinishCommand
+ChildCommand = ContinueCommand | FinishCommand
 
 
 Stage = Literal["under way", "first part", "all", "closed"]
@@ -200,7 +200,7 @@ class SparkReport(Struct, frozen=True, kw_only=True, tag=True):
     """As `chainctl verify --json` prints it."""
 
 
-Report = (
+ChildReport = (
     SequencingProgress
     | MatchingLive
     | MatchingResumed
@@ -241,7 +241,7 @@ class Child:
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
         self._process = process
-        self._reports: dict[type, Report] = {}
+        self._reports: dict[type, ChildReport] = {}
         self._is_killed = False
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
         self._listening = asyncio.create_task(self._listen(), name=f"stderr of the {name}")
@@ -261,14 +261,14 @@ class Child:
         await child._write(line_of(job))
         return child
 
-    async def report(self) -> Report:
+    async def report(self) -> ChildReport:
         """Wait for the next report. Raises ChildDied when none comes any more."""
         stdout = self._process.stdout
         line = await stdout.readline() if stdout is not None else b""
         if not line.endswith(b"\n"):
             raise await self._death()
         try:
-            report: Report = msgspec.json.decode(line, type=Report)
+            report: ChildReport = msgspec.json.decode(line, type=ChildReport)
         except msgspec.MsgspecError as error:
             raise OrderchainError(
                 f"the {self._name} reported nonsense: {reason_of(error)}"
@@ -301,7 +301,7 @@ class Child:
         has_closed = sequenced is not None and sequenced.stage == "closed"
         return has_closed or self.last(MatchingFinished) is not None
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: ChildCommand) -> None:
         """Give the process a command."""
         await self._write(line_of(command))
 
@@ -394,12 +394,12 @@ class Pipe:
             line = await self._line()
         return msgspec.json.decode(line, type=job_type)
 
-    async def command(self) -> Command:
+    async def command(self) -> ChildCommand:
         """Wait for the next command. Raises DemoGone when none can come any more."""
-        command: Command = msgspec.json.decode(await self._line(), type=Command)
+        command: ChildCommand = msgspec.json.decode(await self._line(), type=ChildCommand)
         return command
 
-    def report(self, message: Report) -> None:
+    def report(self, message: ChildReport) -> None:
         """Write a report. Raises BrokenPipeError when the demo is gone.
 
         The write may wait for the reader: a report is a few hundred bytes and the demo reads all

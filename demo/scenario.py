@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.commands.schema import apply_schema
-from chainctl.database import connected
+from chainctl.database import connected_to
 from chainctl.monitor_server import Address
 from chainctl.output import talk
 from chainctl.settings import Settings
@@ -95,7 +95,7 @@ async def set_up_chain(stack: LocalStack) -> ChainSetup:
 async def make_table(settings: Settings) -> None:
     """Make the demo's own table where it is missing, as the role that `settings` log in as."""
     async with (
-        connected(settings.database, settings.connect_seconds, OWNER) as connection,
+        connected_to(settings.database, settings.connect_seconds, OWNER) as connection,
         connection.transaction(),
     ):
         # IF NOT EXISTS alone does not keep two concurrent demos apart.
@@ -107,7 +107,7 @@ async def make_table(settings: Settings) -> None:
 async def _new_chain(settings: Settings) -> Creation:
     """Make the chain with the next free number."""
     for _ in range(CHAIN_TRIES):
-        async with connected(settings.database, settings.connect_seconds, OWNER) as connection:
+        async with connected_to(settings.database, settings.connect_seconds, OWNER) as connection:
             chain_id = await connection.fetchval(SQL["next_chain"])
         plan = ChainPlan(chain_id=chain_id, topic=None, partition_ids=None)
         chain = await create_chain(settings, plan)

@@ -36,7 +36,7 @@ REPORT_SECONDS: Final = 0.2
 """Interval of its reports: for the eye."""
 
 
-async def sequence(pipe: Pipe) -> None:
+async def run_sequencing(pipe: Pipe) -> None:
     """Do the job that the demo gives."""
     from sequencer import SequencerConfig, open_sequencer
 
@@ -143,4 +143,4 @@ async def _until_it_may_go_on(pipe: Pipe) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_process(sequence))
+    sys.exit(run_process(run_sequencing))

@@ -158,7 +158,7 @@ async def checked_by(verifier: Child, rows: int, bar: ProgressBar) -> dict[str, 
 # -- the process -----------------------------------------------------------------------------------
 
 
-async def check(pipe: Pipe) -> None:
+async def run_spark_check(pipe: Pipe) -> None:
     """Do the job that the demo gives: start Spark, wait for the word, verify.
 
     Everything but the wait blocks: there is nothing else to do here.
@@ -189,4 +189,4 @@ async def check(pipe: Pipe) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_process(check))
+    sys.exit(run_process(run_spark_check))

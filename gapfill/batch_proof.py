@@ -63,7 +63,7 @@ class CutPage(Struct, frozen=True):
         return sum(len(event.key) + len(event.payload) for event in self.events)
 
 
-Page = PageImage | CutPage
+ReadPage = PageImage | CutPage
 """What a fill reads of a stored page."""
 
 
@@ -116,7 +116,7 @@ class BatchMarks:
             end_id = batch.last_id
         return end_id
 
-    def take(self, pages: Iterable[Page], after: Mark) -> tuple[Mark, BatchDamaged | None]:
+    def take(self, pages: Iterable[ReadPage], after: Mark) -> tuple[Mark, BatchDamaged | None]:
         """Return the mark after `pages`, the next ones after `after`, which were covered.
 
         It also returns the error of the first batch whose pages were all taken and whose rows do
@@ -139,7 +139,7 @@ class BatchMarks:
                 self._pages = []
         return self._mark_at(at_id), None
 
-    def _damaged(self, batch: StoredBatch, page: Page) -> BatchDamaged | None:
+    def _damaged(self, batch: StoredBatch, page: ReadPage) -> BatchDamaged | None:
         """Return what is wrong with a batch that `page` ends; None where no damage is known."""
         # A page belongs to one batch: one that goes on after its batch's end contradicts it, too.
         goes_on = page.last_id > batch.last_id

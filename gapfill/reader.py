@@ -38,7 +38,7 @@ from orderchain.sql import GAP_READER, load_sql, require_version
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from gapfill.batch_proof import Page
+    from gapfill.batch_proof import ReadPage
     from gapfill.config import GapReaderConfig
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
@@ -171,7 +171,7 @@ class GapReader(ClosedAtExit):
         chain_id, after = self._config.chain_id, opening.mark
         marks = BatchMarks(self._connection, chain_id, after, opening.batches)
         pages_max = FIRST_PAGES
-        held: list[Page] = []
+        held: list[ReadPage] = []
         read = _read(opening.pages) if opening.pages else self._read_ahead(after.id, until_id)
         try:
             while after.id < until_id:
@@ -208,7 +208,7 @@ class GapReader(ClosedAtExit):
         finally:
             await _drop(read)
 
-    def _held(self, pages: list[Page], marks: BatchMarks) -> list[Page]:
+    def _held(self, pages: list[ReadPage], marks: BatchMarks) -> list[ReadPage]:
         """Return the pages that wait for the end of their batch, to be handed on when it is proven.
 
         There are none where they are as much as one read may return: rows of a larger batch are
@@ -252,8 +252,8 @@ class GapReader(ClosedAtExit):
         after_id: int,
         until_id: int,
         pages_max: int = FIRST_PAGES,
-        held: Sequence[Page] = (),
-    ) -> asyncio.Future[list[Page]]:
+        held: Sequence[ReadPage] = (),
+    ) -> asyncio.Future[list[ReadPage]]:
         """Begin to read the pages after `after_id`; at the end of the range there are none.
 
         It reads as many fewer as are held, so that no more is in memory than without them.
@@ -263,8 +263,8 @@ class GapReader(ClosedAtExit):
         return _read([])
 
     async def _pages(
-        self, after_id: int, until_id: int, pages_max: int, held: Sequence[Page]
-    ) -> list[Page]:
+        self, after_id: int, until_id: int, pages_max: int, held: Sequence[ReadPage]
+    ) -> list[ReadPage]:
         return _pages_of(await self._ask(after_id, until_id, pages_max, held=held))
 
     async def _ask(
@@ -273,7 +273,7 @@ class GapReader(ClosedAtExit):
         until_id: int,
         pages_max: int = FIRST_PAGES,
         batches: int = 0,
-        held: Sequence[Page] = (),
+        held: Sequence[ReadPage] = (),
     ) -> list[Any]:
         """Return the rows of the statement `page`, at least one, in the order of the chain."""
         config = self._config
@@ -285,7 +285,7 @@ class GapReader(ClosedAtExit):
         )
         return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
-    async def _explain(self, after_id: int, until_id: int) -> list[Page]:
+    async def _explain(self, after_id: int, until_id: int) -> list[ReadPage]:
         """Return the linked rows after `after_id`, or raise what is known about the missing ones.
 
         They are read again after the server has reported what it is: it may have been promoted, or
@@ -354,38 +354,40 @@ class _FillStart(NamedTuple):
     source: str
     batches: Sequence[StoredBatch] = ()
     """The next whole batches."""
-    pages: Sequence[Page] = ()
+    pages: Sequence[ReadPage] = ()
     """The first rows; empty where they still have to be read."""
 
 
-def _read(pages: Sequence[Page]) -> asyncio.Future[list[Page]]:
+def _read(pages: Sequence[ReadPage]) -> asyncio.Future[list[ReadPage]]:
     """Return a read that is done."""
-    read: asyncio.Future[list[Page]] = asyncio.get_running_loop().create_future()
+    read: asyncio.Future[list[ReadPage]] = asyncio.get_running_loop().create_future()
     read.set_result(list(pages))
     return read
 
 
-def _pages_of(found: Sequence[Any]) -> list[Page]:
+def _pages_of(found: Sequence[Any]) -> list[ReadPage]:
     """Return the pages that hold rows of the range, up to the first that lacks values."""
     whole = takewhile(lambda row: row["lacks"] is None, found)
     return [_page_of(row) for row in whole if row["id_images"] or row["ids"]]
 
 
-def _page_of(row: Any) -> Page:  # noqa: ANN401 - a record of asyncpg
+def _page_of(row: Any) -> ReadPage:  # noqa: ANN401 - a record of asyncpg
     if row["id_images"]:
         return PageImage.of_columns(*_images_of(row))
     # The driver is faster with a part of a page, which proves nothing.
     return CutPage(list(map(Event, *_columns_of(row))))
 
 
-def _events_of(pages: Sequence[Page]) -> list[Event]:
+def _events_of(pages: Sequence[ReadPage]) -> list[Event]:
     events: list[Event] = []
     for page in pages:
         events += _rows_of(page)
     return events
 
 
-async def _made_beside(read: asyncio.Future[list[Page]], pages: Sequence[Page]) -> list[Event]:
+async def _made_beside(
+    read: asyncio.Future[list[ReadPage]], pages: Sequence[ReadPage]
+) -> list[Event]:
     """Return the rows of `pages`, taking what has come of `read` after each page.
 
     A server that nobody reads from stops: a reading has more bytes than the buffers between.
@@ -398,11 +400,11 @@ async def _made_beside(read: asyncio.Future[list[Page]], pages: Sequence[Page]) 
     return events
 
 
-def _rows_of(page: Page) -> list[Event]:
+def _rows_of(page: ReadPage) -> list[Event]:
     return page.events if isinstance(page, CutPage) else page_events(page)
 
 
-def _are_linked(after_id: int, pages: Sequence[Page]) -> bool:
+def _are_linked(after_id: int, pages: Sequence[ReadPage]) -> bool:
     for page in pages:
         if isinstance(page, CutPage):
             follows = is_linked(after_id, page.events)
@@ -418,14 +420,14 @@ def _up_to(last_id: int, events: list[Event]) -> list[Event]:
     return [event for event in events if event.id <= last_id]
 
 
-def _measure(pages: Sequence[Page]) -> tuple[int, int]:
+def _measure(pages: Sequence[ReadPage]) -> tuple[int, int]:
     """Return rows and bytes of `pages`."""
     return sum(page.row_count for page in pages), sum(page.size for page in pages)
 
 
-def _cut(pages: Sequence[Page], rows: int) -> list[Page]:
+def _cut(pages: Sequence[ReadPage], rows: int) -> list[ReadPage]:
     """Return the first `rows` rows of `pages`."""
-    kept: list[Page] = []
+    kept: list[ReadPage] = []
     for page in pages:
         if page.row_count > rows:
             return [*kept, CutPage(_rows_of(page)[:rows])] if rows else kept
@@ -442,7 +444,7 @@ def _is_same(found: Mark, given: Mark) -> bool:
     return found.seal == given.seal and found.batch_last_id == given.batch_last_id
 
 
-async def _drop(read: asyncio.Future[list[Page]]) -> None:
+async def _drop(read: asyncio.Future[list[ReadPage]]) -> None:
     """End a read that nobody waits for any more, whatever its outcome."""
     if read.cancel():
         await asyncio.wait([read])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         StackMissing,
         StatementFailed,
     )
-    from local_stack.folders import Progress, default_cache_directory, default_directory, silent
+    from local_stack.folders import ShowLine, default_cache_directory, default_directory
     from local_stack.kafka import KafkaServer, KafkaServerConfig, ProxiedListener, SecuredListener
     from local_stack.postgres import PostgresServer, PostgresServerConfig
     from local_stack.stack import LocalStack, ServerStatus, StackStatus
@@ -28,19 +28,18 @@ __all__ = [
     "LocalStack",
     "PostgresServer",
     "PostgresServerConfig",
-    "Progress",
     "ProxiedListener",
     "SecuredListener",
     "ServerFailed",
     "ServerStatus",
     "SetupNeeded",
+    "ShowLine",
     "StackError",
     "StackMissing",
     "StackStatus",
     "StatementFailed",
     "default_cache_directory",
     "default_directory",
-    "silent",
 ]
 
 _HOMES: Final = {
@@ -50,7 +49,7 @@ _HOMES: Final = {
             "FetchFailed", "FolderUnusable", "ServerFailed", "SetupNeeded", "StackError",
             "StackMissing", "StatementFailed",
         ),
-        "folders": ("Progress", "default_cache_directory", "default_directory", "silent"),
+        "folders": ("ShowLine", "default_cache_directory", "default_directory"),
         "kafka": ("KafkaServer", "KafkaServerConfig", "ProxiedListener", "SecuredListener"),
         "postgres": ("PostgresServer", "PostgresServerConfig"),
         "stack": ("LocalStack", "ServerStatus", "StackStatus"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from local_stack.errors import FolderUnusable, SetupNeeded
+from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -216,19 +217,15 @@ def write_file(path: Path, text: str, mode: int, account: Account | None = None)
 
 # -- a lock between processes, and how a start reports its progress --------------------------------
 
-Progress = Callable[[str], None]
+ShowLine = Callable[[str], None]
 """Takes one line, without a newline. Called from the thread that called the stack."""
-
-
-def silent(line: str) -> None:
-    """Drop the line."""
 
 
 _POLL_S: Final = 0.1
 
 
 @contextmanager
-def exclusive(path: Path, *, deadline_s: float, progress: Progress = silent) -> Iterator[None]:
+def exclusive(path: Path, *, deadline_s: float, progress: ShowLine = silent) -> Iterator[None]:
     """Hold the lock file `path` (made when missing, never removed: removing it would allow two
     holders).
 
@@ -248,7 +245,7 @@ def exclusive(path: Path, *, deadline_s: float, progress: Progress = silent) -> 
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, path: Path, deadline_s: float, progress: Progress) -> None:
+def _acquire(descriptor: int, path: Path, deadline_s: float, progress: ShowLine) -> None:
     end = time.monotonic() + deadline_s
     is_reported = False
     while True:

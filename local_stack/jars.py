@@ -24,14 +24,13 @@ import msgspec
 
 from local_stack.errors import FetchFailed, SetupNeeded, StackError
 from local_stack.folders import (
-    Progress,
+    ShowLine,
     default_cache_directory,
     exclusive,
     first_closed,
     make_folder,
-    silent,
 )
-from orderchain.text import reason_of
+from orderchain.text import reason_of, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -140,7 +139,7 @@ def kafka_folder(cache: Path) -> Path:
     return cache / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}"
 
 
-def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: Progress = silent) -> Path:
+def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: ShowLine = silent) -> Path:
     """The folder with Kafka's jars, fetched (43 MB, a few seconds) when it is not there yet.
 
     They come from Maven Central, or from the mirror that `ORDERCHAIN_MAVEN_REPOSITORY` names.
@@ -161,7 +160,7 @@ def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: Progress =
     return folder
 
 
-def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Progress) -> None:
+def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: ShowLine) -> None:
     kept = cache / ".jars"
     context = _open_repository(kept, environ)
     progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
@@ -190,7 +189,7 @@ def _open_repository(kept: Path, environ: Mapping[str, str]) -> MavenContext:
     return MavenContext(repo_cache=kept, remote_repos=repositories, timeout=int(_TRY_DEADLINE_S))
 
 
-def _fetch_all(context: MavenContext, jars: list[Jar], progress: Progress) -> list[Path]:
+def _fetch_all(context: MavenContext, jars: list[Jar], progress: ShowLine) -> list[Path]:
     """Fetch the jars side by side, and report how far it is; the first failure ends it."""
     end = time.monotonic() + _FETCH_DEADLINE_S
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch-kafka")

@@ -22,18 +22,18 @@ import msgspec
 
 from local_stack.folders import (
     Account,
-    Progress,
+    ShowLine,
     default_cache_directory,
     make_private_folder,
     make_shared_folder,
     require_reachable,
     service_account,
-    silent,
     write_file,
 )
 from local_stack.jars import fetch_kafka, find_java
 from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
+from orderchain.text import silent
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity
@@ -143,7 +143,7 @@ class KafkaServer(Server):
         cache_directory: Path | None = None,
         process: ProcessIdentity | None = None,
         on_launch: LaunchListener | None = None,
-        progress: Progress = silent,
+        progress: ShowLine = silent,
     ) -> None:
         super().__init__(
             config.directory, account or service_account(), process=process, on_launch=on_launch

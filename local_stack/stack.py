@@ -16,20 +16,19 @@ import msgspec
 
 from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
 from local_stack.folders import (
-    Progress,
+    ShowLine,
     default_cache_directory,
     exclusive,
     make_shared_folder,
     require_reachable,
     service_account,
-    silent,
     write_file,
 )
 from local_stack.kafka import KafkaServer, KafkaServerConfig
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
 from local_stack.process import ProcessIdentity, free_port, is_free
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES
-from orderchain.text import reason_of
+from orderchain.text import reason_of, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +135,7 @@ class LocalStack:
         self._is_long_run = is_long_run
         self._cache_directory = cache_directory or default_cache_directory(os.environ)
 
-    def up(self, progress: Progress = silent) -> StackStatus:
+    def up(self, progress: ShowLine = silent) -> StackStatus:
         """Start what is not running and wait until both servers answer; fetch what is missing
         first.
 
@@ -157,7 +156,7 @@ class LocalStack:
             _start_both(postgres, kafka, progress)
         return self.status()
 
-    def down(self, progress: Progress = silent) -> None:
+    def down(self, progress: ShowLine = silent) -> None:
         """Stop both servers, keeping their data; does nothing when they are not running.
 
         Raises:
@@ -168,7 +167,7 @@ class LocalStack:
         with self._locked(progress):
             self._stop(progress)
 
-    def reset(self, progress: Progress = silent) -> None:
+    def reset(self, progress: ShowLine = silent) -> None:
         """Stop both servers and delete their data, ports and passwords. What was fetched is
         kept."""
         if not self.directory.is_dir():
@@ -246,7 +245,7 @@ class LocalStack:
         return self.directory / "kafka"
 
     @contextmanager
-    def _locked(self, progress: Progress) -> Iterator[None]:
+    def _locked(self, progress: ShowLine) -> Iterator[None]:
         lock = self.directory / ".lock"
         with exclusive(lock, deadline_s=_LOCK_DEADLINE_S, progress=progress):
             try:
@@ -264,14 +263,14 @@ class LocalStack:
             )
         return state
 
-    def _state_for_start(self, progress: Progress) -> StackState:
+    def _state_for_start(self, progress: ShowLine) -> StackState:
         state = load_state(self._state_path)
         fresh = _new_state() if state is None else self._with_usable_ports(state, progress)
         if fresh != state:
             save_state(self._state_path, fresh)
         return fresh
 
-    def _with_usable_ports(self, state: StackState, progress: Progress) -> StackState:
+    def _with_usable_ports(self, state: StackState, progress: ShowLine) -> StackState:
         """Move a server that is down off a port that another program has taken meanwhile."""
         postgres, kafka = self._servers(state, service_account(), silent)
         down = [] if postgres.is_running() else ["postgres_port"]
@@ -290,7 +289,7 @@ class LocalStack:
         save_state(self._state_path, msgspec.structs.replace(self._state(), **{field: process}))
 
     def _servers(
-        self, state: StackState, account: Account, progress: Progress
+        self, state: StackState, account: Account, progress: ShowLine
     ) -> tuple[PostgresServer, KafkaServer]:
         return self._postgres(state, account), self._kafka(state, account, progress)
 
@@ -306,7 +305,7 @@ class LocalStack:
             on_launch=lambda process: self._remember("postgres", process),
         )
 
-    def _kafka(self, state: StackState, account: Account, progress: Progress) -> KafkaServer:
+    def _kafka(self, state: StackState, account: Account, progress: ShowLine) -> KafkaServer:
         config = KafkaServerConfig(
             directory=self._kafka_directory,
             port=state.kafka_port,
@@ -322,7 +321,7 @@ class LocalStack:
             progress=progress,
         )
 
-    def _stop(self, progress: Progress) -> None:
+    def _stop(self, progress: ShowLine) -> None:
         state = load_state(self._state_path)
         if state is None:
             return
@@ -341,7 +340,7 @@ class LocalStack:
             raise failures[0]
 
 
-def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: Progress) -> None:
+def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: ShowLine) -> None:
     """Kafka takes longer, so it is launched first and waited for last."""
     if not kafka.is_running():
         _ = kafka.jars  # fetches, with its own progress lines, before anything is started

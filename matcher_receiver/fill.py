@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matcher_receiver.cancellable_wait import AWAY, Patience
 from matcher_receiver.decisions import Fill, Halt
-from matcher_receiver.head_poller import compare
+from matcher_receiver.head_poller import compare_last_batch
 from orderchain.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
 from orderchain.model import Gap
 
@@ -114,7 +114,7 @@ class OpenFill:
             return await self._take(await self._read())
         except SealMismatch:
             await self.drop()
-            await compare(self._core, self._gap_source, self._waits)
+            await compare_last_batch(self._core, self._gap_source, self._waits)
         except NotYetReadable as error:
             await self.drop()
             if self._patience.is_over():

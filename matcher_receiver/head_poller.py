@@ -104,7 +104,9 @@ class Lag:
 _log = logging.getLogger(__name__)
 
 
-async def compare(core: ReceiveCore, gap_source: GapSource, waits: CancellableWait) -> None:
+async def compare_last_batch(
+    core: ReceiveCore, gap_source: GapSource, waits: CancellableWait
+) -> None:
     """Read the last batch again: only rows that differ halt, not a seal alone.
 
     It reads from the primary: the answer of a standby never halts. Raises HaltError. If the
@@ -256,7 +258,7 @@ class HeadWatch:
         if isinstance(decision, Halt):
             raise decision.error
         if isinstance(decision, Compare):
-            await compare(core, self._gap_source, self._waits)
+            await compare_last_batch(core, self._gap_source, self._waits)
         return decision
 
     async def read(self, at_id: int, batch_id: int | None = None) -> Standing:

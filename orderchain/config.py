@@ -30,6 +30,22 @@ _SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
 
 
+_TEXT_CHARACTERS_MAX: Final = 1_000
+"""Bound on a reason or an actor: a sentence for a later reader, not a document."""
+
+
+def checked_text(field: str, text: str) -> str:
+    """Return a reason or an actor without outer blanks.
+
+    Raises SettingError unless it is 1 to 1,000 printable characters.
+    """
+    stripped = text.strip()
+    if not 0 < len(stripped) <= _TEXT_CHARACTERS_MAX or not stripped.isprintable():
+        expected = f"1 to {_TEXT_CHARACTERS_MAX} printable characters"
+        raise SettingError(field, stripped[:50], expected)
+    return stripped
+
+
 def mask_dsn(dsn: str) -> str:
     """Return `dsn` with its password replaced; a text that is no URL is hidden completely."""
     parts = _safe_parts(dsn)

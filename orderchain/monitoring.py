@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from prometheus_client.metrics_core import Metric as Family
 
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
+    AsgiMessage = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[AsgiMessage]]
+    Send = Callable[[AsgiMessage], Awaitable[None]]
 
 
 _Stats_contra = TypeVar("_Stats_contra", contravariant=True)
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 BUCKET_SECONDS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -105,7 +105,7 @@ class Sample(Struct, frozen=True):
 
     name: str
     """By Prometheus's conventions: `_total` for counters, `_seconds` for times."""
-    kind: Kind
+    kind: MetricKind
     value: float | Histogram
     help: str
     labels: Mapping[str, str]
@@ -115,7 +115,7 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
     """A metric of a part, read from what the part's `stats` returns."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     read: Callable[[_Stats_contra], float | Histogram | Mapping[str, int]]
     """A mapping has a value for each value of `label`."""
@@ -130,7 +130,7 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
             yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
 
 
-def counted(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, or a Counter
+def counter_field(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, or a Counter
     """Return a field of a dataclass of counters; with `label` it counts for each of its values."""
     about = {"help": text, "label": label}
     if label:
@@ -238,7 +238,7 @@ class Monitor:
         """Return what `/metrics` answers to a header Accept."""
         return metrics_of(self.samples(), accept)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
         if scope["type"] != "http":
             raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
@@ -254,7 +254,7 @@ class Monitor:
         content = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": content})
 
-    def _answer(self, scope: Message) -> tuple[int, MonitorAnswer]:
+    def _answer(self, scope: AsgiMessage) -> tuple[int, MonitorAnswer]:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in ("/metrics", "/livez", "/readyz"):
             return _NOT_FOUND, MonitorAnswer(_TEXT, b"expected /metrics, /livez or /readyz\n")

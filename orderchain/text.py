@@ -61,3 +61,7 @@ def reason_in_chain(chain_id: int, error: BaseException) -> str:
     Many errors begin with it, too, since they are also read alone.
     """
     return reason_of(error).removeprefix(f"chain {chain_id}: ")
+
+
+def silent(line: str) -> None:
+    """Drop the line: the progress of a caller that does not watch."""

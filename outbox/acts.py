@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.clock import Clock, SystemClock, time_of
+from orderchain.config import checked_text
 from orderchain.errors import SettingError
 from orderchain.monitoring import Metric
 from orderchain.sql import load_sql
@@ -47,9 +48,6 @@ SILENT_SECONDS: Final = 300.0
 
 RELAY_SILENT_SECONDS: Final = 300.0
 """Several times the default of `upkeep_seconds`: a relay that was not seen for so long is gone."""
-
-_TEXT_CHARACTERS_MAX: Final = 1_000
-"""Bound on a reason or an actor: a sentence for a later reader, not a document."""
 
 
 class DeliveryFilter(Struct, frozen=True, kw_only=True):
@@ -248,7 +246,7 @@ async def last_acts(
     return list(await connection.fetch(_SQL["last_acts"], since_seconds, limit))
 
 
-async def failed(connection: Connection, limit: int) -> list[dict[str, Any]]:
+async def failed_messages(connection: Connection, limit: int) -> list[dict[str, Any]]:
     """Return the messages of failed businesses, newest first."""
     return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]
 
@@ -257,15 +255,6 @@ def _refuse_key(chosen: DeliveryFilter) -> None:
     """Raise SettingError for a key: the statement of acts ignores it, and would do too much."""
     if chosen.key is not None:
         raise SettingError("key", chosen.key, "none: find the messages, and name them by their ids")
-
-
-def checked_text(field: str, text: str) -> str:
-    """Return `text` without outer blanks. Raises SettingError if it says nothing."""
-    stripped = text.strip()
-    if not 0 < len(stripped) <= _TEXT_CHARACTERS_MAX or not stripped.isprintable():
-        expected = f"1 to {_TEXT_CHARACTERS_MAX} printable characters"
-        raise SettingError(field, stripped[:50], expected)
-    return stripped
 
 
 def _delivery(row: Record) -> ListedDelivery:
@@ -442,7 +431,8 @@ class DeadLetters:
     async def _act_many(
         self, act: str, chosen: DeadLetterFilter, actor: str, reason: str
     ) -> Sequence[DeadLetter]:
-        _check_act(actor, reason)
+        checked_text("actor", actor)
+        checked_text("reason", reason)
         letters = await self.list(chosen)
         return [
             letter
@@ -452,7 +442,7 @@ class DeadLetters:
 
     async def _act(self, act: str, letter: DeadLetter, actor: str, reason: str) -> bool:
         """Do it in one statement, with its row in inbox_act; False if there is nothing to do."""
-        _check_act(actor, reason)
+        actor, reason = checked_text("actor", actor), checked_text("reason", reason)
         found = await self._fetch("number_of", letter.consumer)
         if not found:
             raise SettingError("consumer", letter.consumer, "one that this database knows")
@@ -468,12 +458,6 @@ class DeadLetters:
 
     def _now(self) -> datetime:
         return time_of(self._clock.wall_ns())
-
-
-def _check_act(actor: str, reason: str) -> None:
-    for field, value in (("actor", actor), ("reason", reason)):
-        if not value.strip() or "\0" in value:
-            raise SettingError(field, value, "a text, for those who ask later")
 
 
 def _letter_of(row: Record) -> DeadLetter:

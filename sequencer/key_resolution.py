@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sequencer.submission import Entry
 
 
-Place = Ack | int | OrderError
+Resolution = Ack | int | OrderError
 """The place of an order: already in the chain, or at this index among the new orders; or why it has
 no place."""
 
@@ -46,7 +46,7 @@ class KeyResolution:
         """The highest number of each client among the new orders."""
         self.new: list[Order] = []
         """The orders that become rows."""
-        self.placed: list[tuple[Entry, list[Place]]] = []
+        self.placed: list[tuple[Entry, list[Resolution]]] = []
         """Each accepted entry with the places of its orders."""
         self.refused: list[tuple[Entry, OrderError]] = []
 
@@ -64,7 +64,7 @@ class KeyResolution:
                 self.refused.append((entry, error))
                 self._withdraw(mark, rising)
 
-    def _place_or_refuse(self, order: Order) -> Place:
+    def _place_or_refuse(self, order: Order) -> Resolution:
         try:
             return self._place(order)
         except OrderError as error:
@@ -146,7 +146,7 @@ class Assembly:
         entries: Sequence[Entry],
         columns: OrderColumns | None,
         claims: Claims | None,
-        places: Sequence[Sequence[Place]] | None = None,
+        places: Sequence[Sequence[Resolution]] | None = None,
     ) -> None:
         self.entries = entries
         self.columns = columns
@@ -223,7 +223,7 @@ class Assembly:
             entry.fail(error)
 
 
-def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Place]) -> IntakeMark:
+def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Resolution]) -> IntakeMark:
     """Return the mark of `entry`, with its refused orders."""
     if entry.positions is None:
         return mark

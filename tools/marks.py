@@ -11,7 +11,10 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = (
@@ -103,10 +106,33 @@ class House:
 
     def classes_twice(self) -> list[str]:
         """Return the names of classes that are defined in more than one module."""
+        return self._twice(lambda node: isinstance(node, ast.ClassDef))
+
+    def functions_twice(self) -> list[str]:
+        """Return the public names of functions that are defined in more than one module.
+
+        Commands are left out, which the command line names, and so is the verifier without Spark,
+        which answers to the same names as the one with it.
+        """
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return self._twice(
+            lambda node: (
+                isinstance(node, functions)
+                and not node.name.startswith("_")
+                and node.name != "main"
+                and not any(
+                    "click" in ast.unparse(each) or "command" in ast.unparse(each)
+                    for each in node.decorator_list
+                )
+            ),
+            besides="chain_verifier.local.",
+        )
+
+    def _twice(self, counts: Callable[[Any], bool], besides: str = " ") -> list[str]:
         where: dict[str, list[str]] = defaultdict(list)
         for name, tree in self.trees.items():
             for node in tree.body:
-                if isinstance(node, ast.ClassDef):
+                if counts(node) and not name.startswith(besides):
                     where[node.name].append(name)
         return [f"{each}: {', '.join(names)}" for each, names in where.items() if len(names) > 1]
 
@@ -178,6 +204,7 @@ def main(arguments: list[str]) -> int:
         ("circles, type-checking imports included", [" - ".join(x) for x in product.circles()]),
         ("importers of a driver outside orderchain.clients", product.driver_importers()),
         ("class names that are used twice", product.classes_twice()),
+        ("function names that are used twice", product.functions_twice()),
         ("duplicated functions", house.duplicates()),
         ("test files that mirror no module", unmirrored(House((*ALL, *TESTS)))),
     ):

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from chainctl.database import connected
+from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, encode_facts, read_facts
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
@@ -28,7 +28,7 @@ SHIPPED: Final = Path(__file__).parents[1] / "chainctl" / "schema" / "shipped"
 
 async def facts_of(dsn: str, part: SchemaPart) -> list[Fact]:
     """Apply `part` to an empty database, and return what it is."""
-    async with connected(dsn, 10.0, OWNER) as connection:
+    async with connected_to(dsn, 10.0, OWNER) as connection:
         async with connection.transaction():
             await connection.execute(part.text())
         return await read_facts(connection, part)

@@ -18,13 +18,12 @@ from orderchain.frame import default_topic
 from orderchain.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from chain_verifier.checks.buckets import Horizon
+    from chain_verifier.checks.topic_frames import Ranges
     from chain_verifier.config import TopicSource
     from chain_verifier.database_facts import DatabaseHead
-
-    Ranges = Sequence[tuple[int, int]]
 
 
 _LOST: Final = "lost"

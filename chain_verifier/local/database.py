@@ -14,7 +14,7 @@ from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
-from chain_verifier.server import connection_to, session_config
+from chain_verifier.server import connection_to, verifier_session_config
 from orderchain.clients.session import Session
 from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
 from orderchain.sql import AUDITOR, load_sql, require_version
@@ -58,7 +58,9 @@ class LocalDatabaseTable(DatabaseFacts):
         self._chain_id = chain_id
         self._start = start
         self._faults: Findings | None = None
-        self._session = Session(session_config(source.database, AUDITOR, source.connect_seconds))
+        self._session = Session(
+            verifier_session_config(source.database, AUDITOR, source.connect_seconds)
+        )
         self._runner = asyncio.Runner()
         try:
             self.head = self._read_head()

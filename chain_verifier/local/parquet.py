@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chain_verifier.findings import CHAIN, FINDING_TYPES, columns_of, require_written
+from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
 from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.verification import CONTENT, require_columns
 from orderchain.errors import InputError, RetryError, SourceBroken
@@ -150,7 +150,7 @@ def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
             pq.ParquetWriter(parquet / f"{name}.parquet", _SCHEMA) as table,
             (json / f"{name}.json").open("wb") as lines,
         ):
-            rows = (columns_of(one) | {CHAIN: chain_id} for one in _every(findings))
+            rows = (finding_columns(one) | {CHAIN: chain_id} for one in _every(findings))
             while page := list(islice(rows, _PAGE)):
                 table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
                 lines.writelines(msgspec.json.encode(_without_nulls(row)) + b"\n" for row in page)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from chain_verifier.checks.buckets import Bucket, Link, row_count
 from chain_verifier.checks.neighbours import collected
-from chain_verifier.findings import Finding, Findings, Kind, joined
+from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.table import SQL, open_scratch
 from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
@@ -292,7 +292,7 @@ def examine(table: LocalTable, horizon: Horizon, how: ScanPlan) -> ScannedSource
     ]
     return ScannedSource(
         buckets=found.buckets,
-        findings=joined(findings),
+        findings=joined_findings(findings),
         notes=table.notes(),
         rows_beyond=found.beyond,
         beyond_id=found.beyond_id,
@@ -304,7 +304,11 @@ def _faults(table: LocalTable, horizon: Horizon, how: ScanPlan, found: LocalScan
         return Findings()
     opener = _RowOpener(table, horizon, how)
     faults = link_faults(table.name, found.buckets, horizon, opener, how.leaf_bits)
-    return joined([faults, rows_out_of_order(table, horizon)]) if table.has_positions else faults
+    return (
+        joined_findings([faults, rows_out_of_order(table, horizon)])
+        if table.has_positions
+        else faults
+    )
 
 
 class _RowOpener:

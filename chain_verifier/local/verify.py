@@ -22,8 +22,9 @@ from chain_verifier.local import source_check
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
-from chain_verifier.verification import Verification, silent
+from chain_verifier.verification import Verification
 from orderchain.errors import SettingError
+from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.local.table import LocalTable
     from chain_verifier.report import Report
-    from chain_verifier.verification import Progress, ScanPlan
+    from chain_verifier.verification import ScanPlan, ShowStep
 
 
 def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
@@ -63,7 +64,7 @@ def _finding(source: str, misfit: dict[str, Any]) -> Finding:
     return Finding(source=source, **fields)
 
 
-def verify_locally(request: VerifyRequest, progress: Progress = silent) -> Report:
+def verify_locally(request: VerifyRequest, progress: ShowStep = silent) -> Report:
     """Verify the sources of `request`, each alone and then against each other, without Spark.
 
     Memory stays constant for a chain of any length: rows are read in pages. Raises RefusedError (a
@@ -75,7 +76,7 @@ def verify_locally(request: VerifyRequest, progress: Progress = silent) -> Repor
 
 
 def verify_chains_locally(
-    chains: Sequence[VerifyRequest | Unverified], progress: Progress = silent
+    chains: Sequence[VerifyRequest | Unverified], progress: ShowStep = silent
 ) -> ChainsReport:
     """Verify several chains, one after the other.
 
@@ -104,7 +105,7 @@ def _require_local(requests: Sequence[VerifyRequest]) -> None:
                 local_folder("parquet", source.path)
 
 
-def _verified(request: VerifyRequest, progress: Progress) -> Report:
+def _verified(request: VerifyRequest, progress: ShowStep) -> Report:
     with ExitStack() as opened:
         return Verification(request, LocalMode(request, opened), progress).run()
 

@@ -26,8 +26,8 @@ from chain_verifier.repair.survey import (
     Pieces,
     Repair,
     Survey,
+    batch_piece,
     left_range,
-    piece_of,
     place_after,
 )
 from orderchain.clock import ns_of, time_of
@@ -326,7 +326,7 @@ class SourceMatching:
         lacking = f"{self._source} does not have its rows"
         for pid, damaged in sorted(self._open.items()):
             why = self._faults.get(pid, lacking)
-            self.left.add(piece_of("left", damaged.stored.entry, why))
+            self.left.add(batch_piece("left", damaged.stored.entry, why))
 
     def _leave_unmet(self) -> None:
         for at_id in sorted(self._unmet):

@@ -113,7 +113,7 @@ class Pieces:
 
     def add_repair(self, repair: Repair) -> None:
         """Add what is written."""
-        self.add(piece_of(repair.what, repair.entry))
+        self.add(batch_piece(repair.what, repair.entry))
 
 
 def _is_next(last: Piece, piece: Piece) -> bool:
@@ -184,7 +184,7 @@ class Survey:
             self.holes.append(hole)
         elif entry.prev_last_id < before.id:
             why = f"it follows {entry.prev_last_id}, as another batch does"
-            self.left.add(piece_of("left", entry, why))
+            self.left.add(batch_piece("left", entry, why))
         self._last = None
         if entry.prev_last_id == before.id:
             self._last = Damaged(before=before, stored=stored)
@@ -258,7 +258,7 @@ def stored_batch(row: Mapping[str, Any]) -> SurveyedBatch:
     return SurveyedBatch(entry=entry, content=stored.content if is_named else None)
 
 
-def piece_of(what: str, entry: SealedBatch, why: str = "") -> Piece:
+def batch_piece(what: str, entry: SealedBatch, why: str = "") -> Piece:
     """Return one batch as a piece."""
     return Piece(
         what=what,

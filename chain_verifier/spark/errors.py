@@ -35,7 +35,7 @@ def as_broken(source: str) -> Iterator[None]:
     except OrderchainError:
         raise
     except (PySparkException, Py4JError, OSError) as error:
-        raise SourceBroken(source, reason_of(error)) from error
+        raise SourceBroken(source, spark_reason(error)) from error
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def at_connect(database: DatabaseConfig) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
-        state, reason = sql_state(error), reason_of(error)
+        state, reason = sql_state(error), spark_reason(error)
         if state in _MISSING_OBJECT:
             raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
         expected = f"to get in ({reason})"
@@ -53,7 +53,7 @@ def at_connect(database: DatabaseConfig) -> Iterator[None]:
         raise ConnectError("database", database.shown, expected) from error
 
 
-def reason_of(error: BaseException) -> str:
+def spark_reason(error: BaseException) -> str:
     """Return the innermost reason in one line, without Spark's plans and Java's traces."""
     causes = list(_java_causes(error))
     text = str(causes[-1].getMessage() or causes[-1].toString()) if causes else str(error)

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import literal_path, require_readable
-from chain_verifier.spark.errors import as_broken, reason_of
+from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.table import (
     BLOCK,
     HAS_NULL,
@@ -155,7 +155,7 @@ class ParquetTable:
             self._found = spark.read.parquet(source.path)
         except (PySparkException, Py4JError) as error:
             raise InputError(
-                "parquet", source.path, f"Parquet that can be read ({reason_of(error)})"
+                "parquet", source.path, f"Parquet that can be read ({spark_reason(error)})"
             ) from error
         require_columns(self.name, dict(self._found.dtypes))
         footers = self._footers()

@@ -21,10 +21,10 @@ from chain_verifier.findings import (
     Finding,
     Findings,
     Kind,
-    columns_of,
+    finding_columns,
     require_written,
 )
-from chain_verifier.spark.errors import reason_of
+from chain_verifier.spark.errors import spark_reason
 from orderchain.errors import InputError, RetryError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
         frame.write.mode("append").json(inside(folder, JSON))
         found = min(_written(spark, chain_id, folder, name) for name in (PARQUET, JSON))
     except (PySparkException, Py4JError) as error:
-        reason = reason_of(error)
+        reason = spark_reason(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
     finally:
         frame.unpersist()
@@ -173,7 +173,7 @@ def require_free(spark: SparkSession, folder: str) -> None:
         system = path.getFileSystem(java.hadoopConfiguration())
         is_free = not system.exists(path) or not len(system.listStatus(path))
     except Py4JError as error:
-        expected = f"a place that Spark can write to ({reason_of(error)})"
+        expected = f"a place that Spark can write to ({spark_reason(error)})"
         raise InputError("findings", folder, expected) from error
     if not is_free:
         raise InputError("findings", folder, "an empty folder, or one that does not exist")
@@ -193,6 +193,6 @@ def _frame_of(spark: SparkSession, findings: Findings) -> DataFrame:
     schema = ", ".join(f"`{name}` {kind}" for name, kind in FINDING_TYPES.items())
     if listed or not frames:
         frames.append(
-            spark.createDataFrame([tuple(columns_of(one).values()) for one in listed], schema)
+            spark.createDataFrame([tuple(finding_columns(one).values()) for one in listed], schema)
         )
     return reduce(DataFrame.unionByName, frames)

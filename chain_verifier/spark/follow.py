@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import DatabaseSource, TopicSource
     from orderchain.monitoring import Sample
 
-    Report = Callable[[Finding], None]
+    ReportFinding = Callable[[Finding], None]
 
 
 _STATE: Final = "state.json"
@@ -192,7 +192,7 @@ class Follower:
         database: DatabaseSource,
         chain_id: int,
         folder: Path,
-        report: Report,
+        report: ReportFinding,
     ) -> None:
         """Open everything. Raises RefusedError for a source or a folder that cannot be used."""
         self._spark = spark

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark import StatusTracker
 
-    Handler = Callable[[int, FrameType | None], object]
-    Progress = Callable[[int, int], None]
+    SignalHandler = Callable[[int, FrameType | None], object]
+    ShowStages = Callable[[int, int], None]
 
 MAJOR_MIN: Final = 17
 """Spark 4 does not start below it."""
@@ -101,7 +101,7 @@ LOOK_SECONDS: Final = 0.25
 
 
 @contextmanager
-def watched_stages(spark: SparkSession, report: Progress | None) -> Iterator[None]:
+def watched_stages(spark: SparkSession, report: ShowStages | None) -> Iterator[None]:
     """While the block runs, call `report` with the tasks of the running stages: done, and
     in all.
 
@@ -123,7 +123,7 @@ def watched_stages(spark: SparkSession, report: Progress | None) -> Iterator[Non
         watcher.join()
 
 
-def _watch(tracker: StatusTracker, report: Progress, ended: threading.Event) -> None:
+def _watch(tracker: StatusTracker, report: ShowStages, ended: threading.Event) -> None:
     # A Java process that died is reported by the caller that waits for its answer.
     with suppress(Py4JError, OSError):
         while not ended.wait(LOOK_SECONDS):
@@ -254,7 +254,7 @@ def _signals_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leaving_call(handler: Handler) -> Handler:
+def _leaving_call(handler: SignalHandler) -> SignalHandler:
     def handle(number: int, frame: FrameType | None) -> None:
         drop_call()
         handler(number, frame)

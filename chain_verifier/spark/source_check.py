@@ -21,7 +21,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Link, is_one_path, row_count, whole_path
-from chain_verifier.findings import Findings, Kind, joined
+from chain_verifier.findings import Findings, Kind, joined_findings
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable
@@ -200,7 +200,7 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSo
     require_own_rows(table.name, horizon.chain_id, own, others)
     return ScannedSource(
         buckets=found.buckets,
-        findings=joined(
+        findings=joined_findings(
             [
                 _faults(table, horizon, how, found),
                 _nulls(table, horizon, found),
@@ -232,7 +232,7 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
     # It is a wrong set of rows or a wrong order: to find out which, each is checked alone.
     by_id = scan(table.rows, horizon, how.bits, how.key, positions=False, fingerprints=False)
     faults = _link_faults(table, horizon, how, by_id.buckets)
-    return joined([faults, rows_out_of_order(table.name, table.rows, horizon)])
+    return joined_findings([faults, rows_out_of_order(table.name, table.rows, horizon)])
 
 
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
@@ -433,7 +433,7 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
 
     The pid is that of the base, but for a row in surplus.
     """
-    joined = here.alias("h").join(there.alias("t"), "id", "full_outer")
+    joined_findings = here.alias("h").join(there.alias("t"), "id", "full_outer")
     own, base = (F.coalesce(F.col(f"{side}.times"), F.lit(0)) for side in "ht")
     kind = (
         F.when(own < base, Kind.LACKING.value)
@@ -443,7 +443,9 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
     columns = F.array_compact(F.array(*map(_name_if_other, _COMPARED)))
     named = F.when(own == base, columns)
     pid = F.when(own > base, F.col("h.lowest.pid")).otherwise(F.col("t.lowest.pid"))
-    compared = joined.select("id", pid.alias("pid"), kind.alias("kind"), named.alias("columns"))
+    compared = joined_findings.select(
+        "id", pid.alias("pid"), kind.alias("kind"), named.alias("columns")
+    )
     return compared.where(F.col("kind").isNotNull())
 
 

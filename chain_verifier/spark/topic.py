@@ -27,8 +27,8 @@ from chain_verifier.checks.topic_frames import (
     header_of,
     standing_of,
 )
-from chain_verifier.findings import Findings, Kind, joined
-from chain_verifier.spark.errors import as_broken, reason_of
+from chain_verifier.findings import Findings, Kind, joined_findings
+from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
@@ -91,7 +91,7 @@ def _consumer(jvm: Any, source: TopicSource) -> Iterator[Any]:  # noqa: ANN401 -
         finally:
             consumer.close()
     except (Py4JError, TypeError) as error:
-        reason = reason_of(error)
+        reason = spark_reason(error)
         if not (kafka.is_tls or kafka.is_sasl):
             # Java waits for a broker that hangs up as it does for a missing one.
             reason += "; does it ask for TLS or a login? security_protocol is PLAINTEXT"
@@ -259,7 +259,7 @@ class TopicTable(PublishedTopic):
         )
         with as_broken(self.name):
             frame = finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=self.name)
-            return joined([epochs, sampled(frame)])
+            return joined_findings([epochs, sampled(frame)])
 
     def _read_frames(self) -> None:
         # Read after the end of the topic was fixed: no frame before this end is of a later term.

@@ -19,7 +19,7 @@ from chain_verifier.config import (
     TopicSource,
     require_sound,
 )
-from chain_verifier.findings import Findings, joined
+from chain_verifier.findings import Findings, joined_findings
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.spark import source_check
 from chain_verifier.spark.database import DatabaseTable, chain_address
@@ -28,7 +28,8 @@ from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import finding_frame, require_free, sampled, write_findings
 from chain_verifier.spark.session import open_session, watched_stages
 from chain_verifier.spark.topic import TopicTable
-from chain_verifier.verification import Verification, silent
+from chain_verifier.verification import Verification
+from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
-    from chain_verifier.spark.session import Progress as Stages
+    from chain_verifier.spark.session import ShowStages
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import Progress, ScanPlan
+    from chain_verifier.verification import ScanPlan, ShowStep
 
 
 # -- seals -----------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def check_seals(
             ends = gathered(seal_ends(table, chain_id, kept, computed))
         finally:
             misfits.unpersist()
-        return joined([found, ends])
+        return joined_findings([found, ends])
 
 
 def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
@@ -158,8 +159,8 @@ _LONG_RUN_BYTES: Final = 128 * 2**20
 def verify(
     request: VerifyRequest,
     session: SparkSession | None = None,
-    progress: Progress = silent,
-    stages: Stages | None = None,
+    progress: ShowStep = silent,
+    stages: ShowStages | None = None,
 ) -> Report:
     """Verify the sources of `request`, each alone and then against each other.
 
@@ -176,8 +177,8 @@ def verify(
 def verify_chains(
     chains: Sequence[VerifyRequest | Unverified],
     session: SparkSession | None = None,
-    progress: Progress = silent,
-    stages: Stages | None = None,
+    progress: ShowStep = silent,
+    stages: ShowStages | None = None,
 ) -> ChainsReport:
     """Verify several chains, one after the other, in one Spark.
 
@@ -205,8 +206,8 @@ def verify_chains(
 def _spark_for(
     requests: Sequence[VerifyRequest],
     session: SparkSession | None,
-    progress: Progress,
-    stages: Stages | None,
+    progress: ShowStep,
+    stages: ShowStages | None,
 ) -> Iterator[tuple[SparkSession, float]]:
     """Yield a Spark that can read all sources, and how long its start took."""
     require_sound(requests)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from chainctl.commands.chain.chains import connected_topics
 from chainctl.commands.receivers import AGREEING, read_agreements
-from chainctl.database import SQL, connected, database_id
+from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
 from chainctl.options import (
@@ -207,7 +207,9 @@ def _disk() -> DoctorLine:
 
 async def _database(settings: Settings) -> list[DoctorLine]:
     """Look at the primary, and at the login, as any login can."""
-    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, AUDITOR
+    ) as connection:
         return [
             _ok("database", await _server(connection)),
             *await _login(connection),
@@ -252,7 +254,9 @@ async def _schema(settings: Settings) -> list[DoctorLine]:
     """Look at the tables; needs one of our roles."""
     from chainctl.schema.parts import PARTS, differences, is_lacking, read_facts, shipped_facts
 
-    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, AUDITOR
+    ) as connection:
         its_id = await database_id(connection)
         facts = await read_facts(connection, PARTS["chain"])
         steps = await connection.fetch(SQL["steps"])
@@ -324,7 +328,7 @@ async def _connections(connection: Connection) -> DoctorLine:
 
 async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
     """Look at chains, leaders and receivers; the topics of the chains are added to `topics`."""
-    async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
+    async with connected_to(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
         chains = await connection.fetch(SQL["chain_status"], chain_id)
         halts = await connection.fetch(SQL["halts"], chain_id)
         gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
@@ -389,7 +393,7 @@ def _lacking_rows(gap: Mapping[str, Any]) -> DoctorLine:
 async def _other(settings: Settings, database: str, role: str, what: str) -> list[DoctorLine]:
     """Look at a database other than the primary's address, and at the login there."""
     dsn = checked_dsn(what, database, "its setting")
-    async with connected(dsn, settings.connect_seconds, role) as connection:
+    async with connected_to(dsn, settings.connect_seconds, role) as connection:
         await database_id(connection)
         login = await connection.fetchrow(SQL["login"], [role])
         server = await _server(connection)

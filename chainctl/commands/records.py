@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from chainctl.settings import Settings
 
-Row = dict[str, object]
+ShownRow = dict[str, object]
 
 _ROWS_OF_TAIL: Final = 10
 _PAYLOAD_CHARACTERS: Final = 60
@@ -73,7 +73,7 @@ def tail(
     repeated(watch_seconds, show_last)
 
 
-def _order(row: Mapping[str, Any]) -> Row:
+def _order(row: Mapping[str, Any]) -> ShownRow:
     time = datetime.fromtimestamp(row["event_time_ns"] / 1e9, UTC)
     return {
         "id": row["id"],
@@ -240,7 +240,7 @@ async def _show(settings: Settings, chain_id: int, row_id: int) -> dict[str, Any
 
 async def _frames(
     settings: Settings, chain_id: int, row_id: int, batch: Mapping[str, Any]
-) -> list[Row] | str:
+) -> list[ShownRow] | str:
     """Return the frames that hold the row, or why the topic could not be searched."""
     import asyncio
 
@@ -262,7 +262,7 @@ async def _frames(
 
 async def _frames_of(
     settings: Settings, topic: str, since_ms: int, chain_id: int, row_id: int
-) -> AsyncIterator[Row]:
+) -> AsyncIterator[ShownRow]:
     """Yield the frames of the topic that hold the row, from a time on to the topic's end."""
     from orderchain.clients.kafka import TopicPartition, close_client, make_consumer, start_client
     from orderchain.clients.kafka_probe import connecting
@@ -304,7 +304,7 @@ async def _frames_of(
         await close_client(consumer, 2.0)
 
 
-def find_in_journal(path: Path, row_id: int) -> Row | None:
+def find_in_journal(path: Path, row_id: int) -> ShownRow | None:
     """Return the line of a journal that holds the row, and where it begins; None if none does.
 
     Ids rise along a journal, so it is searched by halves. Raises SettingError where the file cannot
@@ -341,7 +341,7 @@ def _line_from(file: BinaryIO, at: int, low: int) -> tuple[int, bytes]:
     return file.tell(), file.readline()
 
 
-def _find_in_archive(archive: Path, chain_id: int, row_id: int) -> Row | None:
+def _find_in_archive(archive: Path, chain_id: int, row_id: int) -> ShownRow | None:
     """Return the part of the archive whose range holds the row; None if none does."""
     from chain_verifier.archive.manifest import load_manifest
 
@@ -365,7 +365,7 @@ async def _fetch(
     return rows
 
 
-def _plain(row: Mapping[str, Any]) -> Row:
+def _plain(row: Mapping[str, Any]) -> ShownRow:
     """Return a row with times and seals as text."""
     return {name: _shown(value) for name, value in row.items()}
 
@@ -376,7 +376,7 @@ def _shown(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _write(columns: Sequence[str], rows: Sequence[Row], *, as_json: bool = False) -> None:
+def _write(columns: Sequence[str], rows: Sequence[ShownRow], *, as_json: bool = False) -> None:
     if as_json:
         data_json(rows)
         return

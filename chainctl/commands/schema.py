@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from chainctl.database import SQL, connected
+from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
@@ -171,7 +171,9 @@ async def _upgrade(
     """Apply what leads to `target`, unless it is a `dry_run`; return it."""
     if target > part.version:
         raise SettingError("--to", target, f"at most {part.version}: use a newer orderchain")
-    async with connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection:
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, _APPLIER
+    ) as connection:
         version = await _require_there(connection, part)
         steps = steps_to(target, version, migrations_of(part), finishes=finishes)
         if not dry_run:
@@ -182,7 +184,7 @@ async def _upgrade(
 async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) -> bool:
     """Apply the schema; return False when it is already there."""
     async with (
-        connected(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
+        connected_to(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
         connection.transaction(),
     ):
         # Before the lock, which not everybody may take: a schema that is there needs no right.
@@ -238,7 +240,7 @@ class _Found(NamedTuple):
 
 async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...]) -> _Found:
     """Return what is there of `part`. Raises SchemaError where it is of another version."""
-    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
+    async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _require_there(connection, part)
         require_version(version._asdict(), part.version, part.name)
         there = {
@@ -262,7 +264,7 @@ async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...
 
 async def _left_steps(settings: Settings, part: SchemaPart) -> list[str]:
     """Return the statements that the part needs, and that only a DBA may run."""
-    async with connected(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
+    async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         return [step for step, is_done in await _steps(connection, part) if not is_done]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from orderchain.clients.kafka import AIOKafkaConsumer
 
-Row = dict[str, Any]
+SizeRow = dict[str, Any]
 
 PARTS: Final = ("database", "log", "topic", "archive")
 """What a bound may be for; a topic and an archive mean all of them together."""
@@ -145,13 +145,13 @@ _NEEDS: Final = {
 }
 
 
-def _total(rows: Sequence[Row] | None, column: str) -> int | None:
+def _total(rows: Sequence[SizeRow] | None, column: str) -> int | None:
     return None if rows is None else sum(row[column] for row in rows)
 
 
 async def _measured(
     settings: Settings, over_seconds: float, archive: Path | None, *, needs_topics: bool
-) -> Row:
+) -> SizeRow:
     found, chains = await _of_database(settings, over_seconds)
     topics = None
     if settings.kafka:
@@ -165,7 +165,7 @@ async def _measured(
     return {**found, "topics": topics, "archives": archives}
 
 
-async def _of_database(settings: Settings, over_seconds: float) -> tuple[Row, dict[int, str]]:
+async def _of_database(settings: Settings, over_seconds: float) -> tuple[SizeRow, dict[int, str]]:
     """Return what the database holds, and the topics by their chains."""
     async with looking(settings, None) as connection:
         tables = await connection.fetch(SQL["sizes"])
@@ -188,9 +188,11 @@ async def _of_database(settings: Settings, over_seconds: float) -> tuple[Row, di
     return found, {row["chain_id"]: row["topic"] for row in chains}
 
 
-async def _of_topics(settings: Settings, topics: Sequence[str], over_seconds: float) -> list[Row]:
+async def _of_topics(
+    settings: Settings, topics: Sequence[str], over_seconds: float
+) -> list[SizeRow]:
     from orderchain.clients.kafka import close_client, make_consumer, start_client
-    from orderchain.clients.kafka_probe import DRIVER_ERRORS, connect_refusal, connecting
+    from orderchain.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "sizes")
@@ -202,12 +204,12 @@ async def _of_topics(settings: Settings, topics: Sequence[str], over_seconds: fl
             await _of_topic(consumer, topic, over_seconds) for topic in topics if topic in there
         ]
     except DRIVER_ERRORS as error:
-        raise connect_refusal(error, config) from error
+        raise broker_refusal(error, config) from error
     finally:
         await close_client(consumer, 2.0)
 
 
-async def _of_topic(consumer: AIOKafkaConsumer, topic: str, over_seconds: float) -> Row:
+async def _of_topic(consumer: AIOKafkaConsumer, topic: str, over_seconds: float) -> SizeRow:
     from orderchain.clients.kafka import TopicPartition
 
     at = TopicPartition(topic, 0)
@@ -237,7 +239,7 @@ async def _record_bytes(consumer: AIOKafkaConsumer, at: Any, begin: int, end: in
     return sum(lengths) / len(lengths) if lengths else 0.0
 
 
-def _of_archive(archive: Path, chains: Sequence[int], over_seconds: float) -> list[Row]:
+def _of_archive(archive: Path, chains: Sequence[int], over_seconds: float) -> list[SizeRow]:
     """Return what the archive holds of each chain. Raises InputError for one that holds none."""
     from chain_verifier.archive.manifest import chain_folder, load_manifest
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from chain_verifier.verified_mark import standing_of
+from chain_verifier.verified_mark import extent_of
 from chainctl.commands.outbox.deliveries import has_part, read_counts
 from chainctl.commands.receivers import gap_of, lag_of, read_agreements
 from chainctl.commands.status import state_of
@@ -371,7 +371,7 @@ async def _read_inboxes(connection: Connection) -> Inboxes:
 
 
 async def _verified_of(connection: Connection, chain_id: int) -> VerifiedLine:
-    standing = await standing_of(connection, chain_id)
+    standing = await extent_of(connection, chain_id)
     mark, contradicted = standing.mark, standing.contradicted
     return VerifiedLine(
         chain=chain_id,

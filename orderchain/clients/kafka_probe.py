@@ -90,10 +90,10 @@ async def connecting(
             yield
     except DRIVER_ERRORS as error:
         cause = await find_cause(config, error, min(PROBE_SECONDS, end - loop.time()))
-        raise connect_refusal(cause, config, doing=doing) from error
+        raise broker_refusal(cause, config, doing=doing) from error
 
 
-def connect_refusal(error: Exception, config: KafkaConfig, *, doing: str = "") -> OrderchainError:
+def broker_refusal(error: Exception, config: KafkaConfig, *, doing: str = "") -> OrderchainError:
     """Return what to raise when a client raised `error`, or `find_cause` found it.
 
     `doing` names the act, if a login may not do it, such as "write to topic orders". RetryError

@@ -73,11 +73,11 @@ def read_certificates(field: str, path: str) -> str:
     return "\n".join(found) + "\n"
 
 
-Given = tuple[str, str]
+GivenFile = tuple[str, str]
 """The name of a setting, for errors, and its value."""
 
 
-def load_authorities(context: ssl.SSLContext, authorities: Given) -> None:
+def load_authorities(context: ssl.SSLContext, authorities: GivenFile) -> None:
     """Make `context` trust the certificates of a PEM file. Raises SettingError."""
     read_certificates(*authorities)
     try:
@@ -88,7 +88,7 @@ def load_authorities(context: ssl.SSLContext, authorities: Given) -> None:
 
 
 def load_own_certificate(
-    context: ssl.SSLContext, certificate: Given, key: Given, password: Given
+    context: ssl.SSLContext, certificate: GivenFile, key: GivenFile, password: GivenFile
 ) -> None:
     """Load a client's certificate and its key; the password is empty where the key has none.
 
@@ -110,7 +110,7 @@ def load_own_certificate(
         raise SettingError(*key, "a private key that is whole") from None
 
 
-def _is_encrypted(key: Given) -> bool:
+def _is_encrypted(key: GivenFile) -> bool:
     """Return whether a PEM file holds an encrypted key. Raises SettingError where it has none."""
     for match in _BLOCK.finditer(read_file(*key)):
         if match[1].endswith(_KEY):

@@ -22,7 +22,7 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import (
     DRIVER_ERRORS,
     acl_refusal,
-    connect_refusal,
+    broker_refusal,
     connecting,
     not_allowed,
 )
@@ -247,6 +247,6 @@ class TopicDurability:
                 await start_client(admin)
                 return await describe_topics(admin, config, names)
         except DRIVER_ERRORS as error:
-            raise connect_refusal(error, config) from error
+            raise broker_refusal(error, config) from error
         finally:
             await close_client(admin, _CLOSE_SECONDS)

@@ -58,7 +58,7 @@ def sealed(
     )
 
 
-def header_of(events: Sequence[Event], **fields: object) -> FrameHeader:
+def frame_header(events: Sequence[Event], **fields: object) -> FrameHeader:
     """Return the header of a frame of `events`, at least one; `fields` add to it or change it."""
     return _header(events[0].pid, events[0].id, events[-1].id, len(events), fields)
 
@@ -78,7 +78,7 @@ def slices_of(batch: Batch, rows: int, **fields: object) -> list[tuple[FrameHead
     for at in range(0, batch.row_count, rows):
         events = batch.events[at : at + rows]
         is_batch_end = events[-1].id == batch.last_id
-        header = header_of(
+        header = frame_header(
             events,
             chain_id=batch.chain_id,
             epoch=batch.epoch,

@@ -21,7 +21,7 @@ from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import connecting
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import OrderchainError
-from orderchain.monitoring import counted, counters
+from orderchain.monitoring import counter_field, counters
 from orderchain.sql import OUTBOX_CALLBACK, load_sql
 from orderchain.text import printable, reason_of
 from outbox.callback.config import after_ask
@@ -87,14 +87,16 @@ class AskedDelivery(Struct, frozen=True):
 class CallbackStats:
     """Counters of one process; they only rise."""
 
-    checks: int = counted("Messages that senders have asked to check.")
-    confirms: int = counted("Confirms that were stored.")
-    asked: int = counted("Deliveries about which senders were asked.")
-    unanswered: int = counted("Deliveries about which a sender was asked, and gave no answer.")
-    returned: int = counted("Confirms that were returned.")
-    forged: int = counted("Confirms that their senders did not believe.")
-    returns: int = counted("Calls by which confirms were returned.")
-    bad_records: Counter[str] = counted("Records that were dropped.", "reason")
+    checks: int = counter_field("Messages that senders have asked to check.")
+    confirms: int = counter_field("Confirms that were stored.")
+    asked: int = counter_field("Deliveries about which senders were asked.")
+    unanswered: int = counter_field(
+        "Deliveries about which a sender was asked, and gave no answer."
+    )
+    returned: int = counter_field("Confirms that were returned.")
+    forged: int = counter_field("Confirms that their senders did not believe.")
+    returns: int = counter_field("Calls by which confirms were returned.")
+    bad_records: Counter[str] = counter_field("Records that were dropped.", "reason")
 
 
 METRICS: Final = counters("orderchain_outbox_callback", CallbackStats)

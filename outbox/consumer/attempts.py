@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from orderchain.clients.postgres import sqlstate_of
 from orderchain.text import printable
 from outbox.consumer.decisions import GiveUp, after_failure
-from outbox.consumer.inbox import AWAY, REFUSED, TOO_OLD, TRIES_USED_UP, is_interruption, shown
+from outbox.consumer.inbox import (
+    AWAY,
+    REFUSED,
+    TOO_OLD,
+    TRIES_USED_UP,
+    is_interruption,
+    storable_error,
+)
 from outbox.parts import uninterrupted
 from outbox.records import APPLIED, RETRYING, Confirm, proof_of
 
@@ -195,7 +202,7 @@ class Outcomes:
         is_refused = isinstance(error, Refused)
         due_ns = None if is_refused or isinstance(decision, GiveUp) else decision.due_ns
         # A column and a stream can hold this text, whatever the error says.
-        text = shown(f"{type(error).__name__}: {error}")
+        text = storable_error(f"{type(error).__name__}: {error}")
         reason = REFUSED if is_refused else TRIES_USED_UP
         return _Failure(decision.failures, text, due_ns, reason)
 

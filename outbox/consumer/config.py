@@ -10,7 +10,7 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
-from orderchain.monitoring import counted, counters
+from orderchain.monitoring import counter_field, counters
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic
@@ -85,17 +85,19 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
 class ConsumerStats:
     """Counts since the start; none of them falls."""
 
-    received: int = counted("Records, repeats included.")
-    bad_records: int = counted("Records that are not our messages. They are skipped.")
-    applied: int = counted("Messages whose effect has committed.")
-    repeated: int = counted(
+    received: int = counter_field("Records, repeats included.")
+    bad_records: int = counter_field("Records that are not our messages. They are skipped.")
+    applied: int = counter_field("Messages whose effect has committed.")
+    repeated: int = counter_field(
         "Messages that came again after that: no work was done, but the confirm was resent."
     )
-    failures: int = counted("Calls of a handler that failed.")
-    parked: int = counted("Messages parked, for a retry or after another one of their key.")
-    dead: int = counted("Messages that became dead letters.")
-    waits: int = counted("Messages found in another worker's hands, and left alone for a while.")
-    interruptions: int = counted(
+    failures: int = counter_field("Calls of a handler that failed.")
+    parked: int = counter_field("Messages parked, for a retry or after another one of their key.")
+    dead: int = counter_field("Messages that became dead letters.")
+    waits: int = counter_field(
+        "Messages found in another worker's hands, and left alone for a while."
+    )
+    interruptions: int = counter_field(
         "Times that work was interrupted, mostly since the database was away; it was retried."
     )
 

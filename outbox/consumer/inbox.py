@@ -168,7 +168,7 @@ class Inbox:
         """
         await self._lock_keys(connection, [delivery])
         await self._fetch(
-            connection, "park", *_row_of(delivery), failures, time_of(due_ns), shown(error)
+            connection, "park", *_row_of(delivery), failures, time_of(due_ns), storable_error(error)
         )
 
     async def park_in_turn(
@@ -208,7 +208,12 @@ class Inbox:
     ) -> None:
         """Set the next try of a parked message that was taken and has failed."""
         await self._fetch(
-            connection, "park_again", delivery.message_id, failures, time_of(due_ns), shown(error)
+            connection,
+            "park_again",
+            delivery.message_id,
+            failures,
+            time_of(due_ns),
+            storable_error(error),
         )
 
     async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
@@ -222,7 +227,9 @@ class Inbox:
         self, connection: Connection, delivery: Delivery, *, failures: int, reason: str, error: str
     ) -> None:
         """Make a message a dead letter, once."""
-        await self._fetch(connection, "bury", *_row_of(delivery), failures, reason, shown(error))
+        await self._fetch(
+            connection, "bury", *_row_of(delivery), failures, reason, storable_error(error)
+        )
 
     # -- retention -------------------------------------------------------------------------------
 
@@ -298,7 +305,7 @@ class InboxLog:
         await self._session.close()
 
 
-def shown(error: str) -> str:
+def storable_error(error: str) -> str:
     """Return the text of an error as it is kept: bounded, and without what PostgreSQL refuses."""
     return storable(error, _ERROR_CHARS_MAX)
 

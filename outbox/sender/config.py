@@ -11,7 +11,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import SettingError
-from orderchain.monitoring import Metric, counted, counters
+from orderchain.monitoring import Metric, counter_field, counters
 from outbox.destination import Name, Seconds
 
 if TYPE_CHECKING:
@@ -135,52 +135,60 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
 class RelayStats:
     """Counters of this process; they only rise. Other processes may run alongside it."""
 
-    sent: int = counted("Messages that the broker has acknowledged.")
-    swept: int = counted(
+    sent: int = counter_field("Messages that the broker has acknowledged.")
+    swept: int = counter_field(
         "Deliveries that the sweep has claimed, woken or due; none if the fast path did all."
     )
-    resent: int = counted("Those of them that were not sent for the first time.")
-    queued: int = counted(
+    resent: int = counter_field("Those of them that were not sent for the first time.")
+    queued: int = counter_field(
         "Times that a due delivery was left alone, since its consumer had not reached it yet."
     )
-    found_applied: int = counted("Deliveries that were due, and found in the consumer's own log.")
-    released: int = counted(
+    found_applied: int = counter_field(
+        "Deliveries that were due, and found in the consumer's own log."
+    )
+    released: int = counter_field(
         "Messages whose claim was given back, since the broker was away or nobody could send."
     )
-    failed: int = counted(
+    failed: int = counter_field(
         "Messages whose send failed though the broker was there: that counted as a try."
     )
-    abnormal: int = counted("Deliveries that became abnormal.")
-    acks_written: int = counted(
+    abnormal: int = counter_field("Deliveries that became abnormal.")
+    acks_written: int = counter_field(
         "Deliveries for which the broker's acknowledgement (status 1) was written."
     )
-    acks_overtaken: int = counted(
+    acks_overtaken: int = counter_field(
         "Deliveries for which it need not be written, since their consumer had confirmed by then."
     )
-    done_by_broker: int = counted("Deliveries that the broker's acknowledgement finished.")
-    consumed: int = counted("Deliveries that their consumer confirmed.")
-    early: int = counted("Confirms that came before the broker's acknowledgement was written.")
-    late: int = counted("Confirms of deliveries that had become abnormal.")
-    repeated: int = counted("Confirms of deliveries that were already done.")
-    unknown: int = counted("Confirms for deliveries that are not known, or no longer remembered.")
-    retrying: int = counted("Confirms in which a consumer said that it will retry by itself.")
-    bad_confirms: Counter[str] = counted("Records on confirm topics that were dropped.", "reason")
-    broker_away: int = counted("Times that the broker was found to be away.")
-    silent: int = counted(
+    done_by_broker: int = counter_field("Deliveries that the broker's acknowledgement finished.")
+    consumed: int = counter_field("Deliveries that their consumer confirmed.")
+    early: int = counter_field(
+        "Confirms that came before the broker's acknowledgement was written."
+    )
+    late: int = counter_field("Confirms of deliveries that had become abnormal.")
+    repeated: int = counter_field("Confirms of deliveries that were already done.")
+    unknown: int = counter_field(
+        "Confirms for deliveries that are not known, or no longer remembered."
+    )
+    retrying: int = counter_field("Confirms in which a consumer said that it will retry by itself.")
+    bad_confirms: Counter[str] = counter_field(
+        "Records on confirm topics that were dropped.", "reason"
+    )
+    broker_away: int = counter_field("Times that the broker was found to be away.")
+    silent: int = counter_field(
         "Reports of consumers that were not heard from although messages waited for them."
     )
-    survivors: int = counted("Unfinished messages that were moved out of dropped partitions.")
-    partitions_dropped: int = counted("Partitions dropped.")
-    failed_kept: int = counted(
+    survivors: int = counter_field("Unfinished messages that were moved out of dropped partitions.")
+    partitions_dropped: int = counter_field("Partitions dropped.")
+    failed_kept: int = counter_field(
         "Messages of failed businesses that were kept for people to look at."
     )
-    failed_dropped: int = counted(
+    failed_dropped: int = counter_field(
         "Messages of failed businesses that were not kept, since there were too many."
     )
-    found_full: int = counted(
+    found_full: int = counter_field(
         "Rounds of retention that found the outbox full, so that nothing more is added."
     )
-    alerts_failed: int = counted("Alerts that could not be delivered.")
+    alerts_failed: int = counter_field("Alerts that could not be delivered.")
 
 
 METRICS: Final = counters("orderchain_outbox_relay", RelayStats)

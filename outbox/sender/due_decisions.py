@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outbox.destination import Destination
 
 
-Place = tuple[str, str, int]
+PublishedPlace = tuple[str, str, int]
 """A consumer, a topic, a partition."""
 
 CLAIMS_MAX: Final = 20
@@ -65,7 +65,9 @@ class DueDelivery(Struct, frozen=True, gc=False):
     """Bytes of the payload; None if the message itself is missing."""
 
 
-def judge(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> ResendDecision:
+def judge(
+    due: DueDelivery, rules: Destination, progress: Mapping[PublishedPlace, int]
+) -> ResendDecision:
     """Return what to do with `due`.
 
     `progress` holds, by place, the smallest offset that the consumer has not finished: a record
@@ -85,7 +87,9 @@ def why_given_up(due: DueDelivery, rules: Destination) -> str:
     return f"claimed {claims} to be sent, by processes that ended before they had written more"
 
 
-def _is_queued(due: DueDelivery, rules: Destination, progress: Mapping[Place, int]) -> bool:
+def _is_queued(
+    due: DueDelivery, rules: Destination, progress: Mapping[PublishedPlace, int]
+) -> bool:
     if not rules.resend_filter:
         return False
     if due.topic is None or due.partition is None or due.offset is None:

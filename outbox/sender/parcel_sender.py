@@ -54,7 +54,7 @@ many."""
 NO_CLAIM: Final = UUID(int=0)
 """The token of messages that are in no table."""
 
-Claims = list[tuple[UUID, UUID]]
+MessageClaims = list[tuple[UUID, UUID]]
 """Messages by their ids, each with the token by which it was claimed."""
 
 
@@ -65,7 +65,7 @@ class Parcel(Struct, gc=False):
     messages: list[Message]
 
     @property
-    def claims(self) -> Claims:
+    def claims(self) -> MessageClaims:
         """The messages by id, each with the token."""
         return [(message.message_id, self.token) for message in self.messages]
 
@@ -83,16 +83,16 @@ class Share(Struct, frozen=True):
 class Settlement(Protocol):
     """What becomes of messages, in one mode. Each message is passed to one of these, once."""
 
-    def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
+    def sent(self, destination: Destination, sent: Sent, claims: MessageClaims) -> None:
         """The broker has acknowledged a batch; `claims` are its messages in order."""
 
-    def failed(self, claims: Claims, reason: str) -> None:
+    def failed(self, claims: MessageClaims, reason: str) -> None:
         """The broker may have seen them, and has not acknowledged them: a try."""
 
-    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+    def released(self, claims: MessageClaims, reason: str, *, is_noted: bool = False) -> None:
         """They were not sent, and are not sent from here; `is_noted`: because of their topic."""
 
-    def cut_off(self, claims: Claims) -> None:
+    def cut_off(self, claims: MessageClaims) -> None:
         """Their round was cut off: nobody knows whether they were sent."""
 
 
@@ -107,17 +107,17 @@ class Tally:
         self._unlogged: Counter[str] = Counter()
         self._logged_at = -inf
 
-    def sent(self, _: Destination, sent: Sent, __: Claims) -> None:
+    def sent(self, _: Destination, sent: Sent, __: MessageClaims) -> None:
         """See `Settlement.sent`."""
         self.sent_count += len(sent.messages)
 
-    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+    def released(self, claims: MessageClaims, reason: str, *, is_noted: bool = False) -> None:
         """See `Settlement.released`."""
         self.give_up(len(claims), reason)
 
     failed = released
 
-    def cut_off(self, claims: Claims) -> None:
+    def cut_off(self, claims: MessageClaims) -> None:
         """See `Settlement.cut_off`."""
         self.give_up(len(claims), "the send was cut off")
 
@@ -427,7 +427,7 @@ def _messages(results: Iterable[Sent]) -> list[Message]:
     return [message for result in results for message in result.messages]
 
 
-def _claims(messages: list[Message], held: dict[int, UUID]) -> Claims:
+def _claims(messages: list[Message], held: dict[int, UUID]) -> MessageClaims:
     """Return messages with their tokens, and stop holding them."""
     return [(message.message_id, held.pop(id(message))) for message in messages]
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from outbox.destination import Destination
     from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats
-    from outbox.sender.due_decisions import Place
+    from outbox.sender.due_decisions import PublishedPlace
     from outbox.sender.message_sender import Sent, TopicTroubles
-    from outbox.sender.parcel_sender import Claims, ParcelSender
+    from outbox.sender.parcel_sender import MessageClaims, ParcelSender
     from outbox.sender.store import RelayStore
 
 
@@ -91,7 +91,7 @@ class AckWriter:
         self._waiting = asyncio.Event()
         self._written = asyncio.Lock()
 
-    def sent(self, destination: Destination, sent: Sent, claims: Claims) -> None:
+    def sent(self, destination: Destination, sent: Sent, claims: MessageClaims) -> None:
         """Keep acknowledgements, to be written unless a confirm overtakes them."""
         self._stats.sent += len(claims)
         topic, partition, first = sent.topic, sent.partition, sent.first_offset
@@ -108,18 +108,18 @@ class AckWriter:
             self._shared += acks
         self._waiting.set()
 
-    def failed(self, claims: Claims, reason: str) -> None:
+    def failed(self, claims: MessageClaims, reason: str) -> None:
         """Keep failures, which count as a try."""
         self._failures += [(message_id, token, reason) for message_id, token in claims]
         self._waiting.set()
 
-    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+    def released(self, claims: MessageClaims, reason: str, *, is_noted: bool = False) -> None:
         """Keep claims to be given back; the reason goes with each if it `is_noted`."""
         noted = reason if is_noted else None
         self._releases += [(message_id, token, noted) for message_id, token in claims]
         self._waiting.set()
 
-    def cut_off(self, claims: Claims) -> None:
+    def cut_off(self, claims: MessageClaims) -> None:
         """Leave them claimed until their time: the sweep finds them then."""
 
     def overtaken(self, message_ids: Iterable[UUID]) -> None:
@@ -200,7 +200,7 @@ class ConfirmIntake:
         self._kafka = KafkaConfig.of(self.config.kafka)
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
-        self._progress: dict[Place, int] = {}  # progress that is not written yet
+        self._progress: dict[PublishedPlace, int] = {}  # progress that is not written yet
         self._progress_at = 0.0
 
     def refresh(self) -> None:
@@ -296,7 +296,7 @@ class ConfirmIntake:
         """
         applied: list[tuple[UUID, str]] = []
         retries: list[tuple[UUID, str, int]] = []
-        progress: dict[Place, int] = {}
+        progress: dict[PublishedPlace, int] = {}
         for record in records:
             try:
                 decoded = decode_confirms(record.value)
@@ -366,7 +366,7 @@ class ConfirmIntake:
         stats.repeated += done.repeated
         stats.unknown += done.unknown
 
-    def _known(self, progress: dict[Place, int]) -> dict[Place, int]:
+    def _known(self, progress: dict[PublishedPlace, int]) -> dict[PublishedPlace, int]:
         """Leave out what none of our destinations asks for: strangers must not fill a table."""
         wanted = {
             (consumer, destination.topic)

@@ -21,7 +21,7 @@ from orderchain.text import reason_of
 from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
 from outbox.message import Message, check_message
-from outbox.sender.due_decisions import DueDelivery, Place
+from outbox.sender.due_decisions import DueDelivery, PublishedPlace
 from outbox.session import OutboxSession, columns
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -212,7 +212,7 @@ class RelayStore:
             SQL["retrying"], ids, consumers, times, RETRY_SLACK_SECONDS, _SENDABLE
         )
 
-    async def save_progress(self, progress: dict[Place, int]) -> None:
+    async def save_progress(self, progress: dict[PublishedPlace, int]) -> None:
         """Store how far consumers have come."""
         places, offsets = zip(*sorted(progress.items()), strict=True)
         await self._confirm.execute(SQL["save_progress"], *zip(*places, strict=True), offsets)
@@ -288,7 +288,7 @@ class SweepRound:
         """Return every destination, by its name."""
         return _destinations(await self._connection.fetch(SQL["destinations"]))
 
-    async def progress(self) -> dict[Place, int]:
+    async def progress(self) -> dict[PublishedPlace, int]:
         """Return the smallest unfinished offset of each consumer, by place."""
         rows = await self._connection.fetch(SQL["progress"])
         return {(row[0], row[1], row[2]): row[3] for row in rows}
@@ -329,7 +329,7 @@ def _columns(due: Sequence[tuple[DueDelivery, object]]) -> tuple[Sequence[object
     return *columns(rows, "message_id", "consumer"), others
 
 
-def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[Place, int]:
+def progress_of(consumer: str, lines: Iterable[Progress]) -> dict[PublishedPlace, int]:
     """Return the progress of a consumer that one confirm record reports."""
     return {(consumer, line.topic, line.partition): line.offset for line in lines}
 

@@ -37,7 +37,7 @@ from outbox.service.interface import (
     GivenConfirm,
     GivenMessages,
     NamedMessages,
-    document,
+    openapi_document,
 )
 from outbox.service.message_api import (
     HttpRefusal,
@@ -152,7 +152,7 @@ class MessageApp:
         self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
         self._requests: dict[str, TokenBucket] = {}
         self._messages: dict[str, TokenBucket] = {}
-        self._document = msgspec.json.encode(document(config.body_bytes_max))
+        self._document = msgspec.json.encode(openapi_document(config.body_bytes_max))
         posts: dict[str, Callable[[Client, Request], Awaitable[Response]]] = {
             "send": partial(self._store, is_prepared=False),
             "prepare": partial(self._store, is_prepared=True),

@@ -208,7 +208,7 @@ _POSTS: Final = (
 )
 
 
-def document(body_bytes_max: int) -> dict[str, Any]:
+def openapi_document(body_bytes_max: int) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description."""
     _, components = msgspec.json.schema_components(
         _TYPES, ref_template="#/components/schemas/{name}"

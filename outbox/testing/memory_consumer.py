@@ -18,7 +18,7 @@ from orderchain.testing.virtual_loop import virtual_clock
 from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import StoredDelivery
-from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, shown
+from outbox.consumer.inbox import IN_TURN, ConsumerConnections, Inbox, storable_error
 from outbox.testing.faults import CrashingAttempt, SteppedWork
 from outbox.testing.memory_broker import MemoryConfirms, MemorySource
 
@@ -140,7 +140,7 @@ class MemoryInbox(Inbox):
     ) -> None:
         """See `Inbox.park`."""
         await self._change(connection)
-        self._put_aside(delivery, failures, due_ns, shown(error))
+        self._put_aside(delivery, failures, due_ns, storable_error(error))
 
     async def park_in_turn(
         self, connection: Connection, deliveries: Sequence[Delivery], now_ns: int
@@ -189,7 +189,7 @@ class MemoryInbox(Inbox):
         """See `Inbox.park_again`."""
         await self._change(connection)
         row = self._rows.parked[delivery.message_id]
-        row.failures, row.due_ns, row.error = failures, due_ns, shown(error)
+        row.failures, row.due_ns, row.error = failures, due_ns, storable_error(error)
 
     async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
         """See `Inbox.unpark`."""
@@ -207,7 +207,7 @@ class MemoryInbox(Inbox):
         rows = self._rows
         letter = DeadLetter(
             rows.consumer, delivery.message_id, delivery.destination, delivery.topic, delivery.key,
-            reason, failures, shown(error), delivery.received_at,
+            reason, failures, storable_error(error), delivery.received_at,
             time_of(virtual_clock().wall_ns()), None,
         )  # fmt: skip
         rows.dead.setdefault(delivery.message_id, letter)

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from orderchain.testing.virtual_loop import Process
 
-    Rows = Sequence[Any] | None
-    Answer = Callable[..., Rows]
+    AnsweredRows = Sequence[Any] | None
+    AnswerTo = Callable[..., AnsweredRows]
     """Gets the tables and the statement's arguments; returns its rows."""
-    BuiltIn = Callable[..., Awaitable[Rows]]
+    BuiltIn = Callable[..., Awaitable[AnsweredRows]]
     """Gets the connection, whose transaction it joins, and the arguments."""
 
 TABLES: Final = "tables"
@@ -55,13 +55,13 @@ class OutboxDatabase:
         self.unknown: SettingError | None = None
         """The first statement that had no answer."""
         self._random = random
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, AnswerTo] = {}
         self._built_in: dict[str, BuiltIn] = {}
         self._holders: dict[Hashable, OutboxTransaction] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._connections: list[MemoryConnection] = []
 
-    def answer(self, statement: str, function: Answer) -> None:
+    def answer(self, statement: str, function: AnswerTo) -> None:
         """Make `statement` do what `function` does."""
         self._answers[_plain(statement)] = function
 
@@ -95,7 +95,7 @@ class OutboxDatabase:
 
     async def run(
         self, connection: MemoryConnection, statement: str, arguments: Sequence[Any]
-    ) -> Rows:
+    ) -> AnsweredRows:
         """Do what a statement says, in the transaction that is open."""
         plain = _plain(statement)
         if (built_in := self._built_in.get(plain)) is not None:

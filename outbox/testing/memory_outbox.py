@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from outbox.service.interface import MessageClient
     from outbox.statuses import Status
     from outbox.testing.faults import Awkwardness
-    from outbox.testing.memory_database import Answer
-    from outbox.testing.memory_relay import Ask
+    from outbox.testing.memory_database import AnswerTo
+    from outbox.testing.memory_relay import AskMemory
 
-    Service = Callable[[Consumer], Coroutine[Any, Any, None]]
+    RunService = Callable[[Consumer], Coroutine[Any, Any, None]]
     """A user's own loop over a consumer that is open."""
 
 _T = TypeVar("_T")
@@ -106,7 +106,7 @@ class MemoryOutbox:
         """Set destinations up, or change them; as `outbox.save_destinations`."""
         self._relay.destinations.update({each.name: each for each in destinations})
 
-    def answer(self, statement: str, function: Answer) -> None:
+    def answer(self, statement: str, function: AnswerTo) -> None:
         """Make the SQL text `statement` do what `function(tables, *arguments)` does.
 
         It returns the rows, or None for none. An error that it raises breaks the transaction, as an
@@ -162,7 +162,7 @@ class MemoryOutbox:
         """Return a client of the message service (mode 6), as which `sender` prepares messages."""
         return MemoryMessageClient(sender, self._database, self._relay, self._faults)
 
-    def on_check(self, sender: str, ask: Ask, rules: CheckRules | None = None) -> None:
+    def on_check(self, sender: str, ask: AskMemory, rules: CheckRules | None = None) -> None:
         """Make `ask(message_ids)` answer the checks of what `sender` has prepared and not decided.
 
         It returns an `outbox.sender.due_decisions.Answer` for each id, as
@@ -212,7 +212,7 @@ class MemoryOutbox:
 
     def work_off_by(
         self,
-        service: Service,
+        service: RunService,
         config: ConsumerConfig | None = None,
         *,
         seconds: float = WORK_SECONDS,

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
     from outbox.destination import Destination
     from outbox.records import Confirm
-    from outbox.sender.due_decisions import Place
+    from outbox.sender.due_decisions import PublishedPlace
     from outbox.testing.faults import Faults
     from outbox.testing.memory_broker import MemoryBroker
     from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 
-    Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
+    AskMemory = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
     """A sender's check endpoint."""
 
 
@@ -69,7 +69,7 @@ IDLE_SECONDS: Final = 3_600.0
 
 
 @dataclass
-class Row:
+class DeliveryRow:
     """One delivery: a row of `outbox_pending`, and after its end of `outbox_done`."""
 
     message: Message
@@ -97,20 +97,20 @@ class MemoryRelay:
     def __init__(self, broker: MemoryBroker, faults: Faults) -> None:
         self.destinations: dict[str, Destination] = {}
         self.rules = CheckRules()
-        self.rows: dict[tuple[UUID, str], Row] = {}
+        self.rows: dict[tuple[UUID, str], DeliveryRow] = {}
         self._broker = broker
         self._faults = faults
         self._confirm_key = faults.random.randbytes(KEY_BYTES)
-        self._asks: dict[str, Ask] = {}
+        self._asks: dict[str, AskMemory] = {}
         self._read: dict[tuple[str, int], int] = {}  # of confirm topics
-        self._progress: dict[Place, int] = {}
+        self._progress: dict[PublishedPlace, int] = {}
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left that it would do by itself."""
         return not any(self._has_to_do(row) for row in self.rows.values())
 
-    def on_check(self, sender: str, ask: Ask) -> None:
+    def on_check(self, sender: str, ask: AskMemory) -> None:
         """Use `ask` for checks of the messages that `sender` has prepared and not decided."""
         self._asks[sender] = ask
 
@@ -152,7 +152,7 @@ class MemoryRelay:
         check_at: datetime | None,
         sender: str | None,
     ) -> None:
-        rows: dict[tuple[UUID, str], Row] = {}
+        rows: dict[tuple[UUID, str], DeliveryRow] = {}
         for message in messages:
             for consumer in self.destinations[message.destination].deliveries:
                 key = message.message_id, consumer
@@ -160,7 +160,7 @@ class MemoryRelay:
                     raise stored_already("message", message.message_id)
                 status = Status.INIT if check_at is None else Status.PREPARED
                 due = self._now() if check_at is None else check_at.timestamp()
-                rows[key] = Row(message, consumer, status, check_at is None, due, sender)
+                rows[key] = DeliveryRow(message, consumer, status, check_at is None, due, sender)
 
         def appear() -> None:
             self.rows.update(rows)
@@ -202,7 +202,7 @@ class MemoryRelay:
     def _sweep(self) -> None:
         """Send what is due, in any order, as several relays do, and what the fast path missed."""
         now = self._now()
-        due: dict[UUID, list[Row]] = {}
+        due: dict[UUID, list[DeliveryRow]] = {}
         for row in self.rows.values():
             if not row.is_done and row.status in SENDABLE and row.next_send_at <= now:
                 due.setdefault(row.message.message_id, []).append(row)
@@ -213,7 +213,7 @@ class MemoryRelay:
             if claimed:
                 self._send(claimed, now)
 
-    def _is_to_be_sent(self, row: Row, now: float) -> bool:
+    def _is_to_be_sent(self, row: DeliveryRow, now: float) -> bool:
         rules = self.destinations[row.message.destination]
         seen = _as_due(row, now)
         match judge(seen, rules, self._progress):
@@ -226,7 +226,7 @@ class MemoryRelay:
                 return False
         return True
 
-    def _send(self, claimed: Sequence[Row], now: float) -> None:
+    def _send(self, claimed: Sequence[DeliveryRow], now: float) -> None:
         """Send one record for all of a message's deliveries that are due."""
         message = claimed[0].message
         rules = self.destinations[message.destination]
@@ -294,7 +294,7 @@ class MemoryRelay:
                     if not row.is_decided:  # the decision may have come meanwhile
                         self._checked(row, answers.get(row.message.message_id))
 
-    def _due_checks(self, sender: str) -> list[Row]:
+    def _due_checks(self, sender: str) -> list[DeliveryRow]:
         """Return what to ask about now; messages whose checks are used up become abnormal."""
         now, due = self._now(), []
         for row in self.rows.values():
@@ -307,14 +307,14 @@ class MemoryRelay:
                 row.change(Change.CHECKS_USED_UP)
         return due
 
-    async def _answers(self, ask: Ask, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+    async def _answers(self, ask: AskMemory, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
         try:
             answers = await ask(list(dict.fromkeys(message_ids)))
         except (OrderchainError, OSError):
             return {}
         return {} if self._faults.happens("check_unanswered") else answers
 
-    def _checked(self, row: Row, answer: Answer | None) -> None:
+    def _checked(self, row: DeliveryRow, answer: Answer | None) -> None:
         outcome = after_check(self.rules, row.check_count, answer)
         row.check_count = outcome.check_count
         if outcome.change is not None:
@@ -324,11 +324,11 @@ class MemoryRelay:
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _has_to_do(self, row: Row) -> bool:
+    def _has_to_do(self, row: DeliveryRow) -> bool:
         is_asked_about = row.status is Status.PREPARED and row.sender in self._asks
         return not row.is_done and (row.status in SENDABLE or is_asked_about)
 
-    def _rows_of(self, message_ids: Sequence[UUID]) -> list[Row]:
+    def _rows_of(self, message_ids: Sequence[UUID]) -> list[DeliveryRow]:
         wanted = set(message_ids)
         return [row for (message_id, _), row in self.rows.items() if message_id in wanted]
 
@@ -340,7 +340,7 @@ class MemoryRelay:
         return virtual_clock().wall_ns() / 1e9
 
 
-def _as_due(row: Row, now: float) -> DueDelivery:
+def _as_due(row: DeliveryRow, now: float) -> DueDelivery:
     topic, partition, offset = row.place or (None, None, None)
     return DueDelivery(
         message_id=row.message.message_id,

@@ -73,7 +73,9 @@ class OrderMaker:
         return Order(key, record.value, time_ns)
 
 
-def mark_after(mark: IntakeMark, records: Sequence[SourceRecord], next_offset: int) -> IntakeMark:
+def intake_mark_after(
+    mark: IntakeMark, records: Sequence[SourceRecord], next_offset: int
+) -> IntakeMark:
     """Return the mark after `records`, which follow `mark`; its digest is the last record's."""
     digest = record_digest(records[-1]) if records else mark.digest
     return IntakeMark(
@@ -374,7 +376,7 @@ class TopicIntake:
                 records = without_known(mark, records)
                 self._known.remove(partition)
             if records or next_offset > mark.position:
-                end = mark_after(mark, records, next_offset)
+                end = intake_mark_after(mark, records, next_offset)
                 portion.append(await self._hand_over(partition, records, end))
         while self._in_flight and all(part.outcomes.done() for part in self._in_flight[0]):
             await self._settle_next()

@@ -11,7 +11,7 @@ import click
 from msgspec import Struct
 
 from chainctl.commands.verifier.verify_mark import verify_mark
-from chainctl.database import SQL, connected, database_id
+from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import run_async
 from chainctl.options import (
     CHAIN_ID,
@@ -134,7 +134,7 @@ async def create_chain(settings: Settings, plan: ChainPlan) -> Creation:
     dsn, kafka = settings.database_dsn(), settings.kafka_config()
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(
-            connected(dsn, settings.connect_seconds, OWNER)
+            connected_to(dsn, settings.connect_seconds, OWNER)
         )
         database = await database_id(connection)
         topic, partition_ids = await _settled(connection, plan)
@@ -186,7 +186,9 @@ async def _is_usable(topics: Topics, topic: str) -> bool:
 
 
 async def _list(settings: Settings, *, with_rows: bool) -> list[dict[str, object]]:
-    async with connected(settings.database_dsn(), settings.connect_seconds, AUDITOR) as connection:
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, AUDITOR
+    ) as connection:
         await database_id(connection)
         chains = await connection.fetch(SQL["chains"])
         counts = await connection.fetch(SQL["row_counts"]) if with_rows else []

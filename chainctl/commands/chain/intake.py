@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from chainctl.database import SQL, connected, database_id
+from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
@@ -82,7 +82,7 @@ async def taken_before(settings: Settings, chain_id: int, source: str) -> Intake
     Call it before the chain is taken over: a file that will be refused must not end another
     leader's term. Raises ChainMissing, SchemaError, ConnectError.
     """
-    async with connected(
+    async with connected_to(
         settings.database_dsn(), settings.connect_seconds, SEQUENCER_WRITER
     ) as connection:
         await database_id(connection)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.commands.outbox.deliveries import acting, cell, consumer_option, id_option, listed
-from chainctl.database import connected
+from chainctl.database import connected_to
 from chainctl.event_loop import run_async
 from chainctl.options import (
     Integer,
@@ -237,7 +237,7 @@ def _filter(
 async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
     from outbox.acts import DeadLetters
 
-    async with connected(
+    async with connected_to(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
     ) as connection:
         yield DeadLetters(connection)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from chainctl.database import SQL, connected
+from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
@@ -51,7 +51,7 @@ async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
 
     Raises ConnectError, and SchemaError unless they are there, in our version.
     """
-    async with connected(
+    async with connected_to(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
     ) as connection:
         if not await has_part(connection, "outbox"):
@@ -382,7 +382,7 @@ async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
     from outbox import acts
 
     async with outbox_of(settings) as connection:
-        return await acts.failed(connection, limit)
+        return await acts.failed_messages(connection, limit)
 
 
 # -- acts, each with actor and reason -------------------------------------------------------------

@@ -11,12 +11,12 @@ from chainctl.options import (
     ROW_ID,
     Command,
     chain_option,
-    checked_text,
     json_option,
     uses_settings,
     who,
 )
 from chainctl.output import data, data_json
+from orderchain.config import checked_text
 from orderchain.errors import SettingError
 from orderchain.text import counted
 

@@ -99,9 +99,9 @@ def _seals_in(
 ) -> tuple[KeptSeal, ...]:
     """Return the exported seals of a chain, but for those of rows that are archived."""
     from chain_verifier.seal_files import load_all
-    from chain_verifier.verified_mark import read_standing
+    from chain_verifier.verified_mark import read_extent
 
-    boundary_id = read_standing(
+    boundary_id = read_extent(
         settings.database_dsn(), chain_id, settings.connect_seconds
     ).boundary_id
     files = load_all(folder, chain_id, public_keys)

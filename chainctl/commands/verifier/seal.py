@@ -133,13 +133,13 @@ def export(
     if place is None:
         _print_seal(settings, chains, key_file, every_seconds, as_json=as_json)
         return
-    from chain_verifier.seal_files import read_key
+    from chain_verifier.seal_files import read_signing_key
 
     if _is_url(place):
         from outbox.http_call import check_url
 
         check_url("--to", place)
-    key = None if key_file is None else read_key(key_file)
+    key = None if key_file is None else read_signing_key(key_file)
     exports = _Exports(every_seconds or 0)
     with watched_beside(http) as watch:
         watch.add(exports)

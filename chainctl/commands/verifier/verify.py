@@ -148,11 +148,13 @@ def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
     """Return the chains; the database lists all of them."""
     if not asked.all_chains:
         return asked.chains
-    from chainctl.database import SQL, connected, database_id
+    from chainctl.database import SQL, connected_to, database_id
     from chainctl.event_loop import run_async
 
     async def read() -> list[int]:
-        async with connected(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
+        async with connected_to(
+            settings.audit_dsn(), settings.connect_seconds, AUDITOR
+        ) as connection:
             await database_id(connection)
             return [row["chain_id"] for row in await connection.fetch(SQL["chains"])]
 
@@ -294,20 +296,20 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     Their rows are no longer in the database; `archive --check` proves them.
     """
     from chain_verifier.config import parse_kept_seal
-    from chain_verifier.seal_files import age_seconds, load_all
-    from chain_verifier.verified_mark import read_standing
+    from chain_verifier.seal_files import export_age_seconds, load_all
+    from chain_verifier.verified_mark import read_extent
 
     kept = () if asked.expect_seal is None else (parse_kept_seal(asked.expect_seal),)
     if asked.seals_folder is None:
         return kept
     files = load_all(Path(asked.seals_folder), chain_id, asked.seal_public_keys)
-    standing = read_standing(settings.audit_dsn(), chain_id, settings.connect_seconds)
+    standing = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
     held = tuple(file.kept() for file in files if file.id >= standing.boundary_id)
     last = files[-1]
     talk(
         f"chainctl: chain {chain_id}: {counted(len(held), 'exported seal')} held against the "
         f"database, {len(files) - len(held)} of archived rows; the last one is of row {last.id}, "
-        f"exported {shown_age(age_seconds(last))} ago"
+        f"exported {shown_age(export_age_seconds(last))} ago"
         + ("" if asked.seal_public_keys else "; --seal-public-key would check who signed them")
     )
     return kept + held
@@ -469,10 +471,10 @@ def beginning_of(
     A mark also shows how far the chain had come, whatever head the database reports now. Where one
     is contradicted, everything up to there must be verified again.
     """
-    from chain_verifier.verified_mark import read_standing
+    from chain_verifier.verified_mark import read_extent
 
     try:
-        standing = read_standing(settings.audit_dsn(), chain_id, settings.connect_seconds)
+        standing = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
     except (RefusedError, RetryError) as error:
         if is_marked or isinstance(error, SchemaError):
             raise  # before Spark starts, which takes its time

@@ -14,7 +14,7 @@ from aiokafka.structs import TopicPartition
 
 from chain_verifier.config import CONNECT_SECONDS, TopicSource
 from orderchain.frame import encode_frame
-from orderchain.testing.memory_chain import header_of, heartbeat_header
+from orderchain.testing.memory_chain import frame_header, heartbeat_header
 from tests.builders.topics import make_topics
 from tests.deadlines import stretched
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
@@ -33,7 +33,7 @@ def frame_of(rows: Sequence[Row], key: bytes = FRAME_KEY, **fields: Any) -> byte
     """The frame of `rows`, signed with `key`, the seals and the epoch as given."""
     events = events_of(rows)
     publisher = {"chain_id": CHAIN_ID, "publisher_epoch": 9, "publisher_nonce": NONCE}
-    return encode_frame(header_of(events, **(publisher | fields)), events, key)
+    return encode_frame(frame_header(events, **(publisher | fields)), events, key)
 
 
 def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chain_verifier.verified_mark import read_standing, set_mark
+from chain_verifier.verified_mark import read_extent, set_mark
 from orderchain.errors import ChainMissing, ConnectError
 from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
@@ -40,21 +40,21 @@ def move(dsn: str, after_id: int, until_id: int) -> bool:
 
 
 def test_mark_of_a_new_chain_is_none_and_then_where_it_was_set(audit: str) -> None:
-    before = read_standing(audit, CHAIN_ID)
+    before = read_extent(audit, CHAIN_ID)
     assert (before.head, before.start, before.mark) == (HEAD, 0, None)
     assert move(audit, 0, MIDDLE)
-    after = read_standing(audit, CHAIN_ID)
+    after = read_extent(audit, CHAIN_ID)
     assert after.mark is not None
     assert (after.start, after.mark.until_id, after.mark.verified_by) == (
         MIDDLE, MIDDLE, "eve@desk",
     )  # fmt: skip
     assert move(audit, MIDDLE, HEAD)
-    assert read_standing(audit, CHAIN_ID).start == HEAD
+    assert read_extent(audit, CHAIN_ID).start == HEAD
 
 
 def test_mark_does_not_move_over_rows_that_were_left_out(audit: str) -> None:
     assert not move(audit, MIDDLE, HEAD)
-    assert read_standing(audit, CHAIN_ID).mark is None
+    assert read_extent(audit, CHAIN_ID).mark is None
 
 
 def test_mark_does_not_move_into_a_batch_nor_where_nothing_is_new(audit: str) -> None:
@@ -69,7 +69,7 @@ def test_marks_on_batches_that_were_rewritten_are_contradicted_the_first_is_name
     ends = [batch[-1].id or 0 for batch in batches_of(ROWS)]
     for after, until in pairwise([0, *ends[:4]]):
         assert move(audit, after, until)
-    before = read_standing(audit, CHAIN_ID)
+    before = read_extent(audit, CHAIN_ID)
     assert (before.start, before.contradicted) == (ends[3], None)
     # The batch that the second mark names is gone, and the third's has another seal.
     asyncio.run(
@@ -80,7 +80,7 @@ def test_marks_on_batches_that_were_rewritten_are_contradicted_the_first_is_name
             f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {ends[2]}",
         )
     )
-    standing = read_standing(audit, CHAIN_ID)
+    standing = read_extent(audit, CHAIN_ID)
     mark = standing.contradicted
     assert mark is not None
     assert (mark.after_id, mark.until_id, mark.found, mark.count) == (ends[0], ends[1], None, 2)
@@ -88,7 +88,7 @@ def test_marks_on_batches_that_were_rewritten_are_contradicted_the_first_is_name
     assert (standing.start, standing.known_head) == (0, HEAD)
     # The owner withdraws the marks that do not hold, as the page says, and all is as before.
     asyncio.run(execute(database, f"DELETE FROM chain_verified WHERE until_id >= {ends[1]}"))
-    assert read_standing(audit, CHAIN_ID).start == ends[0]
+    assert read_extent(audit, CHAIN_ID).start == ends[0]
 
 
 def test_marks_of_rows_that_were_archived_are_not_judged(audit: str, database: str) -> None:
@@ -103,11 +103,11 @@ def test_marks_of_rows_that_were_archived_are_not_judged(audit: str, database: s
             f"DELETE FROM chain_batch WHERE last_id < {ends[1]}",
         )
     )
-    standing = read_standing(audit, CHAIN_ID)
+    standing = read_extent(audit, CHAIN_ID)
     assert (standing.boundary_id, standing.start, standing.contradicted) == (ends[1], ends[2], None)
     seal = f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {ends[2]}"
     asyncio.run(execute(database, seal))
-    mark = read_standing(audit, CHAIN_ID).contradicted
+    mark = read_extent(audit, CHAIN_ID).contradicted
     assert mark is not None
     assert (mark.after_id, mark.until_id, mark.count) == (ends[1], ends[2], 1)
 
@@ -123,7 +123,7 @@ def test_mark_behind_the_head_means_all_again_up_to_the_mark(audit: str, databas
             f"UPDATE chain_head SET last_id = {MIDDLE}, published_id = 0",
         )
     )
-    standing = read_standing(audit, CHAIN_ID)
+    standing = read_extent(audit, CHAIN_ID)
     assert (standing.start, standing.head, standing.known_head) == (0, MIDDLE, HEAD)
     assert standing.contradicted is not None
     assert (standing.contradicted.until_id, standing.contradicted.found) == (HEAD, None)
@@ -142,4 +142,4 @@ def test_mark_by_another_role_or_of_another_chain_is_refused(
     with pytest.raises(ConnectError, match="auditor"):
         move(role_dsn(GAP_READER), 0, MIDDLE)
     with pytest.raises(ChainMissing):
-        read_standing(audit, CHAIN_ID + 1)
+        read_extent(audit, CHAIN_ID + 1)

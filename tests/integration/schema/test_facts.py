@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chainctl.database import connected
+from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, Fact, differences, encode_facts, read_facts, shipped_facts
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OWNER
@@ -45,7 +45,7 @@ def made_with(server: PostgresServer, part: SchemaPart) -> Iterator[str]:
 
 
 async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[Fact]:
-    async with connected(server.dsn(SUPERUSER, database), 10.0, OWNER) as connection:
+    async with connected_to(server.dsn(SUPERUSER, database), 10.0, OWNER) as connection:
         return await read_facts(connection, part)
 
 
@@ -201,7 +201,7 @@ async def test_every_change_is_named_in_a_line(
 ) -> None:
     chain = PARTS["chain"]
     dsn = postgres_server.dsn(SUPERUSER, changed_database)
-    async with connected(dsn, 10.0, OWNER) as connection:
+    async with connected_to(dsn, 10.0, OWNER) as connection:
         changing = connection.transaction()
         await changing.start()
         await connection.execute(change)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chainctl.database import connected
+from chainctl.database import connected_to
 from chainctl.schema.parts import (
     MIGRATIONS,
     PARTS,
@@ -79,7 +79,7 @@ async def accepts(connection: Connection, version: int) -> bool:
 async def test_each_half_is_applied_once_and_both_releases_work_between_them(
     database: str, migrations: dict[int, Migration]
 ) -> None:
-    async with connected(database, 10.0, OWNER) as connection:
+    async with connected_to(database, 10.0, OWNER) as connection:
         title = f"{NEXT:04}_place_of_acts"
         assert not await accepts(connection, NEXT)
         assert await upgrade(connection, migrations, finishes=False) == [f"{title}.before"]
@@ -99,7 +99,7 @@ async def test_a_half_that_fails_leaves_nothing(
     database: str, migrations: dict[int, Migration]
 ) -> None:
     failing = migrations[NEXT]._replace(after="DROP TABLE chain_skip; SELECT 1 / 0;")
-    async with connected(database, 10.0, OWNER) as connection:
+    async with connected_to(database, 10.0, OWNER) as connection:
         with pytest.raises(asyncpg.DivisionByZeroError):
             await upgrade(connection, {NEXT: failing}, finishes=True)
         assert await read_version(connection, CHAIN) == Version(SCHEMA_VERSION, NEXT)
@@ -110,8 +110,8 @@ async def test_a_half_waits_for_no_table_that_is_held_for_long(
     database: str, migrations: dict[int, Migration]
 ) -> None:
     async with (
-        connected(database, 10.0, OWNER) as connection,
-        connected(database, 10.0, OWNER) as holder,
+        connected_to(database, 10.0, OWNER) as connection,
+        connected_to(database, 10.0, OWNER) as holder,
         holder.transaction(),
     ):
         await holder.execute("LOCK TABLE chain_act IN ACCESS SHARE MODE")
@@ -123,7 +123,7 @@ async def test_a_half_waits_for_no_table_that_is_held_for_long(
 async def test_a_version_that_changes_meanwhile_is_refused(
     database: str, migrations: dict[int, Migration]
 ) -> None:
-    async with connected(database, 10.0, OWNER) as connection:
+    async with connected_to(database, 10.0, OWNER) as connection:
         seen = Version(SCHEMA_VERSION, None)
         steps = steps_to(NEXT, seen, migrations, finishes=False)
         await apply_steps(connection, CHAIN, steps, seen)
@@ -141,7 +141,7 @@ async def test_all_migrations_lead_from_the_base_to_what_is_shipped(
         (file,) = (MIGRATIONS / name).glob("*_base.sql")
         base = file.read_text(encoding="utf-8")
     dsn = postgres_server.dsn(SUPERUSER, empty_database_name)
-    async with connected(dsn, 10.0, OWNER) as connection:
+    async with connected_to(dsn, 10.0, OWNER) as connection:
         async with connection.transaction():
             await connection.execute(base)
         version = await read_version(connection, part)

@@ -12,7 +12,7 @@ import pytest
 
 from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
-from chain_verifier.findings import FINDING_TYPES, Finding, Kind, joined
+from chain_verifier.findings import FINDING_TYPES, Finding, Kind, joined_findings
 from chain_verifier.local.parquet import write_findings
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
 from orderchain.errors import InputError, RetryError, SettingError
@@ -129,7 +129,9 @@ def test_findings_have_the_same_columns_in_both_modes(tmp_path: Path) -> None:
     assert some == ["string", "bigint", "array<bigint>", "array<string>", "string"]
     listed = Finding(kind=Kind.FORK, source="a", pid=3, ids=(4, 5))
     passing = Finding(kind=Kind.LACKING, source="a", against="b", id=0)
-    write_findings(7, joined([gathered([listed]), collected(lambda: [passing])]), str(tmp_path))
+    write_findings(
+        7, joined_findings([gathered([listed]), collected(lambda: [passing])]), str(tmp_path)
+    )
     table = pq.read_table(tmp_path / "findings.parquet")
     assert table.column_names == [*FINDING_TYPES, "chain"]
     kinds = {"string": "string", "bigint": "int64", "array<bigint>": "list<element: int64>",

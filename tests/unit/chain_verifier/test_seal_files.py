@@ -13,7 +13,7 @@ from chain_verifier.seal_files import (
     load,
     load_all,
     new_key,
-    read_key,
+    read_signing_key,
     signed,
     store,
 )
@@ -56,7 +56,7 @@ def test_seals_of_a_chain_come_in_the_order_of_ids(tmp_path: Path) -> None:
 def test_signature_holds_until_anything_is_changed(tmp_path: Path) -> None:
     public = new_key(tmp_path / "key")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
-    by_us = signed(seal(), read_key(tmp_path / "key"))
+    by_us = signed(seal(), read_signing_key(tmp_path / "key"))
     assert by_us.public_key == public
     path = store(tmp_path, by_us)
     assert load(path, [public]) == by_us
@@ -72,7 +72,7 @@ def test_signature_holds_until_anything_is_changed(tmp_path: Path) -> None:
 
 def test_key_of_somebody_else_and_no_signature_are_refused(tmp_path: Path) -> None:
     ours, theirs = new_key(tmp_path / "ours"), new_key(tmp_path / "theirs")
-    path = store(tmp_path, signed(seal(), read_key(tmp_path / "theirs")))
+    path = store(tmp_path, signed(seal(), read_signing_key(tmp_path / "theirs")))
     assert load(path, [ours, theirs]).public_key == theirs
     with pytest.raises(InputError, match="public_key of"):
         load(path, [ours])
@@ -98,6 +98,6 @@ def test_key_file_is_never_overwritten_and_must_hold_a_key(tmp_path: Path) -> No
     with pytest.raises(SettingError, match="a file to be created"):
         new_key(path)
     with pytest.raises(SettingError, match="a key that `seal key` made"):
-        read_key(path)
+        read_signing_key(path)
     with pytest.raises(SettingError, match="a file to read"):
-        read_key(tmp_path / "none")
+        read_signing_key(tmp_path / "none")

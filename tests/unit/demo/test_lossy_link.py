@@ -13,7 +13,7 @@ from demo.lossy_link import (
 )
 from orderchain.frame import encode_frame
 from orderchain.model import Event
-from orderchain.testing.memory_chain import header_of, heartbeat_header
+from orderchain.testing.memory_chain import frame_header, heartbeat_header
 
 SEED = 20_26
 ROWS_A_FRAME = 2
@@ -25,7 +25,7 @@ def frame(number: int) -> bytes:
         Event(row, row - 1, f"flow.csv#{row}", 0, b"payload")
         for row in range(number - ROWS_A_FRAME + 1, number + 1)
     ]
-    return encode_frame(header_of(events), events, bytes(32))
+    return encode_frame(frame_header(events), events, bytes(32))
 
 
 def heartbeat(head: int) -> bytes:

@@ -33,7 +33,7 @@ from orderchain.limits import (
     PAYLOAD_BYTES_MAX,
 )
 from orderchain.model import Event
-from orderchain.testing.memory_chain import header_of, heartbeat_header
+from orderchain.testing.memory_chain import frame_header, heartbeat_header
 from tests.vectors.frames import mac_of
 
 KEY = bytes(range(32))
@@ -92,7 +92,7 @@ def test_frame_with_any_rows_comes_back_as_it_was(
     is_batch_end: bool,
 ) -> None:
     events = events_after(pid, rows)
-    header = header_of(
+    header = frame_header(
         events,
         chain_id=chain_id,
         epoch=epochs[0],
@@ -119,7 +119,7 @@ def test_frame_is_signed_with_its_own_key_and_unchanged_alone(
     at: int, bit: int, rows: list[tuple[int, str, int, bytes]], key: bytes
 ) -> None:
     events = events_after(3, rows)
-    record = encode_frame(header_of(events), events, key)
+    record = encode_frame(frame_header(events), events, key)
     assert is_signed(record, key)
     other = bytearray(key)
     other[at] ^= 1 << bit
@@ -135,7 +135,7 @@ def test_body_that_moves_into_the_header_takes_no_mac_with_it() -> None:
     inner = encode_frame(heartbeat(9), [], KEY)[: HEADER_BYTES - MAC_BYTES]
     inner = inner[:6] + (2 * HEADER_BYTES - MAC_BYTES).to_bytes(2, "big") + inner[8:]
     events = events_after(3, [(1, "k", 0, inner)])
-    record = encode_frame(header_of(events), events, KEY)
+    record = encode_frame(frame_header(events), events, KEY)
     fields, mac = record[: HEADER_BYTES - MAC_BYTES], record[HEADER_BYTES - MAC_BYTES :][:MAC_BYTES]
     body = record[HEADER_BYTES:]
     # The same bytes in the same order, told apart elsewhere.
@@ -155,21 +155,21 @@ def test_heartbeat_carries_the_head_and_no_body(head: int) -> None:
 
 def test_frame_with_rows_is_no_heartbeat() -> None:
     events = events_after(0, [(1, "k", 0, b"")])
-    assert not decode_header(encode_frame(header_of(events), events, KEY)).is_heartbeat
+    assert not decode_header(encode_frame(frame_header(events), events, KEY)).is_heartbeat
 
 
 def test_frame_with_the_largest_values_comes_back() -> None:
     events = [
         Event(ID_MAX, ID_MAX - 1, "k" * KEY_BYTES_MAX, 2**63 - 1, bytes(PAYLOAD_BYTES_MAX)),
     ]
-    record = encode_frame(header_of(events, chain_id=CHAIN_ID_MAX), events, KEY)
+    record = encode_frame(frame_header(events, chain_id=CHAIN_ID_MAX), events, KEY)
     assert len(record) <= FRAME_BYTES_MIN <= FRAME_BYTES_MAX
     assert decode_body(record, decode_header(record)) == events
 
 
 def test_frame_with_the_most_rows_comes_back() -> None:
     events = events_after(0, [(1, "k", 0, b"")] * FRAME_ROWS_MAX)
-    record = encode_frame(header_of(events), events, KEY)
+    record = encode_frame(frame_header(events), events, KEY)
     assert len(decode_body(record, decode_header(record))) == FRAME_ROWS_MAX
 
 
@@ -184,10 +184,10 @@ def with_appended_field(record: bytes, field: bytes) -> bytes:
 @pytest.mark.parametrize("field", [b"\0", b"later field", bytes(1000)])
 def test_frame_with_appended_header_field_is_still_read(field: bytes) -> None:
     events = events_after(5, [(1, "a", 1, b"x"), (9, "b", 2, b"y")])
-    record = encode_frame(header_of(events), events, KEY)
+    record = encode_frame(frame_header(events), events, KEY)
     assert is_signed(with_appended_field(record, field), KEY)
     header = decode_header(with_appended_field(record, field))
-    assert header == header_of(events)
+    assert header == frame_header(events)
     assert decode_body(with_appended_field(record, field), header) == events
 
 

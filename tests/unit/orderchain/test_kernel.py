@@ -20,7 +20,7 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__pat
 
 PUBLIC = {
     "clock": "Backoff Clock SystemClock jittered_seconds ns_of step_seconds time_of",
-    "config": "Config expected_of mask_dsn",
+    "config": "Config checked_text expected_of mask_dsn",
     "files": "FoundRow JournalRow found_row last_id lines_of no_row private_opener write_private "
     "written_row",
     "frame": "FrameHeader decode_body decode_header decode_linked_body default_topic encode_frame "
@@ -33,7 +33,7 @@ PUBLIC = {
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
     "is_linked_page next_seal page_events page_image seal_over",
     "sql": "load_sql parse_sql require_version schema_sql",
-    "text": "counted printable reason_in_chain reason_of",
+    "text": "counted printable reason_in_chain reason_of silent",
 }
 
 

@@ -18,7 +18,7 @@ from chain_verifier.archive.write_archive import ArchivedRun, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from chain_verifier.verified_mark import read_standing, set_mark
+from chain_verifier.verified_mark import read_extent, set_mark
 from orderchain.errors import InputError, SettingError, SourceBroken
 from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
@@ -248,7 +248,7 @@ def test_retention_detaches_old_partitions_and_leaves_a_boundary(chain: Chain) -
 def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chain: Chain) -> None:
     chain.archive()
     boundary = chain.retain(ENDS[20]).boundary_id
-    standing = read_standing(chain.audit, CHAIN_ID)
+    standing = read_extent(chain.audit, CHAIN_ID)
     assert (standing.boundary_id, standing.start) == (boundary, MARK)
     source = DatabaseSource(database=chain.audit)
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary)

@@ -23,7 +23,7 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connect_refusal, connecting
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
 from orderchain.clients.options import librdkafka_options
 from orderchain.clients.topics import describe_topic, describe_topics
 from orderchain.errors import ConnectError, RetryError
@@ -325,7 +325,7 @@ async def test_receivers_login_reads_and_cannot_write(secured_kafka: SecuredKafk
     async with started(config, make_producer(config, "test")) as producer:
         with pytest.raises(DRIVER_ERRORS) as found:
             await producer.send_and_wait(TOPIC, b"forged", partition=0)
-    refusal = connect_refusal(found.value, config, doing=f"write to topic {TOPIC}")
+    refusal = broker_refusal(found.value, config, doing=f"write to topic {TOPIC}")
     assert isinstance(refusal, ConnectError)
     assert f"a user 'receiver' that may write to topic {TOPIC} (ACL)" in str(refusal)
     async with started(config, make_consumer(config, "test")) as consumer:

@@ -16,7 +16,7 @@ import pytest
 
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.verified_mark import read_standing
+from chain_verifier.verified_mark import read_extent
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.schema import parts as schema
 from chainctl.settings import Settings
@@ -148,7 +148,7 @@ async def test_chain_is_sequenced_received_filled_and_verified(
     report = await asyncio.to_thread(verify_locally, request)
     assert report.is_clean, report.findings
     assert report.sources[0].rows == ROWS
-    standing = await asyncio.to_thread(read_standing, reached, chain_id)
+    standing = await asyncio.to_thread(read_extent, reached, chain_id)
     assert standing.head == report.head
 
 
@@ -273,7 +273,7 @@ async def _verify(database: Reached) -> None:
 
 
 async def _read_marks(database: Reached) -> None:
-    await asyncio.to_thread(read_standing, database, 1)
+    await asyncio.to_thread(read_extent, database, 1)
 
 
 async def _relay(database: Reached) -> None:

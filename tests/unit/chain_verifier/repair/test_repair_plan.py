@@ -18,7 +18,7 @@ from chain_verifier.repair.survey import (
     Repair,
     Survey,
     SurveyedBatch,
-    piece_of,
+    batch_piece,
 )
 from orderchain.clock import time_of
 from orderchain.seal import content_of, page_image
@@ -351,11 +351,11 @@ def test_kept_seal_that_no_batch_has_is_left(chain: Chain) -> None:
 def test_neighbours_are_one_piece_and_long_lists_are_counted(chain: Chain) -> None:
     pieces = Pieces()
     for batch in chain.batches[:3]:
-        pieces.add(piece_of("rows", entry_of(batch)))
-    pieces.add(piece_of("left", entry_of(chain.batches[3]), "why"))
+        pieces.add(batch_piece("rows", entry_of(batch)))
+    pieces.add(batch_piece("left", entry_of(chain.batches[3]), "why"))
     assert [(each.what, each.batches) for each in pieces.listed] == [("rows", 3), ("left", 1)]
     assert pieces.listed[0].rows == sum(SIZES[:3])
     for _ in range(PIECES_MAX):
-        pieces.add(piece_of("rows", entry_of(chain.batches[0])))
+        pieces.add(batch_piece("rows", entry_of(chain.batches[0])))
     assert len(pieces.listed) == PIECES_MAX
     assert pieces.count == PIECES_MAX + 2

@@ -8,7 +8,7 @@ import pytest
 
 from orderchain.errors import SettingError
 from outbox.consumer.delivery import read_delivery
-from outbox.consumer.inbox import shown
+from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination
 from outbox.errors import BadRecord
 from outbox.message import draw_message_ids
@@ -73,5 +73,5 @@ def test_delivery_of_a_handler_has_no_block_of_its_own() -> None:
 
 
 def test_error_text_is_kept_short_and_without_what_a_database_refuses() -> None:
-    assert shown("a\0b\udcff") == "a\\0b\\udcff"
-    assert len(shown("x" * 10_000)) == 2_000
+    assert storable_error("a\0b\udcff") == "a\\0b\\udcff"
+    assert len(storable_error("x" * 10_000)) == 2_000

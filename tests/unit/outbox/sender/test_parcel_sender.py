@@ -14,7 +14,7 @@ from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from outbox.sender.parcel_sender import Claims
+    from outbox.sender.parcel_sender import MessageClaims
 
 ROWS_MAX = 60
 NAMES = ("clearing", "prices", "slow")
@@ -73,22 +73,22 @@ class Book:
     def __init__(self) -> None:
         self.told: dict[str, list[Any]] = {}
 
-    def _note(self, what: str, claims: Claims) -> None:
+    def _note(self, what: str, claims: MessageClaims) -> None:
         self.told.setdefault(what, []).extend(claims)
 
-    def sent(self, _: Destination, sent: Sent, claims: Claims) -> None:
+    def sent(self, _: Destination, sent: Sent, claims: MessageClaims) -> None:
         assert [each for each, _ in claims] == [each.message_id for each in sent.messages]
         self._note("sent", claims)
 
-    def failed(self, claims: Claims, reason: str) -> None:
+    def failed(self, claims: MessageClaims, reason: str) -> None:
         assert "no answer" in reason
         self._note("failed", claims)
 
-    def released(self, claims: Claims, reason: str, *, is_noted: bool = False) -> None:
+    def released(self, claims: MessageClaims, reason: str, *, is_noted: bool = False) -> None:
         assert not is_noted or reason.startswith("topic ")
         self._note("released", claims)
 
-    def cut_off(self, claims: Claims) -> None:
+    def cut_off(self, claims: MessageClaims) -> None:
         self._note("cut off", claims)
 
 
