@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_verifier.findings import KINDS_OF_BATCHES
 from chain_verifier.report import Verdict
 from orderchain.text import counted
 
@@ -396,11 +397,16 @@ def _sentence(finding: Finding) -> str:
 
 
 def _by_kind(counts: Mapping[str, int], row_counts: Mapping[str, int]) -> str:
-    """Return how many findings there are of each kind; of how many rows, if these are more."""
+    """Return how many findings there are of each kind; of how many rows or batches, if these are
+    more.
+    """
     found = []
     for kind, count in sorted(counts.items()):
-        rows = row_counts.get(kind, count)
-        found.append(f"{count:,} {kind}" + (f" ({counted(rows, 'row')})" if rows > count else ""))
+        singles = row_counts.get(kind, count)
+        unit = "batch" if kind in KINDS_OF_BATCHES else "row"
+        found.append(
+            f"{count:,} {kind}" + (f" ({counted(singles, unit)})" if singles > count else "")
+        )
     return ", ".join(found)
 
 

@@ -130,12 +130,13 @@ def test_page_writes_large_numbers_with_separators_and_findings_as_sentences() -
     )
     report = replace(
         CLEAN, verdict=Verdict.BROKEN, sources=(source,), findings=(found,),
-        counts={"lacking": 1}, row_counts={"lacking": 20_000},
+        counts={"lacking": 1, "batch_count": 1},
+        row_counts={"lacking": 20_000, "batch_count": 331},
     )  # fmt: skip
     html = html_report(report, PICTURE, MADE)
     text = _Page(html).text
     assert "20,000 rows from 1,000 to 99,999 are lacking, database has them." in text
-    assert "1 lacking (20,000 rows)" in text
+    assert "1 batch_count (331 batches), 1 lacking (20,000 rows)" in text
     for shown in ("1,234,567", "3 to 7,654,321", "rows after 1,500 were left out"):
         assert shown in text
     visible = re.sub(r"<[^>]*>", " ", html.partition("<body>")[2])
