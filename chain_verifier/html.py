@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_verifier.findings import KINDS_OF_BATCHES
+from chain_verifier.findings import KINDS_OF_BATCHES, Kind
 from chain_verifier.report import Verdict
 from orderchain.text import counted
 
@@ -159,8 +159,14 @@ def findings_strip(report: Report) -> str:
 
 
 def _mark(finding: Finding, scale: _Scale) -> str:
-    """Return a mark from the first row that a finding names to the last."""
-    places = (finding.after_id, finding.id, finding.until_id, finding.pid)
+    """Return a mark from the first row that a finding names to the last.
+
+    A contradicted mark says of no row that it is the changed one: only its end is drawn, or it
+    would cover all that was found.
+    """
+    is_mark = finding.kind is Kind.CONTRADICTED_MARK
+    after_id = None if is_mark else finding.after_id
+    places = (after_id, finding.id, finding.until_id, finding.pid)
     first = next((place for place in places if place is not None), None)
     if first is None:
         return ""

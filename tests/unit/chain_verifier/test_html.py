@@ -157,6 +157,14 @@ def test_page_names_each_bar_and_draws_a_source_that_was_wiped() -> None:
     assert float(mark["width"] or 0) > 800
 
 
+def test_contradicted_mark_does_not_cover_what_else_was_found_in_the_bar() -> None:
+    mark = Finding(kind=Kind.CONTRADICTED_MARK, source=SOURCE.source, after_id=0, until_id=400)
+    gap = Finding(kind=Kind.GAP, source=SOURCE.source, after_id=100, until_id=140)
+    page = _Page(html_report(replace(CLEAN, findings=(mark, gap)), None, MADE))
+    widths = [float(a["width"] or 0) for _, a in page.tags if a.get("class") == "fault"]
+    assert widths[0] < 1 < widths[1] < 200
+
+
 def test_paths_break_between_their_parts_and_no_word_is_broken() -> None:
     path = "journal:/srv/orders/archive/of/a/long/name/journal.jsonl"
     source = replace(SOURCE, source=path, verdict=Verdict.COMPLETE)
