@@ -47,13 +47,15 @@ class Kind(enum.StrEnum):
     WRONG_EPOCH = "wrong_epoch"
     """The rows from `id` on have `epoch`, and should have `expected_epoch`."""
     SEAL_MISMATCH = "seal_mismatch"
-    """The rows of the batch `id` to `until_id` do not give the stored seal."""
+    """The rows of the batch `id` to `until_id` do not give the stored seal; of `batches`, if these
+    are several."""
     HEAD_SEAL = "head_seal"
     """The seal of the head row is not that of the batch that ends with `id`."""
     KEPT_SEAL = "kept_seal"
     """No batch ends with `id` under the seal that was kept outside."""
     BATCH_COUNT = "batch_count"
-    """The batch `id` to `until_id` states `expected_count` rows and has `count`."""
+    """The batch `id` to `until_id` states `expected_count` rows and has `count`; or `batches`
+    state so many together and have none."""
     BATCH_RANGE = "batch_range"
     """The rows of the batch `id` to `until_id` begin and end with `ids`, after the row `pid`."""
     REPEATED_KEY = "repeated_key"
@@ -74,7 +76,8 @@ class Kind(enum.StrEnum):
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that is wrong; fields without meaning for its kind are left out.
 
-    Findings of neighbouring rows are one, from the row `id` to the row `last_id`.
+    Findings of neighbouring rows are one, from the row `id` to the row `last_id`; those of
+    neighbouring batches are one, from the row `id` to the row `until_id`.
     """
 
     kind: Kind
@@ -84,6 +87,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Inclusive. None in a finding of one row."""
     rows: int | None = None
     """How many rows there are from `id` to `last_id`. None in a finding of one row."""
+    batches: int | None = None
+    """How many batches there are from `id` to `until_id`. None in a finding of one batch."""
     pid: int | None = None
     ids: tuple[int, ...] = ()
     after_id: int | None = None
@@ -113,8 +118,13 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def text_with(self, number: Callable[[int], str]) -> str:
         """Return the line with its numbers as `number` writes them."""
-        texts = _TEXTS if self.rows is None else _TEXTS_OF_RANGES
+        texts = _TEXTS if self.singles == 1 else _TEXTS_OF_RANGES
         return texts[self.kind].format_map(_Shown(self, number))
+
+    @property
+    def singles(self) -> int:
+        """How many findings of a row, or of a batch, it stands for."""
+        return self.rows or self.batches or 1
 
 
 _TYPES: Final = {
@@ -126,9 +136,10 @@ _TYPES: Final = {
 FINDING_TYPES: Final = {
     field.name: _TYPES.get(field.type, "string")
     for field in fields(Finding)
-    if field.name not in {"last_id", "rows"}
+    if field.name not in {"last_id", "rows", "batches"}
 }
-"""The fields of a finding of one row as both modes write them to files, with their types in SQL."""
+"""The fields of a finding of one row or batch as both modes write them to files, with their types
+in SQL."""
 
 CHAIN: Final = "chain"
 """The column that says which chain was verified; `chain_id` is that of a foreign row."""
@@ -163,6 +174,8 @@ class _Shown(dict[str, str]):
             return counted(finding.count or 0, "row")
         if name == "rows":
             return counted(finding.rows or 0, "row")
+        if name == "batches":
+            return counted(finding.batches or 0, "batch")
         if name == "between":
             # Ids skip: whether there was a row in between, nobody knows.
             after_id, until_id = finding.after_id or 0, finding.until_id or 0
@@ -226,10 +239,17 @@ _TEXTS_OF_RANGES: Mapping[Kind, str] = {
     Kind.LACKING: "{rows} from {id} to {last_id} are lacking, {against} has them",
     Kind.SURPLUS: "{rows} from {id} to {last_id} are too much, {against} lacks them",
     Kind.DIFFERING: "{rows} from {id} to {last_id} differ from {against} in {columns}",
+    Kind.SEAL_MISMATCH: (
+        "seal mismatch: rows {id} to {until_id}, {batches}, are not those that were sealed"
+    ),
+    Kind.BATCH_COUNT: (
+        "{batches} from {id} to {until_id} have no rows, committed were {expected_count}"
+    ),
 }
-"""Texts of the kinds of which each finding is of a row, or of a range of neighbouring rows."""
+"""Texts of the kinds of which each finding is of a row or batch, or of a range of neighbours."""
 
-KINDS_OF_ROWS: Final = frozenset(_TEXTS_OF_RANGES)
+KINDS_OF_BATCHES: Final = frozenset({Kind.SEAL_MISMATCH, Kind.BATCH_COUNT})
+KINDS_OF_ROWS: Final = frozenset(_TEXTS_OF_RANGES) - KINDS_OF_BATCHES
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -237,9 +257,9 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     kept: tuple[Finding, ...] = ()
     counts: dict[str, int] = {}
-    """By kind; findings of neighbouring rows are one."""
+    """By kind; findings of neighbours are one."""
     row_counts: dict[str, int] = {}
-    """By kind, with one for each row of those."""
+    """By kind, with one for each row, or batch, of those."""
     wholes: tuple[object, ...] = ()
     """What gives all of them, row by row, for a caller that wants more than the sample: tuples of
     findings, functions that search once more (the local mode), frames (Spark)."""

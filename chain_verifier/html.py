@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_verifier.findings import KINDS_OF_BATCHES, Kind
 from chain_verifier.report import Verdict
 from orderchain.text import counted
 
@@ -158,8 +159,14 @@ def findings_strip(report: Report) -> str:
 
 
 def _mark(finding: Finding, scale: _Scale) -> str:
-    """Return a mark from the first row that a finding names to the last."""
-    places = (finding.after_id, finding.id, finding.until_id, finding.pid)
+    """Return a mark from the first row that a finding names to the last.
+
+    A contradicted mark says of no row that it is the changed one: only its end is drawn, or it
+    would cover all that was found.
+    """
+    is_mark = finding.kind is Kind.CONTRADICTED_MARK
+    after_id = None if is_mark else finding.after_id
+    places = (after_id, finding.id, finding.until_id, finding.pid)
     first = next((place for place in places if place is not None), None)
     if first is None:
         return ""
@@ -396,11 +403,16 @@ def _sentence(finding: Finding) -> str:
 
 
 def _by_kind(counts: Mapping[str, int], row_counts: Mapping[str, int]) -> str:
-    """Return how many findings there are of each kind; of how many rows, if these are more."""
+    """Return how many findings there are of each kind; of how many rows or batches, if these are
+    more.
+    """
     found = []
     for kind, count in sorted(counts.items()):
-        rows = row_counts.get(kind, count)
-        found.append(f"{count:,} {kind}" + (f" ({counted(rows, 'row')})" if rows > count else ""))
+        singles = row_counts.get(kind, count)
+        unit = "batch" if kind in KINDS_OF_BATCHES else "row"
+        found.append(
+            f"{count:,} {kind}" + (f" ({counted(singles, unit)})" if singles > count else "")
+        )
     return ", ".join(found)
 
 

@@ -109,7 +109,8 @@ class ExportedSeals(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return one sentence for people."""
         if self.first_misfit is None:
-            return f"{counted(self.count, 'exported seal')} fit; the last one is of {self._fits}"
+            fit = "fits" if self.count == 1 else "fit"
+            return f"{counted(self.count, 'exported seal')} {fit}; the last one is of {self._fits}"
         return (
             f"exported seals: {self._fits} is the last that fits, {self.first_misfit} the first "
             "that does not: rows between them were changed or removed after that export"

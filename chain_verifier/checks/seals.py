@@ -110,21 +110,22 @@ class BatchCheck:
         self, batch: Mapping[str, Any], stored: BatchRows, due: tuple[bytes, ...]
     ) -> Iterator[dict[str, Any]]:
         found = {"id": batch["first_id"], "until_id": batch["id"]}
+        place = found | {"pid": batch["prev_last_id"]}
         if batch["epoch"] < (batch["epoch_before"] or 0):
             epochs = {"epoch": batch["epoch"], "expected_epoch": batch["epoch_before"]}
             yield found | {"kind": Kind.WRONG_EPOCH.value} | epochs
         if stored.rows != batch["row_count"]:
             counts = {"count": stored.rows, "expected_count": batch["row_count"]}
-            yield found | {"kind": Kind.BATCH_COUNT.value} | counts
+            yield place | {"kind": Kind.BATCH_COUNT.value} | counts
         elif stored.ends is None or stored.content is None:
-            yield found | {"kind": Kind.SEAL_MISMATCH.value, "computed": []}
+            yield place | {"kind": Kind.SEAL_MISMATCH.value, "computed": []}
         elif stored.ends != (batch["first_id"], batch["id"], batch["prev_last_id"]):
             ends = {"ids": list(stored.ends[:2]), "pid": stored.ends[2]}
             yield found | {"kind": Kind.BATCH_RANGE.value} | ends
         else:
             computed = _seals_of(batch, stored.content, due)
             if batch["seal"] not in computed:
-                yield found | {"kind": Kind.SEAL_MISMATCH.value, "computed": computed}
+                yield place | {"kind": Kind.SEAL_MISMATCH.value, "computed": computed}
 
 
 def _seals_of(batch: Mapping[str, Any], content: bytes, due: tuple[bytes, ...]) -> list[bytes]:

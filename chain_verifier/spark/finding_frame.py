@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import ALIKE, ORDER, ranged
@@ -18,6 +18,8 @@ from chain_verifier.config import FINDINGS_MAX, inside, literal_path
 from chain_verifier.findings import (
     CHAIN,
     FINDING_TYPES,
+    KINDS_OF_BATCHES,
+    KINDS_OF_ROWS,
     Finding,
     Findings,
     Kind,
@@ -62,9 +64,9 @@ def sampled(frame: DataFrame) -> Findings:
 
 
 def sampled_rows(frame: DataFrame) -> Findings:
-    """Return the findings of rows of `frame` in the same way, those of neighbouring rows as one.
+    """Return the findings of rows or batches of `frame` in this way, those of neighbours as one.
 
-    `chain_verifier.checks.neighbours` says which are; every finding of rows has its pid for that.
+    `chain_verifier.checks.neighbours` says which are; each such finding has its pid for that.
     """
     found = frame.persist()
     ranges = _in_ranges(found).persist()
@@ -97,40 +99,51 @@ def _sampled(frame: DataFrame, ranges: DataFrame) -> Findings:
 
 
 def _in_ranges(frame: DataFrame) -> DataFrame:
-    """Return the findings of rows with `last_id` and `rows`: first of parts, then of all.
+    """Return the findings with `last_id`, and `rows` or batches: first of parts, then of all.
 
     A window over all findings of a kind would be one task; over the ranges within parts it is, and
     those are few where there are many neighbours.
     """
     part = F.shiftright("id", _PART_BITS)
-    single = frame.withColumns({"last_id": F.col("id"), "rows": F.lit(1), "part": part})
+    last_id = F.when(_is_one_of(KINDS_OF_BATCHES), F.col("until_id")).otherwise(F.col("id"))
+    single = frame.withColumns({"last_id": last_id, "rows": F.lit(1), "part": part})
     return _joined(_joined(single, "kind", "part"), "kind").drop("part")
+
+
+def _is_one_of(kinds: frozenset[Kind]) -> Column:
+    return F.col("kind").isin(sorted(kinds))
 
 
 def _joined(ranges: DataFrame, *apart: str) -> DataFrame:
     """Return neighbouring ranges as one, within groups that are equal in the columns `apart`."""
     in_order = Window.partitionBy(*apart).orderBy(*ORDER)
-    follows = F.col("pid") == F.lag("last_id").over(in_order)
+    is_partly_there = (F.col("kind") == Kind.BATCH_COUNT.value) & (F.col("count") != 0)
+    follows = _is_one_of(KINDS_OF_ROWS | KINDS_OF_BATCHES) & ~is_partly_there
+    follows = follows & (F.col("pid") == F.lag("last_id").over(in_order))
     for name in ALIKE:
-        follows = follows & F.col(name).eqNullSafe(F.lag(name).over(in_order))
+        is_alike = F.col(name).eqNullSafe(F.lag(name).over(in_order))
+        is_end = _is_one_of(KINDS_OF_BATCHES) & F.lit(name == "until_id")
+        follows = follows & (is_alike | is_end)
     begins = F.when(follows, F.lit(0)).otherwise(F.lit(1))
     numbered = ranges.withColumn("begins", begins).withColumn(
         "number", F.sum("begins").over(in_order.rowsBetween(Window.unboundedPreceding, 0))
     )
     first = F.min(F.struct("id", "pid"))
-    same = [name for name in ranges.columns if name not in {"id", "pid", "last_id", "rows", *apart}]
+    other = {"id", "pid", "last_id", "rows", "expected_count", *apart}
+    same = [name for name in ranges.columns if name not in other]
     joined = numbered.groupBy(*apart, "number").agg(
         first["id"].alias("id"),
         first["pid"].alias("pid"),
         F.max("last_id").alias("last_id"),
         F.sum("rows").alias("rows"),
+        F.sum("expected_count").alias("expected_count"),
         *(F.first(name).alias(name) for name in same),
     )
     return joined.drop("number")
 
 
 def finding_of(row: Row) -> Finding:
-    """Return one finding of a frame, of a row or of a range of neighbouring rows."""
+    """Return one finding of a frame, of a row or batch or of a range of neighbours."""
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in row.asDict().items()

@@ -25,7 +25,12 @@ from chain_verifier.spark import source_check
 from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
-from chain_verifier.spark.finding_frame import finding_frame, require_free, sampled, write_findings
+from chain_verifier.spark.finding_frame import (
+    finding_frame,
+    require_free,
+    sampled_rows,
+    write_findings,
+)
 from chain_verifier.spark.session import open_session, watched_stages
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
@@ -117,7 +122,7 @@ def check_seals(
             return [bytes(seal) for (seal,) in seals]
 
         try:
-            found = sampled(finding_frame(misfits, source=table.name))
+            found = sampled_rows(finding_frame(misfits, source=table.name))
             ends = gathered(seal_ends(table, chain_id, kept, computed))
         finally:
             misfits.unpersist()

@@ -246,8 +246,10 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
             leader = f"its leader {line.leader}" if line.leader else "its leader"
             text = f"{name}: {leader} is silent. A standby takes over, if one runs."
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
-        if LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
-            text = f"{name}: committed orders wait for the broker."
+        elif LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
+            is_led = line.leader_state in ("leads", "steps down")
+            why = "wait for the broker" if is_led else "are not published, since nobody leads"
+            text = f"{name}: committed orders {why}."
             yield Notice(level="warn", section="chains", chain=line.chain, text=text)
 
 

@@ -366,7 +366,7 @@ const gapsTable = new Table($('gaps'), {
   isBad: (row) => row.blocks,
   empty: () => 'No receiver has met a gap.',
   columns: [
-    { name: 'Found', draw: (at, row) => lines(at, plain(clock(row.found), row.found)) },
+    { name: 'Found', kind: 'time', draw: (at, row) => lines(at, plain(clock(row.found), row.found)) },
     { name: 'Receiver', kind: 'title', draw: (at, row) => lines(at, plain(row.receiver), sub(`chain ${row.chain}`)) },
     {
       name: 'Outcome',
@@ -482,7 +482,7 @@ const lettersTable = new Table($('letters-list'), {
     { name: 'Destination', draw: (at, row) => lines(at, plain(row.destination), sub(`topic ${row.topic}`), sub(`for ${row.consumer}`)) },
     { name: 'Tries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.failures))) },
     { name: 'Why', draw: (at, row) => lines(at, pill(row.reason, 'bad'), sub(row.last_error)) },
-    { name: 'Given up', draw: (at, row) => lines(at, plain(ago(row.dead_at), row.dead_at), sub(clock(row.dead_at))) },
+    { name: 'Given up', kind: 'time', draw: (at, row) => lines(at, plain(ago(row.dead_at), row.dead_at), sub(clock(row.dead_at))) },
     {
       name: '', kind: 'act',
       draw: (at, row) => button(at, 'Act', `Act on the dead letter ${row.message_id} of ${row.consumer}`, () => openAct({
@@ -523,10 +523,10 @@ const verifiedTable = new Table($('verified'), {
     { name: 'Verdict', draw: (at, row) => lines(at, pill(...verdict(row))) },
     { name: 'Up to id', kind: 'n', draw: (at, row) => lines(at, plain(number(row.until_id)), sub(reach(row))) },
     {
-      name: 'Verified',
+      name: 'Verified', kind: 'time',
       draw: (at, row) => lines(at, plain(row.verified_at ? ago(row.verified_at) : '', row.verified_at || ''), sub(row.verified_at ? clock(row.verified_at) : '')),
     },
-    { name: 'By', draw: (at, row) => lines(at, plain(row.verified_by || '')) },
+    { name: 'By', kind: 'who', draw: (at, row) => lines(at, plain(row.verified_by || '')) },
   ],
 });
 
@@ -542,9 +542,9 @@ const actsTable = new Table($('acts'), {
   isBad: () => false,
   empty: () => 'Nobody has acted by hand.',
   columns: [
-    { name: 'When', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
+    { name: 'When', kind: 'time', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
     { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(actedOn(row))) },
-    { name: 'Who', draw: (at, row) => lines(at, plain(row.actor)) },
+    { name: 'Who', kind: 'who', draw: (at, row) => lines(at, plain(row.actor)) },
     { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), row.message_id ? { text: row.message_id, kind: 'sub mono' } : sub(row.detail)) },
   ],
 });

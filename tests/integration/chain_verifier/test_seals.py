@@ -98,8 +98,30 @@ def test_seals_with_one_column_of_a_row_changed_name_its_batch(
         row_id = batch(number)[5].id
         change(f"UPDATE chain_event SET {assignment} WHERE id = {row_id}")  # noqa: S608 - numbers
     assert verified(seals=False).is_clean
-    expected = tuple(finding(Kind.SEAL_MISMATCH, **ends(number)) for number in range(3))
-    assert verified().findings == expected
+    span = {"id": batch(0)[0].id, "until_id": batch(2)[-1].id}
+    report = verified()
+    assert report.findings == (finding(Kind.SEAL_MISMATCH, **span, batches=3),)
+    assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 3})
+
+
+def test_seals_with_batches_that_were_wiped_name_them_as_one(
+    verified: Verified, change: Execute
+) -> None:
+    """One batch loses a single row; the three after it lose all."""
+    change(
+        f"DELETE FROM chain_event WHERE id = {batch(1)[5].id}",  # noqa: S608 - numbers
+        f"DELETE FROM chain_page WHERE first_id >= {batch(2)[0].id} "  # noqa: S608
+        f"AND last_id <= {batch(4)[-1].id}",
+        "SELECT 1",
+    )
+    report = verified()
+    span = {"id": batch(2)[0].id, "until_id": batch(4)[-1].id}
+    lost = sum(len(batch(number)) for number in (2, 3, 4))
+    assert {one for one in report.findings if one.kind is Kind.BATCH_COUNT} == {
+        finding(Kind.BATCH_COUNT, **ends(1), count=9, expected_count=10),
+        finding(Kind.BATCH_COUNT, **span, batches=3, count=0, expected_count=lost),
+    }
+    assert (report.counts["batch_count"], report.row_counts["batch_count"]) == (2, 4)
 
 
 def test_seals_with_rows_taken_out_or_under_another_id_name_their_batches(
@@ -234,6 +256,8 @@ def test_report_names_the_last_exported_seal_that_fits_and_the_first_that_does_n
     none = verified(kept_seals=before[2:3]).exported_seals
     assert none is not None
     assert str(none).startswith("exported seals: none is the last that fits, row ")
+    one = verified(kept_seals=before[:1]).exported_seals
+    assert str(one).startswith("1 exported seal fits; the last one is of row ")
 
 
 def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:

@@ -130,12 +130,13 @@ def test_page_writes_large_numbers_with_separators_and_findings_as_sentences() -
     )
     report = replace(
         CLEAN, verdict=Verdict.BROKEN, sources=(source,), findings=(found,),
-        counts={"lacking": 1}, row_counts={"lacking": 20_000},
+        counts={"lacking": 1, "batch_count": 1},
+        row_counts={"lacking": 20_000, "batch_count": 331},
     )  # fmt: skip
     html = html_report(report, PICTURE, MADE)
     text = _Page(html).text
     assert "20,000 rows from 1,000 to 99,999 are lacking, database has them." in text
-    assert "1 lacking (20,000 rows)" in text
+    assert "1 batch_count (331 batches), 1 lacking (20,000 rows)" in text
     for shown in ("1,234,567", "3 to 7,654,321", "rows after 1,500 were left out"):
         assert shown in text
     visible = re.sub(r"<[^>]*>", " ", html.partition("<body>")[2])
@@ -154,6 +155,14 @@ def test_page_names_each_bar_and_draws_a_source_that_was_wiped() -> None:
     assert kinds.count("name") == 2
     (mark,) = (attrs for _, attrs in page.tags if attrs.get("class") == "fault")
     assert float(mark["width"] or 0) > 800
+
+
+def test_contradicted_mark_does_not_cover_what_else_was_found_in_the_bar() -> None:
+    mark = Finding(kind=Kind.CONTRADICTED_MARK, source=SOURCE.source, after_id=0, until_id=400)
+    gap = Finding(kind=Kind.GAP, source=SOURCE.source, after_id=100, until_id=140)
+    page = _Page(html_report(replace(CLEAN, findings=(mark, gap)), None, MADE))
+    widths = [float(a["width"] or 0) for _, a in page.tags if a.get("class") == "fault"]
+    assert widths[0] < 1 < widths[1] < 200
 
 
 def test_paths_break_between_their_parts_and_no_word_is_broken() -> None:

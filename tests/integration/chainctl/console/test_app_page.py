@@ -443,6 +443,24 @@ async def test_phone_shows_all_of_it_without_scrolling_sideways(
         assert box["x"] + box["width"] <= PHONE["width"]
 
 
+async def test_times_and_actors_are_not_broken_beside_a_long_reason(
+    console: RunningConsole, open_page: Open, database: str
+) -> None:
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "INSERT INTO chain_act (chain_id, act, actor, login, reason, detail) "
+        "VALUES ($1, 'unhalt', 'operator@db1', 'o', $2, $2)",
+        CHAIN, "the batch gives another seal " * 10,
+    )  # fmt: skip
+    await connection.close()
+    async with open_page(console) as page:
+        for section in ("acts", "gaps", "verified"):
+            texts = page.locator(f"#{section} tbody tr").first.locator("td:not(:last-child) span")
+            await expect(texts.first).to_be_visible()
+            lines = "nodes => nodes.map(each => [each.getClientRects().length, each.textContent])"
+            assert [text for count, text in await texts.evaluate_all(lines) if count > 1] == []
+
+
 async def test_many_chains_have_pages_and_are_found(
     run_console: RunConsole, database: str, open_page: Open
 ) -> None:

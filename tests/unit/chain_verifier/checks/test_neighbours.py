@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from chain_verifier.checks.neighbours import collected, gathered, in_ranges, ranged
 from chain_verifier.config import FINDINGS_MAX, JournalSource, VerifyRequest
-from chain_verifier.findings import KINDS_OF_ROWS, Finding, Kind
+from chain_verifier.findings import KINDS_OF_BATCHES, KINDS_OF_ROWS, Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
@@ -77,11 +77,44 @@ def test_findings_that_are_not_of_rows_are_passed_on_as_they_are() -> None:
     others = [
         Finding(kind=kind, source="a", id=number, pid=number - 1)
         for kind in Kind
-        if kind not in KINDS_OF_ROWS
+        if kind not in KINDS_OF_ROWS | KINDS_OF_BATCHES
         for number in (5, 6)
     ]
     assert list(in_ranges(others)) == others
     assert [ranged(one, None, 1) for one in others] == others
+
+
+def batch(kind: Kind, pid: int, until_id: int, **counts: Any) -> Finding:
+    return Finding(
+        kind=kind, source="a", id=pid + 1, until_id=until_id, pid=pid, **counts,
+    )  # fmt: skip
+
+
+def test_neighbouring_batches_that_were_changed_are_one_finding() -> None:
+    ends = [(0, 10), (10, 25), (25, 30), (40, 50)]
+    found = collected(lambda: (batch(Kind.SEAL_MISMATCH, *each) for each in ends))
+    assert found.kept == (
+        Finding(kind=Kind.SEAL_MISMATCH, source="a", id=1, until_id=30, batches=3),
+        Finding(kind=Kind.SEAL_MISMATCH, source="a", id=41, until_id=50),
+    )
+    assert found.kept[0].text == (
+        "seal mismatch: rows 1 to 30, 3 batches, are not those that were sealed"
+    )
+    assert (found.counts, found.row_counts) == ({"seal_mismatch": 2}, {"seal_mismatch": 4})
+
+
+def test_neighbouring_batches_without_a_row_are_one_finding_with_all_that_were_committed() -> None:
+    """One that lacks only some of its rows stays by itself: its figures say how many."""
+    lost = {"count": 0, "expected_count": 10}
+    cut = batch(Kind.BATCH_COUNT, 40, 50, count=4, expected_count=10)
+    ends = [(10, 20), (20, 30), (30, 40)]
+    names = ("id", "until_id", "batches", "count", "expected_count")
+    found = list(in_ranges([*(batch(Kind.BATCH_COUNT, *each, **lost) for each in ends), cut,
+                            replace(cut, id=51, pid=50, until_id=60)]))  # fmt: skip
+    assert [tuple(getattr(one, name) for name in names) for one in found] == [
+        (11, 40, 3, 0, 30), (41, 50, None, 4, 10), (51, 60, None, 4, 10),
+    ]  # fmt: skip
+    assert found[0].text == "3 batches from 11 to 40 have no rows, committed were 30"
 
 
 def test_row_without_an_id_is_nobodys_neighbour() -> None:

@@ -76,7 +76,8 @@ def test_batch_with_its_own_rows_is_clean() -> None:
     ],
 )
 def test_batch_with_any_column_changed_does_not_match_its_seal(changes: dict[str, Any]) -> None:
-    assert misfits(batch(), rows(**changes)) == [{"id": 2, "until_id": 5, "kind": "seal_mismatch"}]
+    expected = {"id": 2, "until_id": 5, "pid": 1, "kind": "seal_mismatch"}
+    assert misfits(batch(), rows(**changes)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,8 @@ def test_batches_with_wrong_seals_or_rows_are_named_each_and_no_others(
 
 def test_batch_with_another_count_says_so_and_nothing_else() -> None:
     short = {name: column[:1] for name, column in rows().items()}
-    expected = {"id": 2, "until_id": 5, "kind": "batch_count", "count": 1, "expected_count": 2}
+    place = {"id": 2, "until_id": 5, "pid": 1}
+    expected = place | {"kind": "batch_count", "count": 1, "expected_count": 2}
     assert misfits(batch(), short) == [expected]
     assert misfits(batch()) == [expected | {"count": 0}]
 

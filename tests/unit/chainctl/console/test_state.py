@@ -36,6 +36,7 @@ CHAIN = ChainLine(
     last_beat_seconds=0.4, lease_seconds=5.0, head_persisted=500, head_published=500,
     unpublished_ids=0, unpublished_seconds=0.0, last_commit=None, topic="orderchain.7",
 )  # fmt: skip
+WAITING = replace(CHAIN, unpublished_ids=1, unpublished_seconds=61.0)
 RECEIVER = ReceiverLine(
     chain=7, receiver="matching", checkpoint="stored", head_delivered=500, behind_ids=0,
     behind_rows=0, behind_seconds=0.0, updated="2026-11-24T08:00:00.0Z", agrees="yes", halted="",
@@ -96,7 +97,9 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
     ("part", "line", "level", "words"),
     [
         ("chains", replace(CHAIN, leader_state="silent"), "bad", "leader seq-a is silent"),
-        ("chains", replace(CHAIN, unpublished_ids=1, unpublished_seconds=61.0), "warn", "broker"),
+        ("chains", WAITING, "warn", "wait for the broker"),
+        ("chains", replace(WAITING, leader_state="silent"), "bad", "leader seq-a is silent"),
+        ("chains", replace(WAITING, leader_state="handed over"), "warn", "nobody leads"),
         ("receivers", replace(RECEIVER, halted="ForkFound at 7"), "bad", "halted (ForkFound at 7)"),
         ("receivers", replace(RECEIVER, agrees="no such batch"), "bad", "contradicts"),
         ("receivers", replace(RECEIVER, behind_ids=1, behind_seconds=99.0), "warn", "too far"),
