@@ -64,7 +64,7 @@ walk: setup ## follow one order through the code, over the local stack, and writ
 	@$(BIN)/python tools/walk.py --write
 
 pictures: setup ## draw the pictures of docs/architecture.md from the imports
-	@$(BIN)/python tools/pictures.py --write
+	@$(BIN)/python -m tools.pictures --write
 
 screens: setup ## make the pictures of the console and of the report, in four minutes (CHROMIUM=path)
 	@$(BIN)/python tools/console_pictures.py

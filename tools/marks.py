@@ -131,8 +131,9 @@ class House:
     def _twice(self, counts: Callable[[Any], bool], besides: str = " ") -> list[str]:
         where: dict[str, list[str]] = defaultdict(list)
         for name, tree in self.trees.items():
-            for node in tree.body:
-                if counts(node) and not name.startswith(besides):
+            nodes: list[Any] = [] if name.startswith(besides) else list(tree.body)
+            for node in nodes:
+                if counts(node):
                     where[node.name].append(name)
         return [f"{each}: {', '.join(names)}" for each, names in where.items() if len(names) > 1]
 

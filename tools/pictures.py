@@ -1,4 +1,4 @@
-"""Draws the house from its imports: `python tools/pictures.py` prints three Mermaid graphs.
+"""Draws the house from its imports: `python -m tools.pictures` prints three Mermaid graphs.
 
 `--write` puts them into `docs/architecture.md`. Imports for type checkers count, too.
 """
@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from marks import PRODUCT, ROOT, House
+from tools.marks import PRODUCT, ROOT, House
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -88,8 +88,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     generated = {"decisions/README.md": decisions(), "examples.md": examples(), **reference()}
     for page, text in generated.items():
         files.append(File.generated(config, page, content=text))
-    for page in list(files.documentation_pages()):
-        for path in targets_of(page.src_uri, page.content_string).values():
+    for shown in list(files.documentation_pages()):
+        for path in targets_of(shown.src_uri, shown.content_string).values():
             copy = place_in_site(path)
             if copy.startswith(f"{_COPIES}/") and files.get_file_from_path(copy) is None:
                 files.append(File.generated(config, copy, abs_src_path=str(ROOT / path)))

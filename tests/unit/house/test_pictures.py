@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-TOOLS = Path(__file__).parents[3] / "tools"
+ROOT = Path(__file__).parents[3]
 
 
 def test_pictures_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    pictures = importlib.import_module("pictures")
+    monkeypatch.syspath_prepend(str(ROOT))
+    pictures = importlib.import_module("tools.pictures")
     drawn = pictures.drawn()
-    assert pictures.in_page(pictures.PAGE.read_text()) == drawn, "python tools/pictures.py --write"
+    assert pictures.in_page(pictures.PAGE.read_text()) == drawn, "python -m tools.pictures --write"
     assert all(picture.count("-->") > 5 for picture in drawn.values())
