@@ -202,12 +202,11 @@ def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_rep
     async def rewrite() -> None:
         """Change an order that the journal does not end with, and every seal over it."""
         connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        at = (
-            "chain_id = $1 AND last_id = (SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)"
-        )
         for statement in (
-            f"UPDATE chain_page SET payloads[1] = 'x' WHERE {at}",
-            f"UPDATE chain_batch SET seal = sha256(seal) WHERE {at}",
+            "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1 AND last_id = "
+            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
+            "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id = "
+            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
             "UPDATE chain_head SET last_seal = (SELECT seal FROM chain_batch AS batch WHERE "
             "batch.chain_id = $1 AND batch.last_id = chain_head.last_id) WHERE chain_id = $1",
         ):
