@@ -108,17 +108,19 @@ class ExportedSeals(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return one sentence for people."""
-        if self.first_misfit is None:
+        fits, misfit = self.last_fitting, self.first_misfit
+        if misfit is None:
             fit = "fits" if self.count == 1 else "fit"
-            return f"{counted(self.count, 'exported seal')} {fit}; the last one is of {self._fits}"
+            return f"{counted(self.count, 'exported seal')} {fit}; the last one is of {fits}"
+        if fits is None:
+            return (
+                f"exported seals: none before {misfit}, which does not fit: rows up to it were "
+                "changed or removed"
+            )
         return (
-            f"exported seals: {self._fits} is the last that fits, {self.first_misfit} the first "
+            f"exported seals: {fits} is the last that fits, {misfit} the first "
             "that does not: rows between them were changed or removed after that export"
         )
-
-    @property
-    def _fits(self) -> str:
-        return "none" if self.last_fitting is None else str(self.last_fitting)
 
 
 def exported_seals(kept: Sequence[KeptSeal], findings: Sequence[Finding]) -> ExportedSeals | None:

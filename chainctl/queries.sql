@@ -252,14 +252,14 @@ SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, 
  WHERE batch.chain_id = $1 AND batch.last_id >= $2
  ORDER BY batch.last_id LIMIT 1
 
--- neighbours: the rows before and after an id that is no row
+-- neighbours: the rows before and after an id; the page that holds it may end with it
 SELECT max(event.id) FILTER (WHERE event.id < $2) AS before,
        min(event.id) FILTER (WHERE event.id > $2) AS after
   FROM ((SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id < $2
           ORDER BY last_id DESC LIMIT 1)
         UNION ALL
         (SELECT ids FROM chain_page WHERE chain_id = $1 AND last_id >= $2
-          ORDER BY last_id LIMIT 1)) AS page
+          ORDER BY last_id LIMIT 2)) AS page
  CROSS JOIN LATERAL unnest(page.ids) AS event (id)
 
 -- archived_until: where rows end that are in the archive alone; 0 where there are none

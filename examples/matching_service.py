@@ -5,7 +5,8 @@
 
 It keeps the net quantity of each symbol, from orders like those of `sequencing_service.py`, in a
 table of its own. Kill it at any instant and start it again: each order is applied once, in order,
-none is left out. With a second argument it ends when nothing came for so many seconds.
+none is left out. With a second argument it ends when nothing came for so many seconds. It ends with
+2 when it is refused at the start, and with 3 when it halts or cannot continue: one line says why.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from orderchain import ReceiverConfig, open_receiver
+from orderchain import OrderchainError, ReceiverConfig, RefusedError, open_receiver
 
 if TYPE_CHECKING:
     from orderchain import Run
@@ -81,4 +82,8 @@ def changes(run: Run) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
+    try:
+        asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
+    except OrderchainError as error:  # a halt above all: a person must look before the next start
+        print(f"{NAME}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RefusedError) else 3)

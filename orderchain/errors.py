@@ -69,12 +69,13 @@ class OrderchainError(Exception):
 class RefusedError(OrderchainError):
     """What was given cannot be used, and nothing was done.
 
-    `field` names what to fix, `value` is what was given (never a secret).
+    `field` names what to fix, `value` is what was given (never a secret), None for nothing.
     """
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         shown = os.fspath(value) if isinstance(value, os.PathLike) else value
-        super().__init__(f"{field} was {shown!r}, expected {expected}")
+        given = "not given" if value is None else repr(shown)
+        super().__init__(f"{field} was {given}, expected {expected}")
         self.field = field
         self.value = value
         self.expected = expected

@@ -447,8 +447,8 @@ class HeadReports(ReceiverRecords, Protocol):
         """The receiver's name."""
         ...
 
-    async def begin(self) -> None:
-        """Check whether this receiver may start, before anything is reported.
+    async def begin(self) -> Mark | None:
+        """Check whether this receiver may start; return what was reported last, None for nothing.
 
         Raises StillHalted for a receiver that has halted, until the halt is lifted; SettingError
         where a receiver of this name keeps its checkpoint in that database.

@@ -551,9 +551,12 @@ class Sequencer:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.stop_seconds):
                 await self._drain()
+        # A standby need not wait for a broker that is away: it publishes the tail itself.
+        if self._tasks[_COMMITS].done() and self._failure is None and self._publisher is not None:
+            await self._leadership.hand_over()
 
     async def _drain(self) -> None:
-        """Commit what is queued, publish it, and store how far that went."""
+        """Commit what is queued, and publish it."""
         await asyncio.wait([self._tasks[_COMMITS]])
         if self._failure is not None or self._publisher is None:
             return
@@ -563,7 +566,6 @@ class Sequencer:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             published.cancel()
-        await self._leadership.hand_over()
 
     async def _close(self) -> None:
         """Close everything, and answer every caller that still waits.

@@ -291,14 +291,15 @@ class PostgresHeadReports(ClosedAtExit):
             pause_seconds=REPORT_SECONDS,
         )
 
-    async def begin(self) -> None:
-        """Check whether this receiver may start; see `orderchain.ports.HeadReports`."""
+    async def begin(self) -> Mark | None:
+        """Return what was reported last; see `orderchain.ports.HeadReports`."""
         row = await self._kept.load()
         if row["is_report"] is False:
             raise self._taken()
         if not self._reports_head:
             found = await self._kept.fetch("unfilled_gaps")
             self._unfilled = [gap["until_id"] for gap in found]
+        return _mark_of(row)
 
     @property
     def chain_id(self) -> int:

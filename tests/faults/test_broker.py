@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -182,6 +183,10 @@ async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publis
     await submit_each(sequencer, make_orders(20, start=100, size=100))
     async with deadline():
         await sequencer.__aexit__(None, None, None)
+    # It has committed all, so a standby leads at once, whatever is not published yet.
+    connection = await asyncpg.connect(chain.database)
+    assert await connection.fetchval("SELECT released FROM chain_lease")
+    await connection.close()
     kafka_to_break.thaw()
     async with open_sequencer(chain.config) as sequencer:
         await until_published(sequencer)

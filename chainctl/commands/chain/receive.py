@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
 from msgspec import Struct
@@ -16,7 +16,13 @@ from chainctl.monitor_server import Watch, http_option, watched
 from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
 from chainctl.units import Span
-from orderchain.errors import NotYetReadable, PrimaryBehind, RowsArchived, SettingError
+from orderchain.errors import (
+    NotYetReadable,
+    PrimaryBehind,
+    RowsArchived,
+    SealMismatch,
+    SettingError,
+)
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from gapfill import PreferredSources
     from matcher_receiver import PostgresHeadReports, Receiver, ReceiverConfig, ReceiverStats
+    from orderchain.errors import HaltError
     from orderchain.model import Mark, Run
     from orderchain.ports import GapSource, HeadReports
 
@@ -282,9 +289,8 @@ async def _receiver(
     from matcher_receiver import ChainFrames, Receiver
 
     try:
-        if reports is not None:
-            await reports.begin()
-        config = task.config(settings, await _place(source, journal, reports))
+        start = await _place(source, journal, reports)
+        config = task.config(settings, start)
         return Receiver(config, ChainFrames(config, source), source, reports=reports)
     except BaseException:
         await source.close()
@@ -297,11 +303,11 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     """Return the place after the journal's last row; None for a new journal.
 
     The row is compared with the database's, so that the journal of another database of the same
-    chain is not continued. Raises InputError when it is another row, PrimaryBehind when the
-    database is behind the journal: a halt, which is stored.
+    chain is not continued. A journal holds no seals: the one that was reported last is compared,
+    since the next report replaces it. Raises InputError when it is another row; PrimaryBehind when
+    the database is behind the journal and SealMismatch when seals differ: halts, which are stored.
     """
-    from matcher_receiver.checkpoint import store_halt
-
+    reported = None if reports is None else await reports.begin()
     last = journal.last_row
     if last is None:
         return None
@@ -309,17 +315,30 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     if standing.mark is None and standing.head.last_id < last.id:
         if not standing.is_primary:
             raise NotYetReadable(standing.head.last_id, last.id)
-        error = PrimaryBehind(last.chain_id, standing.head.last_id, last.id)
-        if reports is not None:
-            await store_halt(reports, error, last.id)
-        raise error
+        behind = PrimaryBehind(last.chain_id, standing.head.last_id, last.id)
+        await _halt(reports, behind, last.id)
     before = (await source.standing(last.pid)).mark
     if standing.mark is None or before is None:
         raise journal.foreign()
     async with aclosing(source.runs(before, last.id)) as runs:
         events = [event async for run in runs for event in run.events]
     journal.check_last(events)
+    if reported is not None and reported.id <= last.id:
+        found = await source.standing(reported.id, reported.batch_last_id)
+        seal = found.batch_seal or reported.seal  # none where the batch was archived
+        if found.is_primary and seal != reported.seal:
+            differs = SealMismatch(last.chain_id, reported.batch_last_id, reported.seal, seal)
+            await _halt(reports, differs, reported.id)
     return standing.mark
+
+
+async def _halt(reports: HeadReports | None, error: HaltError, at_id: int) -> NoReturn:
+    """Store the halt where there is a place for it, and raise `error`."""
+    from matcher_receiver.checkpoint import store_halt
+
+    if reports is not None:
+        await store_halt(reports, error, at_id)
+    raise error
 
 
 def _report(path: Path, count: Count) -> None:

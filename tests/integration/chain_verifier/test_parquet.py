@@ -66,7 +66,7 @@ def test_parquet_with_a_column_missing_or_of_another_type_is_refused(
     )
     frame.drop("payload").write.parquet(str(tmp_path / "a"))
     frame.selectExpr("* except (key)", "1 AS key").write.parquet(str(tmp_path / "b"))
-    with pytest.raises(InputError, match="column payload was None, expected the type binary"):
+    with pytest.raises(InputError, match="column payload was not given, expected the type binary"):
         verified(spark, ParquetSource(path=str(tmp_path / "a")))
     with pytest.raises(InputError, match="column key was 'int', expected the type string"):
         verified(spark, ParquetSource(path=str(tmp_path / "b")))

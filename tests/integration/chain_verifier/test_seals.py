@@ -255,7 +255,8 @@ def test_report_names_the_last_exported_seal_that_fits_and_the_first_that_does_n
     )
     none = verified(kept_seals=before[2:3]).exported_seals
     assert none is not None
-    assert str(none).startswith("exported seals: none is the last that fits, row ")
+    assert str(none).startswith(f"exported seals: none before row {before[2].id} (committed ")
+    assert str(none).endswith("), which does not fit: rows up to it were changed or removed")
     one = verified(kept_seals=before[:1]).exported_seals
     assert str(one).startswith("1 exported seal fits; the last one is of row ")
 

@@ -266,6 +266,7 @@ def world(
         r"/var/lib/orderchain-archive|\bDIR\b": f"{tmp_path}/archive",
         r"--(findings|report) ": rf"--\1 {tmp_path}/",  # Spark works in a folder of its own
         r"/etc/orderchain|/mnt/vault|/var/lib/chain-7|/var/journals": str(tmp_path),
+        r"/mnt/seals": f"{tmp_path}/kept-seals",
         r"\b8085\b": f"{free_port()}",
     }
     settings |= {"CLEARING_DATABASE": database, "TOKEN": TOKEN, "CHAINCTL_KEY_WINDOW_ROWS": "1000"}
@@ -284,6 +285,7 @@ def fill(tell: Callable[..., str], chain: int, folder: Path) -> str:
     tell("receive", "--chain", chain, "--output", folder / "journal.jsonl")
     tell("verify", "--local", "--chain", chain, "--source", "database", "--since-verified")
     tell("archive", "--chain", chain, "--archive", folder / "archive")
+    tell("seal", "export", "--chain", chain, "--to", folder / "kept-seals")
     return tell("seal", "export", "--chain", chain).split()[0]
 
 

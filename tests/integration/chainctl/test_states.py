@@ -387,8 +387,24 @@ def test_failed_verification(page: Page, world: World) -> None:
         plan = runbook.json("repair --chain 1 --from archive", dry_run=True, code=1)
         assert (plan["act_id"], plan["left"][0]["until_id"]) == (None, ends[-2])
         runbook.run("repair --chain 1 --from archive", code=1)
-        runbook.run("repair --chain 1 --from topic")
+        runbook.run("repair --chain 1 --from topic --reason")
         assert runbook.json("repair --chain 1 --from journal")["batches"] == 0
+        runbook.run(seals)
+
+        # Rewritten together with its seal, and never verified: an exported seal proves the rows.
+        seals_folder = world.folder / "seals"
+        head = world.sequence(BATCH_ROWS)
+        world.must("seal", "export", "--chain", 1, "--to", seals_folder)
+        world.sql(
+            f"UPDATE chain_event SET payload = 'x' WHERE id = {head}",
+            f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {head}",
+            "UPDATE chain_head SET last_seal = "
+            f"(SELECT seal FROM chain_batch WHERE last_id = {head})",
+            "SELECT 1",
+        )
+        runbook.run("repair --chain 1 --from topic --reason", code=1)
+        runbook.replace({"/mnt/seals": seals_folder})
+        runbook.run("repair --chain 1 --from topic --expect-seals")
         runbook.run(seals)
 
         # A mark is revoked: the next verification begins after the one before.
@@ -400,7 +416,7 @@ def test_failed_verification(page: Page, world: World) -> None:
         world.must(*verify)
         assert [mark["after_id"] for mark in runbook.json(listed)] == [first, 0]
         acts = [act["act"] for act in runbook.json("acts")]
-        assert acts == ["revoke mark", "repair", "repair"]
+        assert acts == ["revoke mark", "repair", "repair", "repair"]
 
 
 def test_forgotten_reader(page: Page, world: World, background: Background) -> None:

@@ -56,6 +56,27 @@ class Examples:
         assert process.returncode == 0, stderr.decode()
         return stdout.decode().splitlines()
 
+    async def refused(self, name: str, *arguments: str, code: int) -> str:
+        """Run an example that ends with `code`, and return the one line that says why."""
+        process = await self.start(name, *arguments)
+        async with deadline():
+            _, stderr = await process.communicate()
+        said = [line for line in stderr.decode().splitlines() if line.startswith("example-")]
+        assert process.returncode == code, stderr.decode()
+        assert "Traceback" not in stderr.decode()
+        (line,) = said
+        return line
+
+    async def overwrite(self) -> None:
+        """Change the payloads of the chain's last page, as the owner could."""
+        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
+        try:
+            await connection.execute(
+                "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1", self._chain_id
+            )
+        finally:
+            await connection.close()
+
     async def positions(self) -> dict[str, int]:
         connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
         try:
@@ -142,3 +163,21 @@ async def test_matching_example_beside_the_sequencing_one_follows_it_live(
         matching.kill()
         stdin_of(sequencing).close()
         await asyncio.gather(matching.communicate(), sequencing.wait())
+
+
+async def test_matching_example_with_a_changed_row_ends_with_one_line_and_exit_code_3(
+    examples: Examples,
+) -> None:
+    await examples.run("sequencing_service.py", given=lines(orders(1, "dora")))
+    await examples.overwrite()
+    said = await examples.refused("matching_service.py", IDLE_SECONDS, code=3)
+    assert "was changed" in said
+    assert "halted at 0" in await examples.refused("matching_service.py", IDLE_SECONDS, code=3)
+    assert await examples.positions() == {}
+
+
+async def test_matching_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_code_2(
+    stack_environment: dict[str, str],
+) -> None:
+    nowhere = Examples(stack_environment, 2**31 - 1)
+    assert "2147483647" in await nowhere.refused("matching_service.py", code=2)

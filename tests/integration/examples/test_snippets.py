@@ -10,6 +10,7 @@ import inspect
 import os
 import types
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -19,6 +20,7 @@ from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
 from orderchain import (
+    Consumer,
     ConsumerConfig,
     Destination,
     Relay,
@@ -110,8 +112,10 @@ class Book:
 
 def test_each_part_is_run_here_or_named_with_the_test_that_runs_it() -> None:
     pages = {str(block.page.relative_to(ROOT)) for block in HERE}
-    assert pages == {"README.md", "docs/choosing-a-delivery-mode.md", "docs/operations.md"}
-    assert len(HERE) == 6
+    assert pages == {
+        "README.md", "docs/backup.md", "docs/choosing-a-delivery-mode.md", "docs/operations.md",
+    }  # fmt: skip
+    assert len(HERE) == 7
 
 
 async def test_readme_sequences_an_order_and_matches_it(
@@ -163,6 +167,42 @@ async def test_readme_sends_a_message_and_applies_it(
         }
         await until(book.done, asyncio.create_task(run(part("README.md", "Consumer"), names)))
     assert book.seen == [b"a trade"]
+    await connection.close()
+
+
+async def test_consumer_whose_database_was_restored_is_moved_back_and_applies_what_was_lost(
+    postgres_server: PostgresServer,
+    kafka_server: KafkaServer,
+    database_with: Callable[..., str],
+) -> None:
+    dsn = postgres_server.dsn(SUPERUSER, database_with("outbox", "inbox"))
+    topic, kafka = f"clearing-{os.urandom(4).hex()}", kafka_server.bootstrap
+    connection = await asyncpg.connect(dsn)
+    clearing = Destination(name="clearing", topic=topic, consumers=("clearing",))
+    async with connection.transaction():
+        await save_destinations(connection, [clearing], create_topics=kafka)
+    config = ConsumerConfig(name="clearing", topics=(topic,), kafka=kafka, database=dsn)
+
+    async def book_one(then: str) -> list[bytes]:
+        book = Book()
+        async with Consumer(config) as consumer:
+            working = asyncio.create_task(consumer.run_many(book))
+            async with relay.transaction(connection) as business:
+                await business.add("clearing", then.encode(), key=then)
+            async with deadline():
+                await book.done.wait()
+                consumer.stop()
+                await working
+        return book.seen
+
+    async with Relay(RelayConfig(database=dsn, kafka=kafka)) as relay:
+        restored_to = datetime.now(UTC)
+        assert await book_one("lost") == [b"lost"]
+        await connection.execute("DELETE FROM inbox")  # the restored database is without it
+        assert await book_one("next") == [b"next"], "the broker does not give it again by itself"
+        names = {"config": config, "restored_to": restored_to}
+        await run(part("docs/backup.md", "move_start"), names)
+        assert (await book_one("last"))[0] == b"lost"
     await connection.close()
 
 

@@ -59,6 +59,11 @@ def test_refusal_names_field_value_and_expectation(kind: type[RefusedError]) -> 
     assert (error.field, error.value, error.expected) == ("batch_rows", 0, "1 to 100000")
 
 
+def test_refusal_of_nothing_says_that_nothing_was_given() -> None:
+    error = errors.SettingError("--reason", None, "why the tables are dropped")
+    assert str(error) == "--reason was not given, expected why the tables are dropped"
+
+
 def test_refusal_of_a_path_shows_it_as_it_was_typed() -> None:
     error = errors.SettingError("--archive", Path("arch"), "an archive")
     assert str(error) == "--archive was 'arch', expected an archive"

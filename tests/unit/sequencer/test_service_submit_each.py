@@ -285,5 +285,5 @@ async def test_reject_with_a_reason_that_no_database_takes_is_stored_readable(
     async with world.sequencer() as sequencer:
         await sequencer.submit_each([refusal], intake=mark(1), positions=[0])
     (reject,) = world.chain.rejects.values()
-    assert reject.reason.startswith(r"value was None, expected no \x00 and no \udc80, xxx")
+    assert reject.reason.startswith(r"value was not given, expected no \x00 and no \udc80, xxx")
     assert len(reject.reason) == 1_000

@@ -128,7 +128,7 @@ def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain)
     with pytest.raises(SettingError, match="the verified mark"):
         chain.archive(MARK + 1)
     chain.execute("DELETE FROM chain_verified")
-    with pytest.raises(SettingError, match="verified mark was None"):
+    with pytest.raises(SettingError, match="verified mark was not given"):
         chain.archive()
 
 

@@ -62,6 +62,27 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
     assert done.err.endswith("the row after none\n")
 
 
+def test_show_of_a_row_at_the_end_of_its_page_names_the_row_after_it(
+    call: Call, database: str, module_settings: Settings, free_chain: int, tmp_path: Path
+) -> None:
+    settings = {**module_settings, "CHAINCTL_DATABASE": database}
+    chain, orders = ("--chain", free_chain), tmp_path / "o.csv"
+    orders.write_text("n\n" + "1\n" * 20, encoding="utf-8")
+    assert call("chain", "create", free_chain, settings=settings).code == 0
+    sequence = ("sequence", *chain, "--input", orders, "--batch-rows", 10)
+    assert call(*sequence, settings=settings).code == 0
+    near = {
+        row_id: json_of(call, settings, "show", row_id, *chain)["neighbours"]
+        for row_id in (1, 10, 11, 20)
+    }
+    assert near == {
+        1: {"before": None, "after": 2},
+        10: {"before": 9, "after": 11},
+        11: {"before": 10, "after": 12},
+        20: {"before": 19, "after": None},
+    }
+
+
 def test_show_of_a_row_that_was_removed_says_that_its_batch_lacks_it(
     call: Call,
     database: str,

@@ -130,7 +130,7 @@ async def test_partitions_share_the_chain_and_keep_their_order(feed: Feed) -> No
 async def test_records_that_are_no_orders_become_rejects_and_stop_nothing(feed: Feed) -> None:
     feed.topic.add(0, b"a", b"1")
     bad = {
-        feed.topic.add(0, b"gone", None): ("gone", "value was None, expected an order"),
+        feed.topic.add(0, b"gone", None): ("gone", "value was not given, expected an order"),
         feed.topic.add(0, b"\xff\xfe", b"1"): (None, "expected UTF-8 text"),
         feed.topic.add(0, b"", b"1"): (None, "key was '0 bytes'"),
         feed.topic.add(0, b"k" * 513, b"1"): (None, "key was '513 bytes'"),

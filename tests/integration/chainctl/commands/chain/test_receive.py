@@ -191,6 +191,41 @@ def test_unhalt_says_whether_the_receiver_would_halt_again(
     assert call(*receive, settings=settings).code == 0
 
 
+def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_reported(
+    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+) -> None:
+    chain, settings = ("--chain", filled), module_settings
+    receive = ("receive", *chain, "--output", tmp_path / "h.jsonl", "--name", "h")
+    assert call(*receive, settings=settings).code == 0
+    head = call("seal", "export", *chain, settings=settings).out.split()[0]
+
+    async def rewrite() -> None:
+        """Change an order that the journal does not end with, and every seal over it."""
+        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
+        for statement in (
+            "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1 AND last_id = "
+            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
+            "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id = "
+            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
+            "UPDATE chain_head SET last_seal = (SELECT seal FROM chain_batch AS batch WHERE "
+            "batch.chain_id = $1 AND batch.last_id = chain_head.last_id) WHERE chain_id = $1",
+        ):
+            await connection.execute(statement, filled)
+        await connection.close()
+
+    asyncio.run(rewrite())
+    for _ in range(2):  # the second start finds what the first one reported unchanged
+        halted = call(*receive, settings=settings)
+        assert (halted.code, "seal after" in halted.err) == (3, True), halted
+    (line,) = json.loads(call("receivers", "list", *chain, "--json", settings=settings).out)
+    assert (line["agrees"], line["halted"][:12]) == ("another seal", "SealMismatch")
+    repair = ("repair", *chain, "--from", "topic", "--reason", "ticket 512")
+    assert call(*repair, "--expect-seal", head, settings=settings).code == 0
+    unhalt = ("unhalt", *chain, "--name", "h", "--reason", "ticket 512")
+    assert call(*unhalt, settings=settings).err.endswith("chainctl: it may start\n")
+    assert call(*receive, settings=settings).code == 0
+
+
 def test_receive_stores_the_gap_that_it_stands_before_until_it_has_passed_it(
     call: Call,
     module_settings: dict[str, str],
