@@ -1,0 +1,51 @@
+"""The arithmetic of the page on capacity, from the last figures of the benchmark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/capacity.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "benchmarks/results/table.md").read_text(encoding="utf-8")
+PEAK = 115_740
+"""Orders per second: ten times the mean of 10^9 per day."""
+
+
+def medians(batch: int, columns: int) -> list[float]:
+    """Return the medians of the engine's row of a batch size, in a table of so many columns."""
+    rows = re.findall(rf"^\| engine {batch} \| (.*) \|$", TABLE, flags=re.MULTILINE)
+    (row,) = [cells for cells in (row.split(" | ") for row in rows) if len(cells) == columns]
+    return [float(cell.split(" ")[0].replace(",", "")) for cell in row]
+
+
+@pytest.mark.parametrize("batch", [1_000, 5_000])
+def test_cpu_time_is_that_of_the_last_run(batch: int) -> None:
+    *parts, all_of_them, _ = medians(batch, 6)
+    cpu = f"{all_of_them:.2f} us per order"
+    spent = f"{all_of_them * 1_000:,.0f} s per day, {all_of_them * PEAK / 1e6:.1f} core at the peak"
+    (line,) = [line for line in PAGE.splitlines() if f"batches of {batch:,} | {cpu}" in line]
+    assert spent in line
+    names = re.search(
+        r"\(producer ([\d.]+), receiver ([\d.]+), PostgreSQL ([\d.]+), Kafka (.*)\)", line
+    )
+    assert names is not None
+    assert [float(each) for each in names.groups()] == parts
+
+
+def test_bound_of_a_chain_is_the_rate_of_the_last_run() -> None:
+    rate = medians(5_000, 4)[0]
+    text = " ".join(PAGE.split())
+    assert f"below the {rate:,.0f} measured at batches of 5,000" in text
+    assert f"and {rate:,.0f} orders per second, {rate / 5_000:.0f} commits per second of " in text
+    assert f"{5_000_000 / rate:.0f} ms." in text
+
+
+def test_log_and_disk_are_those_of_the_last_run() -> None:
+    name = "figures / cost of an order, batch 1000"
+    (log,) = re.findall(rf"\| {name} / wal_bytes / pages \| (\d+)", TABLE)
+    (disk,) = re.findall(rf"\| {name} / disk_bytes / pages \| (\d+)", TABLE)
+    assert f"{log} and {disk} bytes per order" in PAGE
+    assert f"10^9 x {log} bytes = {log} GB" in PAGE
