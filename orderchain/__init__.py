@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Sample as Sample,
     )
     from outbox import (
+        ConsumeStart as ConsumeStart,
         Consumer as Consumer,
         ConsumerConfig as ConsumerConfig,
         ConsumerStats as ConsumerStats,
@@ -95,7 +96,9 @@ if TYPE_CHECKING:
         Relay as Relay,
         RelayConfig as RelayConfig,
         RetryLevels as RetryLevels,
+        StartFrom as StartFrom,
         draw_message_ids as draw_message_ids,
+        move_start as move_start,
         save_destinations as save_destinations,
     )
     from outbox.errors import (
@@ -183,6 +186,7 @@ _NAMES = {
     "orderchain.model": ("Event", "Gap", "Mark", "Run", "Snapshot"),
     "orderchain.monitoring": ("LagLimits", "Monitor", "MonitoredPart", "Sample", "calm_collector"),
     "outbox": (
+        "ConsumeStart",
         "Consumer",
         "ConsumerConfig",
         "ConsumerStats",
@@ -193,7 +197,9 @@ _NAMES = {
         "Relay",
         "RelayConfig",
         "RetryLevels",
+        "StartFrom",
         "draw_message_ids",
+        "move_start",
         "save_destinations",
     ),
     "outbox.errors": (

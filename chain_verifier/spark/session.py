@@ -369,6 +369,8 @@ def _java_ended_where_left() -> Iterator[None]:
 
 def _end(process: Popen[bytes]) -> None:
     """End a process: by a signal on which Java cleans up, else without that."""
+    if process.stdin is not None:  # on which PySpark's Java waits for its own end
+        process.stdin.close()
     process.terminate()
     try:
         process.wait(_END_SECONDS)

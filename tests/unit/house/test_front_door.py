@@ -24,6 +24,7 @@ NAMES = {
     "FileSnapshotStore", "Snapshot", "Event", "Run", "Mark", "Gap",
     # messages
     "Relay", "RelayConfig", "Consumer", "ConsumerConfig", "ConsumerStats", "Delivery",
+    "ConsumeStart", "StartFrom", "move_start",
     "Destination", "Message", "Refused", "RetryLevels", "draw_message_ids", "save_destinations",
     # verifying
     "verify", "VerifyRequest", "Report", "DatabaseSource", "TopicSource", "JournalSource",
