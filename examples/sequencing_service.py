@@ -18,11 +18,19 @@ import sys
 
 import msgspec
 
-from orderchain import Ack, Sequencer, SequencerConfig, open_sequencer
+from orderchain import (
+    Ack,
+    OrderchainError,
+    RefusedError,
+    Sequencer,
+    SequencerConfig,
+    open_sequencer,
+)
 
 # Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
 # batch, so a higher number allows larger batches. It also bounds the memory.
 IN_FLIGHT_MAX = 10_000
+NAME = "example-sequencing"
 ORDER_BYTES_MAX = 256 * 1024
 
 Submissions = asyncio.Queue[tuple[str, asyncio.Task[Ack]] | None]
@@ -40,7 +48,7 @@ async def main(chain_id: int) -> None:
         chain_id=chain_id,
         database=os.environ["CHAINCTL_DATABASE"],
         kafka=os.environ["CHAINCTL_KAFKA"],
-        name="example",
+        name=NAME,
     )
     # Entering takes the chain over, leaving commits and publishes what was accepted.
     async with open_sequencer(config) as sequencer:
@@ -77,4 +85,8 @@ async def standard_input() -> asyncio.StreamReader:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    try:
+        asyncio.run(main(int(sys.argv[1])))
+    except OrderchainError as error:  # another leader above all: it has taken the chain over
+        print(f"{NAME}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RefusedError) else 3)

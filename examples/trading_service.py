@@ -25,7 +25,9 @@ import msgspec
 from orderchain import (
     Destination,
     Message,
+    OrderchainError,
     ReceiverConfig,
+    RefusedError,
     Relay,
     RelayConfig,
     draw_message_ids,
@@ -178,4 +180,8 @@ async def set_up_clearing(connection: asyncpg.Connection, kafka: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
+    try:
+        asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
+    except OrderchainError as error:  # a halt above all: a person must look before the next start
+        print(f"{NAME}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RefusedError) else 3)

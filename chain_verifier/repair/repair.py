@@ -109,7 +109,7 @@ def repair_chain(
 
     Raises InputError or SourceBroken for a source that cannot be read, ChainMissing, SchemaError,
     ConnectError, and RetryError where the chain was changed meanwhile, or a leader lives that would
-    have to be fenced.
+    have to be fenced (a dry run says that too).
     """
     with ExitStack() as opened:
         work = _RepairWork(request, opened, progress)
@@ -118,6 +118,8 @@ def repair_chain(
         act_id = None
         if plan.batches and not request.is_dry_run:
             act_id = work.write(plan)
+        elif plan.batches and plan.moves_head:
+            work.require_no_leader()
         return RepairOutcome(plan=plan, act_id=act_id)
 
 
@@ -186,6 +188,11 @@ class _RepairWork:
             moves_head=self._moves(matching),
             notes=self._offers.notes(),
         )
+
+    def require_no_leader(self) -> None:
+        """Raise RetryError for a living leader, so that a dry run ends as the act would."""
+        with _working_on(self._request) as (run, connection):
+            run(_require_no_leader(connection, self._request.chain_id))
 
     def write(self, plan: RepairPlan) -> int:
         """Write what the plan has, and return the act that records it."""

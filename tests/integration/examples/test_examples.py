@@ -17,6 +17,7 @@ import pytest
 from chainctl.commands.chain.chains import ChainPlan, create_chain
 from chainctl.settings import Settings
 from tests.deadlines import deadline
+from tests.integration.chainctl.conftest import must
 from tests.pipes import stdin_of, stdout_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -176,8 +177,15 @@ async def test_matching_example_with_a_changed_row_ends_with_one_line_and_exit_c
     assert await examples.positions() == {}
 
 
-async def test_matching_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_code_2(
-    stack_environment: dict[str, str],
+@pytest.fixture
+def environment_with_outbox(stack_environment: dict[str, str]) -> dict[str, str]:
+    must("schema", "apply", "--part", "outbox", settings=stack_environment)
+    return stack_environment
+
+
+@pytest.mark.parametrize("name", ["matching", "sequencing", "trading"])
+async def test_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_code_2(
+    environment_with_outbox: dict[str, str], name: str
 ) -> None:
-    nowhere = Examples(stack_environment, 2**31 - 1)
-    assert "2147483647" in await nowhere.refused("matching_service.py", code=2)
+    nowhere = Examples(environment_with_outbox, 2**31 - 1)
+    assert "2147483647" in await nowhere.refused(f"{name}_service.py", code=2)
