@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SERVICE_USER: Final = "orderchain"
 
 _USERADD_DEADLINE_S: Final = 30.0
+_USERADD_LOCK: Final = Path("/run/orderchain-useradd.lock")
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +63,11 @@ def service_account() -> Account:
 
     Raises:
         SetupNeeded: root has no way to make the user.
+        FolderUnusable: another process has been making it for too long.
     """
     if os.geteuid() != 0:
         return _current_account()
-    entry = _look_up(SERVICE_USER)
-    if entry is None:
-        _make_user(SERVICE_USER)
-        entry = _look_up(SERVICE_USER)
+    entry = _look_up(SERVICE_USER) or _make_user(SERVICE_USER)
     if entry is None or entry.pw_uid == 0:
         raise SetupNeeded(
             f"add a system user to run the servers as: useradd --system {SERVICE_USER}"
@@ -92,14 +91,22 @@ def _look_up(name: str) -> pwd.struct_passwd | None:
         return None
 
 
-def _make_user(name: str) -> None:
+def _make_user(name: str) -> pwd.struct_passwd | None:
+    """Make the user, one start at a time.
+
+    `useradd` looks for the name before it locks the file of users. Two at once therefore both make
+    it, each with a number of its own, and the last one's entry stays: the other start would own its
+    files by a number that has no name, which PostgreSQL refuses.
+    """
     program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
-        return
+        return None
     command = [program, "--system", "--user-group", "--no-create-home"]
     command += ["--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", name]
-    # It fails when a start at the same moment made the user; the look-up that follows shows it.
-    subprocess.run(command, check=False, capture_output=True, timeout=_USERADD_DEADLINE_S)
+    with exclusive(_USERADD_LOCK, deadline_s=_USERADD_DEADLINE_S):
+        if _look_up(name) is None:
+            subprocess.run(command, check=False, capture_output=True, timeout=_USERADD_DEADLINE_S)
+        return _look_up(name)
 
 
 # -- folders ---------------------------------------------------------------------------------------
