@@ -6,25 +6,29 @@
 
 It books the trades of `trading_service.py`: what the buyer gets, the seller gives, so the balances
 of a symbol add up to zero at every instant. Trades may come in any order, and more than once; the
-inbox knows which were booked, and each is confirmed to the trading service after the commit.
+inbox knows which were booked, and each is confirmed to the trading service after the commit. It
+ends with 2 when it is refused at the start, and with 3 when it cannot continue: one line says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
 
-from orderchain import Consumer, ConsumerConfig
+from orderchain import Consumer, ConsumerConfig, OrderchainError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orderchain import Delivery
+
+NAME = "clearing"
 
 CREATE = """
     CREATE TABLE IF NOT EXISTS example_balance (
@@ -49,13 +53,11 @@ class Trade(msgspec.Struct):
 async def main() -> None:
     """Book trades until killed."""
     database, kafka = os.environ["CHAINCTL_DATABASE"], os.environ["CHAINCTL_KAFKA"]
-    connection = await asyncpg.connect(database)
-    await connection.execute(CREATE)
-    await connection.close()
-    config = ConsumerConfig(
-        name="clearing", topics=("example.clearing",), kafka=kafka, database=database
-    )
+    config = ConsumerConfig(name=NAME, topics=("example.clearing",), kafka=kafka, database=database)
     async with Consumer(config) as consumer:
+        connection = await asyncpg.connect(database)
+        await connection.execute(CREATE)
+        await connection.close()
         await consumer.run_many(book)
 
 
@@ -73,4 +75,8 @@ async def book(deliveries: Sequence[Delivery], connection: asyncpg.Connection) -
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except OrderchainError as error:
+        print(f"example-{NAME}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RefusedError) else 3)

@@ -49,8 +49,6 @@ class Order(msgspec.Struct):
 async def main(chain_id: int, idle_seconds: float | None) -> None:
     """Apply the chain, from the checkpoint on."""
     database = os.environ["CHAINCTL_DATABASE"]
-    connection = await asyncpg.connect(database)
-    await connection.execute(CREATE)
     config = ReceiverConfig(
         chain_id=chain_id,
         name=NAME,
@@ -61,6 +59,8 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
         idle_seconds=idle_seconds,
     )
     async with open_receiver(config) as receiver:
+        connection = await asyncpg.connect(database)
+        await connection.execute(CREATE)
         async for run in receiver:
             # Effect and checkpoint in one transaction: that makes each order count exactly once.
             async with connection.transaction():
@@ -69,7 +69,7 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
                 )
                 await receiver.checkpoint(run, connection=connection)
             print(f"applied up to id {run.last_id}", flush=True)
-    await connection.close()
+        await connection.close()
 
 
 def changes(run: Run) -> Counter[str]:

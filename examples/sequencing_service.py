@@ -6,7 +6,8 @@
         python examples/sequencing_service.py 7
 
 prints {"key":"anna/1","id":1,"pid":0} once the order is committed: from then on it stays, and every
-receiver of the chain gets it in this place. The engine never looks into an order; this service
+receiver of the chain gets it in this place. A line that cannot be an order is answered with why it
+is refused. The engine never looks into an order; this service
 hands over the line as it came.
 """
 
@@ -19,8 +20,8 @@ import sys
 import msgspec
 
 from orderchain import (
-    Ack,
     OrderchainError,
+    OrderError,
     RefusedError,
     Sequencer,
     SequencerConfig,
@@ -33,7 +34,8 @@ IN_FLIGHT_MAX = 10_000
 NAME = "example-sequencing"
 ORDER_BYTES_MAX = 256 * 1024
 
-Submissions = asyncio.Queue[tuple[str, asyncio.Task[Ack]] | None]
+Answer = dict[str, str | int]
+Answers = asyncio.Queue[asyncio.Task[Answer] | None]
 
 
 class Keyed(msgspec.Struct):
@@ -57,23 +59,33 @@ async def main(chain_id: int) -> None:
 
 async def sequence(sequencer: Sequencer, lines: asyncio.StreamReader) -> None:
     """Submit each line without waiting for the one before."""
-    submissions = Submissions(IN_FLIGHT_MAX)
+    answers = Answers(IN_FLIGHT_MAX)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(answer(submissions))
+        tasks.create_task(print_each(answers))
         async for line in lines:
             order = line.rstrip(b"\n")
-            key = msgspec.json.decode(order, type=Keyed).key
             # Tasks begin in the order in which they were made, and ids follow the calls of submit.
-            await submissions.put((key, tasks.create_task(sequencer.submit(key, order))))
-        await submissions.put(None)
+            await answers.put(tasks.create_task(place(sequencer, order)))
+        await answers.put(None)
 
 
-async def answer(submissions: Submissions) -> None:
-    """Print the place of each order for the clients. Raises what the sequencer raised."""
-    while (submission := await submissions.get()) is not None:
-        key, task = submission
-        ack = await task
-        print(msgspec.json.encode({"key": key, "id": ack.id, "pid": ack.pid}).decode(), flush=True)
+async def place(sequencer: Sequencer, order: bytes) -> Answer:
+    """Return the place of an order, or why it is refused: one client's fault stops nobody else.
+
+    Raises what stops the sequencer.
+    """
+    try:
+        key = msgspec.json.decode(order, type=Keyed).key
+        ack = await sequencer.submit(key, order)
+    except (msgspec.MsgspecError, OrderError) as error:  # it got no id, and nothing is stored
+        return {"line": order.decode(errors="replace"), "refused": str(error)}
+    return {"key": key, "id": ack.id, "pid": ack.pid}
+
+
+async def print_each(answers: Answers) -> None:
+    """Print the answers, in the order of the lines."""
+    while (answer := await answers.get()) is not None:
+        print(msgspec.json.encode(await answer).decode(), flush=True)
 
 
 async def standard_input() -> asyncio.StreamReader:

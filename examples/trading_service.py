@@ -120,11 +120,6 @@ class Book:
 async def main(chain_id: int, idle_seconds: float | None) -> None:
     """Match the orders of the chain, from the checkpoint on."""
     database, kafka = os.environ["CHAINCTL_DATABASE"], os.environ["CHAINCTL_KAFKA"]
-    connection = await asyncpg.connect(database)
-    await connection.execute(CREATE)
-    await set_up_clearing(connection, kafka)
-    rows = await connection.fetch("SELECT * FROM example_resting ORDER BY id")
-    book = Book([Resting(*row) for row in rows])
     config = ReceiverConfig(
         chain_id=chain_id,
         name=NAME,
@@ -135,6 +130,11 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     )
     relaying = Relay(RelayConfig(database=database, kafka=kafka))
     async with relaying as relay, open_receiver(config) as receiver:
+        connection = await asyncpg.connect(database)
+        await connection.execute(CREATE)
+        await set_up_clearing(connection, kafka)
+        rows = await connection.fetch("SELECT * FROM example_resting ORDER BY id")
+        book = Book([Resting(*row) for row in rows])
         async for run in receiver:
             # One transaction: if it commits, the trades are sent; if not, there were none.
             async with relay.transaction(connection) as business:
@@ -150,7 +150,7 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
                 )
                 await receiver.checkpoint(run, connection=connection)
             print(f"matched up to id {run.last_id}, {len(trades)} trades", flush=True)
-    await connection.close()
+        await connection.close()
 
 
 async def match(book: Book, run: Run, connection: asyncpg.Connection) -> list[Trade]:

@@ -86,9 +86,11 @@ class KafkaFrameSink:
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
+        seconds = self._config.publish_seconds
         try:
-            async with asyncio.timeout(self._config.publish_seconds):
-                producer = self._producer or await self._open(self._config.publish_seconds)
+            # To open has a time of its own, which leaves some to find out why it failed.
+            producer = self._producer or await self._open(seconds)
+            async with asyncio.timeout(seconds):
                 of_frames = _headers_of(traceparents, len(frames))
                 acks = [
                     await producer.send(
@@ -102,10 +104,15 @@ class KafkaFrameSink:
             raise RetryError(reason_of(error)) from error
         except DRIVER_ERRORS as error:
             await self.close()
-            refusal = not_allowed(error, self._kafka, f"write to topic {self._topic}")
-            raise RetryError(reason_of(refusal) if refusal else f"kafka: {reason_of(error)}") from (
-                error
-            )
+            raise RetryError(self._reason(error, seconds)) from error
+
+    def _reason(self, error: Exception, seconds: float) -> str:
+        """Return why a send failed that may have taken `seconds`."""
+        if refusal := not_allowed(error, self._kafka, f"write to topic {self._topic}"):
+            return reason_of(refusal)
+        silent = f"no acknowledgement within {seconds:g} s"
+        reason = silent if isinstance(error, TimeoutError) else reason_of(error)
+        return f"kafka: {self._kafka.bootstrap_servers}: {reason}"
 
     async def close(self) -> None:
         """Discard the producer."""

@@ -189,3 +189,31 @@ async def test_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_
 ) -> None:
     nowhere = Examples(environment_with_outbox, 2**31 - 1)
     assert "2147483647" in await nowhere.refused(f"{name}_service.py", code=2)
+
+
+@pytest.mark.parametrize("name", ["clearing", "matching", "sequencing", "trading"])
+async def test_example_without_a_database_ends_with_one_line_and_exit_code_2(
+    stack_environment: dict[str, str], name: str
+) -> None:
+    nowhere = "postgresql://somebody@127.0.0.1:1/orders"
+    databases = dict.fromkeys(["CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"], nowhere)
+    without = Examples(stack_environment | databases, 1)
+    said = await without.refused(f"{name}_service.py", code=2)
+    assert "expected a server that listens at 127.0.0.1:1" in said
+
+
+async def test_sequencing_example_refuses_a_bad_order_and_serves_the_others(
+    examples: Examples,
+) -> None:
+    good = orders(3, "ella")
+    too_long = {"key": "k" * 1_000}
+    given = [lines([good[0]]), b"{\n", b"{}\n", lines([good[1], too_long]), lines([good[2]])]
+    said = await examples.run("sequencing_service.py", given=b"".join(given))
+    answers = [json.loads(line) for line in said]
+    assert [answer.get("key") for answer in answers] == [
+        "ella/1", None, None, "ella/2", None, "ella/3"
+    ]  # fmt: skip
+    assert [answer["id"] for answer in answers if "key" in answer] == [1, 2, 3]
+    assert [answer["line"] for answer in answers[1:3]] == ["{", "{}"]
+    assert "missing required field `key`" in answers[2]["refused"]
+    assert "key was '1000 bytes', expected 1 to 512 bytes" in answers[4]["refused"]
