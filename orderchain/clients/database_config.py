@@ -421,6 +421,11 @@ class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise SettingError("sslkey", "", "the key of sslcert")
         if self.sslpassword and not self.sslkey:
             raise SettingError("sslpassword", _HIDDEN, "none without sslkey")
+        self._check_tls_files()
+
+    def _check_tls_files(self) -> None:
+        if self.sslrootcert in ("", SYSTEM_AUTHORITIES) and not (self.sslcrl or self.sslcert):
+            return  # a context that loads nothing would be half of the time of a config
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.sslrootcert not in ("", SYSTEM_AUTHORITIES):
             load_authorities(context, ("sslrootcert", self.sslrootcert))
