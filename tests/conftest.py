@@ -25,7 +25,12 @@ from local_stack.jars import fetch_kafka
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from orderchain.testing.pytest_plugin import make_server_folder
-from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401 - hooks
+from tests.hanging import (  # noqa: F401 - hooks
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,14 +11,15 @@ import asyncio
 import linecache
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.deadlines import Deadline, stretched
+from tests.deadlines import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from types import FrameType
 
 CLEAN_UP_SECONDS: Final = 120.0
@@ -27,6 +28,38 @@ CLEAN_UP_SECONDS: Final = 120.0
 REPEAT_SECONDS: Final = 30.0
 """The timer of a test fires again after this long: the failure that it raises is lost where a
 callback of the loop runs, a task at the side, or a finalizer, and the test would hang for good."""
+
+
+class _Phase:
+    """Whether a set-up, a test or a clean-up runs: pytest makes a failure of what is raised there.
+
+    Raised between them, where the report is made, it would end the whole run.
+    """
+
+    is_running = False
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    _Phase.is_running = True
+    try:
+        yield
+    finally:
+        _Phase.is_running = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    """Let the timer end the set-up."""
+    with _running():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Let the timer end the test."""
+    with _running():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,11 +80,10 @@ def _set_timer(seconds: float, end: Callable[[int, FrameType | None], Any]) -> N
         if (left := bound.left()) > 0:
             signal.setitimer(signal.ITIMER_REAL, min(left, seconds), REPEAT_SECONDS)
             return
-        print_waits()
-        drop_call_to_java()
-        # The report of the failure is made before the timer ends: a loaded machine takes long.
-        signal.setitimer(signal.ITIMER_REAL, stretched(REPEAT_SECONDS), REPEAT_SECONDS)
-        end(number, frame)
+        if _Phase.is_running:  # else it fires again in the next phase
+            print_waits()
+            drop_call_to_java()
+            end(number, frame)
 
     signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
@@ -60,14 +92,15 @@ def _set_timer(seconds: float, end: Callable[[int, FrameType | None], Any]) -> N
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None, Any, Any]:
     """Bound the clean-up of a test that failed: pytest-timeout ends its timer with the failure."""
-    if signal.getitimer(signal.ITIMER_REAL)[0]:
-        return (yield)
-    _set_timer(CLEAN_UP_SECONDS, _end_clean_up)
-    try:
-        return (yield)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    with _running():
+        if signal.getitimer(signal.ITIMER_REAL)[0]:
+            return (yield)
+        _set_timer(CLEAN_UP_SECONDS, _end_clean_up)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _end_clean_up(number: int, frame: FrameType | None) -> None:

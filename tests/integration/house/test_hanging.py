@@ -50,15 +50,21 @@ def test_that_hangs_ends_and_names_the_line_of_each_task(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    # A timer that fires again while the report is made would end the run: it leaves time for that.
     seconds = stretched(0.5)
     pytester.makeconftest(
         "import os\n"
+        "import time\n"
+        "import pytest\n"
         "import tests.hanging\n"
+        "from tests.hanging import pytest_runtest_call, pytest_runtest_setup\n"
         "from tests.hanging import pytest_runtest_teardown, pytest_timeout_set_timer\n"
         f"tests.hanging.CLEAN_UP_SECONDS = {seconds}\n"
         f"tests.hanging.REPEAT_SECONDS = {seconds}\n"
         "os.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_runtest_makereport(call):\n"
+        f"    time.sleep({2 * seconds} if call.excinfo else 0)  # timers fire again meanwhile\n"
+        "    return (yield)\n"
     )
     pytester.makepyfile(HANGS.format(seconds=seconds))
     options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", f"--timeout={seconds}"]
