@@ -9,10 +9,19 @@ writing would show another text than there is.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from logging import Logger
 
 NO_LIMIT: Final = sys.maxsize
 """For text that must be shown whole, such as data that was asked for."""
+
+SUMMED_SECONDS: Final = 30.0
+"""Time between two lines about the same thing, where each record could cause one."""
 
 _ELLIPSIS: Final = "..."
 
@@ -65,3 +74,50 @@ def reason_in_chain(chain_id: int, error: BaseException) -> str:
 
 def silent(line: str) -> None:
     """Drop the line: the progress of a caller that does not watch."""
+
+
+class SummedLog:
+    """Logs what may come with every record: the first at once, then a sum per kind and interval.
+
+    A sender whose records are all refused would else write as many lines as it sends records.
+    """
+
+    def __init__(self, log: Logger, level: int, seconds: float = SUMMED_SECONDS) -> None:
+        """`seconds` pass between two lines of one kind."""
+        self._log = log
+        self._level = level
+        self._seconds = seconds
+        self._kinds: dict[str, _Unlogged] = {}
+
+    def add(self, kind: str, count: int, line: Callable[[int], str]) -> None:
+        """Add `count` to what is logged as `line(sum)`; the newest line of a kind is used.
+
+        There must be few kinds: no text of a record may be a part of one.
+        """
+        now = monotonic()
+        known = self._kinds.get(kind)
+        self._kinds[kind] = _Unlogged(
+            line, count + (known.count if known else 0), known.due_at if known else now
+        )
+        self._write(now)
+
+    def log(self) -> None:
+        """Log what was added and not logged yet: at the end of what adds."""
+        self._write(inf)
+
+    def _write(self, now: float) -> None:
+        for kind, unlogged in list(self._kinds.items()):
+            if unlogged.due_at > now:
+                continue
+            del self._kinds[kind]
+            if unlogged.count:
+                self._log.log(self._level, "%s", unlogged.line(unlogged.count))
+                self._kinds[kind] = _Unlogged(unlogged.line, 0, now + self._seconds)
+
+
+class _Unlogged(NamedTuple):
+    """How often a kind came since its last line, how to say it, and when to."""
+
+    line: Callable[[int], str]
+    count: int
+    due_at: float

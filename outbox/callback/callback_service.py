@@ -23,7 +23,7 @@ from orderchain.clock import SystemClock, time_of
 from orderchain.errors import OrderchainError
 from orderchain.monitoring import counter_field, counters
 from orderchain.sql import OUTBOX_CALLBACK, load_sql
-from orderchain.text import printable, reason_of
+from orderchain.text import SummedLog, printable, reason_of
 from outbox.callback.config import after_ask
 from outbox.errors import BadRecord
 from outbox.message import smallest_id
@@ -114,6 +114,7 @@ class CallbackService:
         self._calls = calls
         self._clock = clock or SystemClock()
         self._session = OutboxSession(config, "callback", tables=_TABLES)
+        self._dropped = SummedLog(_log, logging.WARNING)
 
     def stats(self) -> CallbackStats:
         """Return the counters as they are now."""
@@ -150,6 +151,7 @@ class CallbackService:
 
     async def close(self) -> None:
         """Close the connection; never raises."""
+        self._dropped.log()
         await self._session.close()
 
     # ---------------------------------------------------------------------------------- records
@@ -275,10 +277,9 @@ class CallbackService:
             forged = [row for row in rows if row.message_id in refused]
             if forged:
                 self._counters.forged += len(forged)
-                _log.warning(
-                    "callback: confirms of %s were refused by %s, since their proofs are wrong: %d",
-                    printable(consumer), printable(sender), len(forged),
-                )  # fmt: skip
+                whose = f"callback: confirms of {printable(consumer)}"
+                why = f"{whose} were refused by {printable(sender)}, since their proofs are wrong"
+                self._dropped.add("proof", len(forged), lambda count: f"{why}: {count:,}")
                 await self._write("refused", forged, token, self._now())
             returned = [row for row in rows if row.message_id not in refused]
             await self._write("returned", returned, token)
@@ -303,7 +304,8 @@ class CallbackService:
 
     def _drop(self, error: BadRecord) -> None:
         self._counters.bad_records[error.reason] += 1
-        _log.warning("callback: a record was dropped: %s", reason_of(error))
+        why = f"callback: records were dropped: {reason_of(error)}"
+        self._dropped.add(error.reason, 1, lambda count: f"{why}: {count:,}")
 
     def _return_at(self) -> datetime:
         """When a confirm that comes now is returned, with others that came meanwhile."""

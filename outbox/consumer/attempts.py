@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderchain.clients.postgres import sqlstate_of
-from orderchain.text import printable
+from orderchain.text import SummedLog, counted, printable
 from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import (
     AWAY,
@@ -76,6 +76,15 @@ class Outcomes:
     confirms: ConfirmSender
     stats: ConsumerStats
 
+    def __post_init__(self) -> None:
+        self._parked_ones = SummedLog(_log, logging.WARNING)
+        self._dead_ones = SummedLog(_log, logging.ERROR)
+
+    def log_rest(self) -> None:
+        """Log what failed and was not logged yet."""
+        self._parked_ones.log()
+        self._dead_ones.log()
+
     # -- applied ---------------------------------------------------------------------------------
 
     def applied(self, deliveries: Sequence[Delivery]) -> None:
@@ -119,14 +128,13 @@ class Outcomes:
         self.stats.failures += 1
         if failure.due_ns is None:
             self.stats.dead += 1
-            _log_dead(delivery, failure.reason, failure.error)
+            self._log_dead(delivery, failure.reason, failure.error)
             self.finish(delivery)
             return
         self.stats.parked += 1
-        _log.warning(
-            "message %s has failed, and is parked: %s",
-            delivery.message_id,
-            printable(failure.error),
+        which = f"such as {delivery.message_id}: {printable(failure.error)}"
+        self._parked_ones.add(
+            "", 1, lambda count: f"parked for a retry: {counted(count, 'message')}, {which}"
         )
         self._parked(delivery, until.get(delivery.message_id, now_ns))
 
@@ -143,7 +151,7 @@ class Outcomes:
         if failure.due_ns is None:
             await self._bury(connection, delivery, failure)
             await self.inbox.unpark(connection, delivery, now_ns)
-            _log_dead(delivery, failure.reason, failure.error)
+            self._log_dead(delivery, failure.reason, failure.error)
         else:
             await self.inbox.park_again(
                 connection, delivery,
@@ -192,8 +200,15 @@ class Outcomes:
                 await self._bury(connection, delivery, failure)
         self.stats.dead += len(deliveries)
         for delivery in deliveries:
-            _log_dead(delivery, TOO_OLD, error)
+            self._log_dead(delivery, TOO_OLD, error)
             self.finish(delivery)
+
+    def _log_dead(self, delivery: Delivery, reason: str, error: str) -> None:
+        """Log that a person must look at a message."""
+        which = f"such as {delivery.message_id}: {printable(error)}"
+        self._dead_ones.add(
+            reason, 1, lambda count: f"dead letter, {reason}: {counted(count, 'message')}, {which}"
+        )
 
     # -- shared ----------------------------------------------------------------------------------
 
@@ -225,11 +240,6 @@ class Outcomes:
             delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset, proof
         )
         self.confirms.add(delivery.confirm_topic, confirm)
-
-
-def _log_dead(delivery: Delivery, reason: str, error: str) -> None:
-    """Log that a person must look at a message."""
-    _log.error("message %s is a dead letter, %s: %s", delivery.message_id, reason, printable(error))
 
 
 _CONSTRAINT_CLASS: Final = "23"

@@ -209,6 +209,8 @@ class Consumer(ClosedAtExit):
 
     async def _close(self) -> None:
         async with AsyncExitStack() as closing:
+            if self._admission is not None:
+                closing.callback(self._admission.outcomes.log_rest)
             for close in (
                 self._connections.close, self._filter.close, self._confirms.close,
                 self._source.close, self._end_confirms, self._abandon_handed,

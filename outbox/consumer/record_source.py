@@ -27,7 +27,7 @@ from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowe
 from orderchain.clients.topics import describe_topics
 from orderchain.clock import Backoff, time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
-from orderchain.text import printable, reason_of
+from orderchain.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
 from outbox.consumer.in_hand import (
     ConsumeProgress,
@@ -242,8 +242,17 @@ class RecordIntake:
     _oldest: dict[str, UUID | None] = field(default_factory=dict, init=False)
     """By topic, since the last `take_oldest`."""
 
+    def __post_init__(self) -> None:
+        self._passed_over = SummedLog(_log, logging.ERROR)
+
     async def run(self) -> None:
         """Never returns. A broker that is away is tried until it answers."""
+        try:
+            await self._take_all()
+        finally:
+            self._passed_over.log()
+
+    async def _take_all(self) -> None:
         config, queues, pauses = self.config, self.queues, Backoff(*BROKER_PAUSE_SECONDS)
         while True:
             room = config.held_max - queues.held
@@ -285,10 +294,11 @@ class RecordIntake:
 
     def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
         self.stats.bad_records += 1
-        _log.error(
-            "%s/%d at %d: %s",
-            printable(record.topic), record.partition, record.offset, reason_of(error),
-        )  # fmt: skip
+        place = f"{printable(record.topic)}/{record.partition} at {record.offset}"
+        what = f"such as {place}: {reason_of(error)}"
+        self._passed_over.add(
+            error.reason, 1, lambda count: f"passed over {counted(count, 'record')}, {what}"
+        )
         held = self.source.progress.of((record.topic, record.partition))
         if held is not None:
             held.finish(record.offset)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
-from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.text import counted, printable
+from orderchain.text import SummedLog, counted, printable
 from outbox.message import Message
 from outbox.sender.message_sender import TopicTrouble
 
@@ -104,8 +102,7 @@ class Tally:
         self.sent_count = 0
         self.unsent_count = 0
         self._words = words
-        self._unlogged: Counter[str] = Counter()
-        self._logged_at = -inf
+        self._unsent = SummedLog(_log, logging.ERROR, LOG_SECONDS)
 
     def sent(self, _: Destination, sent: Sent, __: MessageClaims) -> None:
         """See `Settlement.sent`."""
@@ -124,17 +121,12 @@ class Tally:
     def give_up(self, count: int, reason: str) -> None:
         """Count messages that are not sent from here."""
         self.unsent_count += count
-        self._unlogged[reason] += count
-        if monotonic() - self._logged_at >= LOG_SECONDS:
-            self.log()
+        words, shown = printable(self._words), printable(reason)
+        self._unsent.add(shown, count, lambda lost: f"{words} {counted(lost, 'message')}: {shown}")
 
     def log(self) -> None:
         """Log what was not logged yet."""
-        for reason, count in self._unlogged.items():
-            what = f"{self._words} {counted(count, 'message')}"
-            _log.error("%s: %s", printable(what), printable(reason))
-        self._unlogged.clear()
-        self._logged_at = monotonic()
+        self._unsent.log()
 
 
 class _DestinationQueue:

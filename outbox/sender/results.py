@@ -19,7 +19,7 @@ from orderchain.clients.kafka import AIOKafkaConsumer, close_client, make_consum
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import connecting
 from orderchain.clients.postgres import DriverUUID
-from orderchain.text import printable, reason_of
+from orderchain.text import SummedLog, printable, reason_of
 from outbox.errors import BadRecord
 from outbox.parts import endless
 from outbox.records import APPLIED, decode_confirms, is_proven
@@ -202,6 +202,7 @@ class ConfirmIntake:
         self._confirm_key: bytes | None = None
         self._progress: dict[PublishedPlace, int] = {}  # progress that is not written yet
         self._progress_at = 0.0
+        self._dropped = SummedLog(_log, logging.WARNING)
 
     def refresh(self) -> None:
         """Look at the destinations again: some may have a new confirm topic."""
@@ -209,7 +210,10 @@ class ConfirmIntake:
 
     async def run(self) -> None:
         """Take confirms in, until cancelled. Raises what does not pass by itself."""
-        await endless("confirms", self._take_in, self._kafka)
+        try:
+            await endless("confirms", self._take_in, self._kafka)
+        finally:
+            self._dropped.log()
 
     async def _take_in(self) -> None:
         self._confirm_key = await self.store.confirm_key()
@@ -301,10 +305,7 @@ class ConfirmIntake:
             try:
                 decoded = decode_confirms(record.value)
             except BadRecord as error:
-                self.stats.bad_confirms[error.reason] += 1
-                _log.warning(
-                    "a record of %s was dropped: %s", printable(record.topic), reason_of(error)
-                )
+                self._drop_unreadable(record.topic, error)
                 continue
             consumer = decoded.consumer
             proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
@@ -336,13 +337,18 @@ class ConfirmIntake:
             key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
         )
 
+    def _drop_unreadable(self, topic: str, error: BadRecord) -> None:
+        """Count a record of a confirm topic that holds no confirms."""
+        self.stats.bad_confirms[error.reason] += 1
+        why = f"records of {printable(topic)} were dropped: {reason_of(error)}"
+        self._dropped.add(error.reason, 1, lambda count: f"{why}: {count:,}")
+
     def _drop_forged(self, topic: str, consumer: str, count: int) -> None:
         """Count confirms that prove nothing: forged, or of messages of another database."""
         self.stats.bad_confirms["proof"] += count
-        _log.warning(
-            "confirms of %s on %s were dropped, since their proofs are wrong: %d",
-            printable(consumer), printable(topic), count,
-        )  # fmt: skip
+        whose = f"confirms of {printable(consumer)} on {printable(topic)}"
+        why = f"{whose} were dropped, since their proofs are wrong"
+        self._dropped.add("proof", count, lambda dropped: f"{why}: {dropped:,}")
 
     async def _save_progress(self) -> None:
         if known := self._known(self._progress):

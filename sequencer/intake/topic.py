@@ -15,7 +15,7 @@ from orderchain.clock import Backoff
 from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from orderchain.model import SEPARATOR, IntakeMark
 from orderchain.monitoring import Metric
-from orderchain.text import counted
+from orderchain.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order
 from sequencer.submission import Refusal
@@ -230,6 +230,7 @@ class TopicIntake:
         self._is_stopping = asyncio.Event()
         self._records = 0
         self._rejects = 0
+        self._refused = SummedLog(_log, logging.WARNING)
         self._interruptions = 0
 
     def stats(self) -> TopicIntakeStats:
@@ -418,12 +419,13 @@ class TopicIntake:
         self._rejects += len(refused)
         if refused:
             position, error = refused[0]
-            _log.warning(
-                "%s: rejected %s, the first at %d: %s",
-                part.source,
-                counted(len(refused), "record"),
-                position,
-                error,
+            self._refused.add(
+                f"{part.source} {type(error).__name__}",
+                len(refused),
+                lambda count: (
+                    f"{part.source}: rejected {counted(count, 'record')}, "
+                    f"such as the one at {position}: {error}"
+                ),
             )
 
     async def _settle_within(self, seconds: float) -> None:
@@ -438,3 +440,4 @@ class TopicIntake:
                 elif not part.outcomes.cancelled() and part.outcomes.exception() is None:
                     self._count(part, part.outcomes.result())
         self._in_flight.clear()
+        self._refused.log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
@@ -155,6 +156,19 @@ async def test_records_that_are_no_orders_become_rejects_and_stop_nothing(feed: 
         assert found[offset][0] == key
         assert part in found[offset][1]
     assert (intake.stats().records, intake.stats().rejects) == (12, 9)
+
+
+async def test_topic_of_nothing_but_rejects_is_logged_in_a_few_lines(
+    feed: Feed, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3_000):
+        feed.topic.add(number % 3, b"gone", None)
+    async with feed.running(batch_rows=3) as intake:
+        await until(lambda: intake.stats().rejects == 3_000)
+    # Per partition one at once, and one at the end.
+    assert len(caplog.messages) <= 6
+    counts = [re.findall(r"rejected ([\d,]+) record", line) for line in caplog.messages]
+    assert sum(int(count.replace(",", "")) for (count,) in counts) == 3_000
 
 
 async def test_restart_at_any_place_adds_nothing_twice_and_misses_nothing(feed: Feed) -> None:
