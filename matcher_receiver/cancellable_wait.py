@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from orderchain.errors import ConnectError, RetryError
+from orderchain.text import SummedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -35,6 +36,7 @@ class CancellableWait:
     def __init__(self, chain_id: int, backoff: Backoff, counters: Counters) -> None:
         self._chain_id = chain_id
         self._backoff = backoff
+        self._outage = SummedLog(_log, logging.WARNING)
         self._counters = counters
         self._stop = asyncio.Event()
         self._work: asyncio.Task[Any] | None = None
@@ -99,12 +101,13 @@ class CancellableWait:
         """Wait a little before the next try, longer after each failure in a row."""
         self._counters.database_retries += 1
         seconds = self._backoff.next_seconds()
-        _log.warning("chain %d: retry in %.2f s: %s", self._chain_id, seconds, error)
+        self._outage.repeat(f"chain {self._chain_id}: {error}; trying again")
         await self.sleep(seconds)
 
     def succeeded(self) -> None:
         """A try has succeeded: the next failure is the first in a row."""
         self._backoff.reset()
+        self._outage.log()
 
 
 async def _until_done(task: asyncio.Task[Any]) -> None:

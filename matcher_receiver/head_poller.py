@@ -12,6 +12,7 @@ from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Compare, Halt
 from matcher_receiver.stats import archived_gap
 from orderchain.errors import OrderchainError, RowsArchived
+from orderchain.text import SummedLog
 
 if TYPE_CHECKING:
     from matcher_receiver.cancellable_wait import CancellableWait
@@ -166,6 +167,7 @@ class HeadWatch:
         """How far the database is ahead of what was delivered."""
         self.source_name = "primary"
         """What answered last: `primary` or `standby`."""
+        self._outage = SummedLog(_log, logging.WARNING)
 
     # -- when to look --------------------------------------------------------------------------
 
@@ -231,11 +233,13 @@ class HeadWatch:
         """
         core, counters = self._core, self._counters
         try:
-            return await self._ask(cause)
+            decision = await self._ask(cause)
         except AWAY as error:
             counters.database_retries += 1
-            _log.warning("chain %d: the database is away: %s", core.chain_id, error)
+            self._outage.repeat(f"chain {core.chain_id}: the database is away: {error}")
             return None
+        self._outage.log()
+        return decision
 
     async def answer_denial(self) -> None:
         """Read the standing that the database has denied us, and pause while it is away.

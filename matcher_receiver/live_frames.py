@@ -31,6 +31,7 @@ from matcher_receiver.decisions import (
 from orderchain.clock import Backoff
 from orderchain.errors import ConnectError, FrameError, NotYetReadable, OrderchainError, RetryError
 from orderchain.frame import decode_header
+from orderchain.text import SummedLog
 
 if TYPE_CHECKING:
     from random import Random
@@ -148,6 +149,7 @@ class LiveFrames:
         self._aside: tuple[FrameHeader, bytes] | None = None
         self._question: FrameDecision | None = None
         self._patience = Patience(standby_wait_seconds, clock)
+        self._outage = SummedLog(_log, logging.WARNING)
 
     @property
     def is_empty(self) -> bool:
@@ -166,10 +168,12 @@ class LiveFrames:
             records = await self._frames.records(patience_seconds)
         except RetryError as error:
             self._counters.broker_failures += 1
-            _log.warning("chain %d: the broker is away: %s", self._core.chain_id, error)
+            self._outage.repeat(f"chain {self._core.chain_id}: the broker is away: {error}")
             self._watch.note_outage()
             await self._rest_of(self._watch.patience, began_ns)
             records = []
+        else:
+            self._outage.log()
         if records:
             self._records.extend(records)
         else:

@@ -300,6 +300,8 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
     released: bool
     """Whether the leader handed over, or there never was one."""
     owner: str
+    topic: str
+    partition: int
 
 
 TERM_SPREAD_IDS: Final = 2**29

@@ -77,9 +77,10 @@ def silent(line: str) -> None:
 
 
 class SummedLog:
-    """Logs what may come with every record: the first at once, then a sum per kind and interval.
+    """Logs what may come again and again: the first at once, then a sum per kind and interval.
 
-    A sender whose records are all refused would else write as many lines as it sends records.
+    A sender whose records are all refused would else write as many lines as it sends records, and
+    a database that is away a line per try.
     """
 
     def __init__(self, log: Logger, level: int, seconds: float = SUMMED_SECONDS) -> None:
@@ -97,21 +98,27 @@ class SummedLog:
         now = monotonic()
         known = self._kinds.get(kind)
         self._kinds[kind] = _Unlogged(
-            line, count + (known.count if known else 0), known.due_at if known else now
+            line, count + (known.times if known else 0), known.due_at if known else now
         )
         self._write(now)
 
+    def repeat(self, line: str) -> None:
+        """Log why a try has failed; the same line again is counted."""
+        self.add(line, 1, lambda count: line if count == 1 else f"{line} ({count:,} times)")
+
     def log(self) -> None:
-        """Log what was added and not logged yet: at the end of what adds."""
-        self._write(inf)
+        """Log what was added and not logged yet: once it is over, or what adds ends."""
+        if self._kinds:
+            self._write(inf)
+            self._kinds.clear()
 
     def _write(self, now: float) -> None:
         for kind, unlogged in list(self._kinds.items()):
             if unlogged.due_at > now:
                 continue
             del self._kinds[kind]
-            if unlogged.count:
-                self._log.log(self._level, "%s", unlogged.line(unlogged.count))
+            if unlogged.times:
+                self._log.log(self._level, "%s", unlogged.line(unlogged.times))
                 self._kinds[kind] = _Unlogged(unlogged.line, 0, now + self._seconds)
 
 
@@ -119,5 +126,5 @@ class _Unlogged(NamedTuple):
     """How often a kind came since its last line, how to say it, and when to."""
 
     line: Callable[[int], str]
-    count: int
+    times: int
     due_at: float

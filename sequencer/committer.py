@@ -18,6 +18,7 @@ from orderchain.errors import (
     UnknownOutcome,
 )
 from orderchain.monitoring import Buckets
+from orderchain.text import SummedLog
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, KeyResolution, columns_of_entries
 from sequencer.stats import BATCH_SIZES, Timing
@@ -106,6 +107,7 @@ class Committer:
         self.timing = Timing()
         self.repeats = 0
         self.unknown_outcomes = 0
+        self._outage = SummedLog(_log, logging.WARNING)
 
     @property
     def head_persisted(self) -> int:
@@ -357,7 +359,7 @@ class Committer:
                     return
                 failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
             except RetryError as error:
-                _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
+                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 await self._take_over_until(deadline_ns, error)
                 failure = error
             else:
@@ -431,10 +433,13 @@ class Committer:
         backoff = self._backoff()
         while True:
             try:
-                return await work()
+                done = await work()
             except (RetryError, ConnectError) as error:
-                _log.warning("chain %d: %s; trying again", self._config.chain_id, error)
+                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 failure = cause or error
+            else:
+                self._outage.log()
+                return done
             await self._pause(backoff, deadline_ns, failure)
 
     def _backoff(self, *, is_first_at_once: bool = False) -> Backoff:

@@ -82,8 +82,9 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """How long the broker must give no answer before it counts as away. With a value below
     `heartbeat_seconds` and the time of a slow send, orders are refused while nothing is wrong."""
     kafka_at_start: Literal["required", "optional"] = "required"
-    """Whether a start, and so a take-over, needs the broker. With "optional" the topic is checked
-    once the broker is available, and the committed rows are published then."""
+    """Whether a start needs the broker. A standby checks the topic when it begins to wait: a
+    take-over can do without the broker. With "optional" the topic is checked once the broker is
+    available. The rows that were committed without it are published then."""
 
     connect_seconds: Seconds = 10.0
     lease_seconds: Seconds = 5.0

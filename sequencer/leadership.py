@@ -19,7 +19,7 @@ from orderchain.clients.session import check_durability
 from orderchain.clock import SystemClock
 from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
 from orderchain.sql import load_sql
-from orderchain.text import reason_of
+from orderchain.text import SummedLog, reason_in_chain, reason_of
 from sequencer.core import ClockWatch
 from sequencer.publisher import highest_id
 from sequencer.stores.session import side_session
@@ -152,11 +152,14 @@ class Leadership:
         self._renewed_ns = 0
         self.term: Term | None = None
         self.take_overs = 0
+        self.has_checked_broker = False
+        """Whether the broker was there when a standby began to wait: a take-over can do without."""
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
         self._has_handed_over = False
         # Why the topic's last frames were not looked at; empty if they were, or it was logged.
         self._why_not_looked = ""
+        self._outage = SummedLog(_log, logging.WARNING)
 
     @property
     def lease_age_seconds(self) -> float:
@@ -170,12 +173,15 @@ class Leadership:
 
         Waits for up to the time of a lease to see whether a leader is alive. Then, or as a standby
         when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
-        else as `ChainStore.look`.
+        else as `ChainStore.look`, and a standby as `FrameSink.start` where the broker is required.
         """
         watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
         while True:
             try:
                 sight = await self._store.look()
+                self._outage.log()
+                if not watch.has_looked:
+                    await self._check_broker(sight)
                 if watch.may_take_over(sight, self._clock.monotonic_ns()):
                     return await self._begin(await self._store.take_over(self._config.name, sight))
                 if watch.is_led and not self._config.standby:
@@ -187,9 +193,24 @@ class Leadership:
                 # A standby survives an outage of its database; a start does not.
                 if not (self._config.standby and watch.has_looked):
                     raise
-                _log.warning("chain %d: %s; looking again", self._config.chain_id, error)
+                chain_id = self._config.chain_id
+                why = reason_in_chain(chain_id, error)
+                self._outage.repeat(f"chain {chain_id}: {why}; looking again")
             pause = min(self._config.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
             await asyncio.sleep(pause)
+
+    async def _check_broker(self, sight: LeaseSight) -> None:
+        """Raise what the sink does if a standby, which may need no broker later, has none now.
+
+        A standby takes over when something has failed, and the broker may have failed with it. If
+        it needed the broker then, it would fence a leader that goes on without one, and end.
+        """
+        if self._config.standby and self._config.kafka_at_start == "required":
+            try:
+                await self._sink.start(sight.topic, sight.partition)
+            finally:
+                await self._sink.close()
+            self.has_checked_broker = True
 
     async def renew_term(self) -> Term:
         """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
@@ -238,12 +259,14 @@ class Leadership:
             if await self._lease.renew(term, self._head_published()):
                 self.asked_to_step_down.set()
             self._renewed_ns = self._clock.monotonic_ns()
+            self._outage.log()
         except Fenced:
             # Our own take-over may have come in between: then the lease is at the next epoch.
             if self.term is term and not self._is_changing:
                 raise
         except (RetryError, ConnectError) as error:
-            _log.warning("chain %d: lease: %s", term.chain_id, error)
+            chain_id = term.chain_id
+            self._outage.repeat(f"chain {chain_id}: lease: {reason_in_chain(chain_id, error)}")
 
     async def _begin(self, term: Term) -> Term:
         """Hold `term`, with the highest id in the topic's last frames that the database lacks."""

@@ -13,6 +13,7 @@ from orderchain.errors import FrameError, RetryError
 from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from orderchain.seal import SEAL_BYTES
+from orderchain.text import SummedLog
 from sequencer.stats import Timing
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class Publisher:
     ) -> None:
         """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
+        self._outage = SummedLog(_log, logging.WARNING)
         self._config = config
         self._record_skip = skip
         self._sink = sink
@@ -298,10 +300,11 @@ class Publisher:
                 if has_failed:
                     self._backoff.reset()
                     has_failed = False
+                    self._outage.log()
             except RetryError as error:
                 has_failed = True
                 self.send_failures += 1
-                _log.warning("chain %d: %s; trying again", self._term.chain_id, error)
+                self._outage.repeat(f"chain {self._term.chain_id}: {error}; trying again")
                 await asyncio.sleep(self._backoff.next_seconds())
 
     async def drain(self) -> None:

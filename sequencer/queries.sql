@@ -20,8 +20,9 @@ SELECT current_setting('server_encoding') AS server_encoding,
 -- ping: an answer of its own, after whatever is still on its way
 SELECT 1
 
--- look: who leads, and the counter of its lease
-SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner
+-- look: who leads, the counter of its lease, and where it publishes
+SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner,
+       head.topic, head.topic_partition AS partition
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  WHERE chain_id = $1
 

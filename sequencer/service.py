@@ -153,6 +153,11 @@ class Sequencer:
             raise self._failure
 
     @property
+    def is_standby(self) -> bool:
+        """Whether it waited, or would have, while another process led: see `SequencerConfig`."""
+        return self._config.standby
+
+    @property
     def batch_rows_max(self) -> int:
         """Orders that one call may hold."""
         return self._config.batch_rows_max
@@ -355,7 +360,10 @@ class Sequencer:
         try:
             await self._sink.start(term.topic, term.partition)
         except (ConnectError, RetryError) as error:
-            if self._config.kafka_at_start == "required":
+            if (
+                self._config.kafka_at_start == "required"
+                and not self._leadership.has_checked_broker
+            ):
                 raise
             _log.warning("chain %d: %s; starting without it", term.chain_id, error)
 

@@ -257,8 +257,10 @@ def connect_refusal(
         return _pooler_found(config, _words(error))
     if state[:2] in _PASSING_CLASSES:
         return RetryError(f"database {server}: not ready: {_words(error)}")
-    where = f"{server}: " if len(config.addresses) > 1 else ""
-    return ConnectError("database", config.shown, where + _expected(error, config, server))
+    if len(config.addresses) == 1:
+        return ConnectError("database", config.shown, _expected(error, config, f"at {server}"))
+    expected = _expected(error, config, "there")
+    return ConnectError("database", config.shown, f"{server}: {expected}")
 
 
 def statement_refusal(
@@ -305,7 +307,7 @@ def _pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
     return PoolerFound("database", config.shown, expected)
 
 
-def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
+def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
     """Return the text for what was expected where `error` occurred."""
     state = sqlstate_of(error)
     if state == _WRONG_PASSWORD:
@@ -329,7 +331,7 @@ def _expected(error: Exception, config: DatabaseConfig, server: str) -> str:
     if "rejected SSL upgrade" in str(error):
         return f"a server that speaks TLS: it has none (sslmode is {config.tls_mode})"
     if isinstance(error, OSError):
-        return f"a server that listens at {server}"
+        return f"a server that listens {where}"
     return f"a connection ({type(error).__name__})"
 
 
@@ -363,14 +365,17 @@ def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> Ordercha
     """Return one refusal for all servers: a lasting one only where each of them is lasting."""
     if len(refusals) == 1:
         return refusals[0]
-    texts = list(dict.fromkeys(_reason_of(refusal) for refusal in refusals))
     if any(isinstance(refusal, RetryError) for refusal in refusals):
-        return RetryError("; ".join(texts))
-    return ConnectError("database", config.shown, "; ".join(texts))
+        return RetryError(_joined(refusals, "expected "))
+    return ConnectError("database", config.shown, _joined(refusals, ""))
 
 
-def _reason_of(refusal: OrderchainError) -> str:
-    return refusal.expected if isinstance(refusal, ConnectError) else str(refusal)
+def _joined(refusals: list[OrderchainError], before_expected: str) -> str:
+    texts = (
+        before_expected + each.expected if isinstance(each, ConnectError) else str(each)
+        for each in refusals
+    )
+    return "; ".join(dict.fromkeys(texts))
 
 
 # -- opening -----------------------------------------------------------------------------------

@@ -231,6 +231,8 @@ class MemoryChainStore:
             counter=chain.lease_counter,
             released=chain.lease_released,
             owner=chain.owner,
+            topic=f"orders.{self._chain_id}",
+            partition=0,
         )
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:

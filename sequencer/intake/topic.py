@@ -231,6 +231,7 @@ class TopicIntake:
         self._records = 0
         self._rejects = 0
         self._refused = SummedLog(_log, logging.WARNING)
+        self._outage = SummedLog(_log, logging.WARNING)
         self._interruptions = 0
 
     def stats(self) -> TopicIntakeStats:
@@ -258,8 +259,9 @@ class TopicIntake:
 
         Raises IntakeLost when the topic lacks what comes next, IntakeMoved when another intake
         reads it into this chain, StoppedError when a task of its own was cancelled; ConnectError
-        and TopicError when it cannot be read at the start (later it is retried); whatever ended
-        the leadership.
+        and TopicError when it cannot be read at the start; whatever ended the leadership. Later,
+        and where the sequencer is a standby, a broker that is away is retried: a standby takes
+        over when something has failed, and may find that more has.
         """
         reading = asyncio.create_task(self._read(), name="orderchain intake")
         leading = asyncio.create_task(self._sequencer.until_stopped())
@@ -285,19 +287,20 @@ class TopicIntake:
 
     async def _read(self) -> None:
         """Read; begin again after an error if that is all that is needed."""
-        has_begun = False
+        may_wait = self._sequencer.is_standby
         while True:
             settled = self._records
             try:
                 await self._begin()
-                has_begun = True
+                may_wait = True
+                self._outage.log()
                 while True:
                     await self._take_portion()
             except (RetryError, ConnectError) as error:
-                if not has_begun and isinstance(error, ConnectError):
+                if not may_wait and isinstance(error, ConnectError):
                     raise
                 self._interruptions += 1
-                _log.warning("intake of %s: %s; trying again", self._config.topic, error)
+                self._outage.repeat(f"intake of {self._config.topic}: {error}; trying again")
             if self._records > settled:
                 self._backoff.reset()
             await asyncio.sleep(self._backoff.next_seconds())

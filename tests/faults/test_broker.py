@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from random import Random
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from orderchain.errors import BrokerAway, ConnectError
 from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
-from sequencer import Order, Sequencer, open_sequencer
+from sequencer import (
+    Order,
+    Sequencer,
+    TopicIntake,
+    TopicIntakeConfig,
+    check_intake_topic,
+    open_sequencer,
+)
 from tests.builders.orders import make_orders
+from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 from .addresses import proxy_before
@@ -100,6 +110,50 @@ async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
         await submit_each(sequencer, make_orders(5, start=1_000, size=100))
     assert len(await chain.fetch("SELECT * FROM chain_skip")) >= 1
     await assert_whole(chain, 70)
+
+
+async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_once_it_is_back(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+    kafka = chain.config.kafka
+    assert isinstance(kafka, str)
+    topic = TopicIntakeConfig(kafka=kafka, topic=f"orders.{chain.topic}", connect_seconds=2.0)
+    await make_topics(kafka, topic.topic)
+    standby = open_sequencer(chain.with_settings(standby=True))
+    async with open_sequencer(chain.config):
+        await check_intake_topic(topic)  # as our command does, before it waits
+        waiting = asyncio.create_task(standby.__aenter__())
+        await until(lambda: standby._leadership.has_checked_broker or waiting.done())
+        await asyncio.to_thread(kafka_to_break.kill)
+    async with AsyncExitStack() as closing:
+        await waiting
+        closing.push_async_exit(standby)
+        intake = TopicIntake(topic, standby)
+        taking = asyncio.create_task(intake.run())
+        await until(lambda: intake.stats().interruptions > 0 or taking.done())
+        await asyncio.to_thread(kafka_to_break.start)
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+            await producer.send_and_wait(topic.topic, b"order", key=b"key")
+        await until(lambda: intake.stats().records > 0 or taking.done())
+        intake.stop()
+        await taking
+        await until_published(standby)
+    await assert_whole(chain, 1)
+
+
+async def test_standby_without_a_broker_at_its_own_start_is_refused_before_it_waits(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+) -> None:
+    chain = await chain_on_breakable_kafka(connect_seconds=1.0, publish_seconds=1.0)
+    async with open_sequencer(chain.config) as leader:
+        await asyncio.to_thread(kafka_to_break.kill)
+        with pytest.raises(ConnectError, match="kafka"):
+            async with open_sequencer(chain.with_settings(standby=True)):
+                pass
+        await submit_each(leader, make_orders(1, size=100))  # it was not fenced
+        await asyncio.to_thread(kafka_to_break.start)
+    await assert_whole(chain, 1)
 
 
 async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(

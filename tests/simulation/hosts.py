@@ -198,7 +198,7 @@ class SequencerHost(Host):
             takeover_skip_ids=plan.takeover_skip_ids,
             id_strategy="time" if plan.is_time_ids else "sequential",
             key_window_rows=plan.key_window_rows,
-            kafka_at_start="optional",
+            kafka_at_start="optional" if plan.is_broker_optional else "required",
             when_kafka_is_away="refuse" if refuses else "continue",
             kafka_away_seconds=KAFKA_AWAY_SECONDS,
             publish_wait_seconds=plan.publish_wait_seconds,

@@ -86,6 +86,7 @@ MUTATIONS = (
             **FULL_QUEUE,
             "publish_wait_seconds": 0.05,
             "is_broker_gone": True,
+            "is_broker_optional": True,
             "publish_interval_seconds": 0.0,
         },
     ),

@@ -79,6 +79,7 @@ class LostPrimary(World):
             database_loss=0.0,
             sources="primary",
             topic_records=0,
+            is_broker_optional=True,
             takeover_skip_ids=DEFAULTS.takeover_skip_ids,
         )
         super().__init__(plan)

@@ -57,3 +57,17 @@ def test_each_kind_has_an_interval_of_its_own_and_a_quiet_one_is_forgotten(
     now = 121.0
     log.add("key", 1, lambda count: rejected("f", count))
     assert caplog.messages[5:] == ["rejected 1 record, such as f"]
+
+
+def test_line_that_repeats_says_how_often_until_it_is_over(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orderchain.text.monotonic", lambda: 0.0)
+    log = SummedLog(LOG, logging.WARNING)
+    for _ in range(1_001):
+        log.repeat("the database is away")
+    log.repeat("the database starts")
+    assert caplog.messages == ["the database is away", "the database starts"]
+    log.log()
+    log.repeat("the database is away")  # another outage is logged at once
+    assert caplog.messages[2:] == ["the database is away (1,000 times)", "the database is away"]

@@ -300,6 +300,20 @@ async def test_broker_away_at_the_start_is_refused(feed: Feed) -> None:
             await feed.intake(sequencer).run()
 
 
+async def test_broker_away_when_a_standby_takes_over_is_waited_for(feed: Feed) -> None:
+    feed.topic.add(0, b"a", b"1")
+    feed.topic.is_away = True
+    async with feed.world.sequencer(standby=True) as sequencer:
+        intake = feed.intake(sequencer)
+        running = asyncio.create_task(intake.run())
+        await until(lambda: intake.stats().interruptions > 1 or running.done())
+        feed.topic.is_away = False
+        await until(lambda: feed.is_taken() or running.done())
+        intake.stop()
+        await running
+    assert feed.keys() == ["a"]
+
+
 def truncate(topic: MemoryTopic) -> None:
     topic.end[0] = 2
     topic.logs[0] = topic.logs[0][:2]
