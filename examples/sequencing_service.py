@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from stat import S_ISREG
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,11 +30,14 @@ from orderchain import (
     open_sequencer,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 # Orders handed over and not acknowledged yet. Whatever arrives while a commit runs is the next
 # batch, so a higher number allows larger batches. It also bounds the memory.
 IN_FLIGHT_MAX = 10_000
 NAME = "example-sequencing"
-ORDER_BYTES_MAX = 256 * 1024
+LINE_BYTES_MAX = 2**24  # far more than an order may have: the sequencer refuses those
 
 Answer = dict[str, str | int]
 Answers = asyncio.Queue[asyncio.Task[Answer] | None]
@@ -54,10 +59,10 @@ async def main(chain_id: int) -> None:
     )
     # Entering takes the chain over, leaving commits and publishes what was accepted.
     async with open_sequencer(config) as sequencer:
-        await sequence(sequencer, await standard_input())
+        await sequence(sequencer, standard_input())
 
 
-async def sequence(sequencer: Sequencer, lines: asyncio.StreamReader) -> None:
+async def sequence(sequencer: Sequencer, lines: AsyncIterator[bytes]) -> None:
     """Submit each line without waiting for the one before."""
     answers = Answers(IN_FLIGHT_MAX)
     async with asyncio.TaskGroup() as tasks:
@@ -88,12 +93,17 @@ async def print_each(answers: Answers) -> None:
         print(msgspec.json.encode(await answer).decode(), flush=True)
 
 
-async def standard_input() -> asyncio.StreamReader:
-    """Return standard input as a stream."""
-    reader = asyncio.StreamReader(limit=ORDER_BYTES_MAX)
+async def standard_input() -> AsyncIterator[bytes]:
+    """Yield the lines of standard input: of a file, which is there, or as they come in a pipe."""
+    if S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+        for line in sys.stdin.buffer:
+            yield line
+        return
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    return reader
+    async for line in reader:
+        yield line
 
 
 if __name__ == "__main__":

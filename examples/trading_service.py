@@ -182,6 +182,7 @@ async def set_up_clearing(connection: asyncpg.Connection, kafka: str) -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
-    except OrderchainError as error:  # a halt above all: a person must look before the next start
+    # A halt above all, where a person must look before the next start; or a database that is gone.
+    except (OrderchainError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, RefusedError) else 3)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from orderchain.clients.kafka_probe import DRIVER_ERRORS, not_allowed
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError
-from orderchain.text import printable, reason_of
+from orderchain.text import SummedLog, printable, reason_of
 from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ async def endless(
     """
     passing = (OrderchainError,) if kafka is None else (OrderchainError, *DRIVER_ERRORS)
     loop, pauses = asyncio.get_running_loop(), Backoff(*_PAUSE_SECONDS)
+    outage = SummedLog(_log, logging.WARNING)
     while True:
         began = loop.time()
         try:
@@ -186,9 +187,10 @@ async def endless(
             raise
         except passing as error:  # a server that restarts refuses connections, too
             refusal = None if kafka is None else not_allowed(error, kafka)
-            _log.warning("%s: %s", name, reason_of(refusal or error))
-        if loop.time() - began > _PAUSE_SECONDS[1]:
-            pauses.reset()  # it has worked meanwhile
+            if loop.time() - began > _PAUSE_SECONDS[1]:  # it has worked meanwhile
+                pauses.reset()
+                outage.log()
+            outage.repeat(f"{name}: {reason_of(refusal or error)}")
         await asyncio.sleep(pauses.next_seconds())
 
 

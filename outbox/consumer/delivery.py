@@ -14,7 +14,7 @@ from msgspec import Struct
 from orderchain.clients.postgres import DriverUUID
 from orderchain.clock import Backoff
 from orderchain.errors import SettingError
-from orderchain.text import reason_of
+from orderchain.text import SummedLog, reason_of
 from orderchain.tracing import following
 from outbox.records import read_headers
 
@@ -216,6 +216,7 @@ class Pace:
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+        self._outage = SummedLog(_log, logging.WARNING)
 
     @property
     def pause_seconds(self) -> float:
@@ -246,7 +247,7 @@ class Pace:
     def interrupted(self, error: BaseException) -> None:
         """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
         kind, reason = type(error).__name__, reason_of(error)
-        _log.warning("work was broken off, and is done again: %s: %s", kind, reason)
+        self._outage.repeat(f"work was broken off, and is done again: {kind}: {reason}")
         self._stats.interruptions += 1
         pause = self._pauses.next_seconds()
         self._paused_until = asyncio.get_running_loop().time() + pause
@@ -254,3 +255,4 @@ class Pace:
     def worked(self) -> None:
         """Record that the database is there."""
         self._pauses.reset()
+        self._outage.log()

@@ -44,10 +44,10 @@ class Examples:
         self._environment = os.environ | environment
         self._chain_id = chain_id
 
-    async def start(self, name: str, *arguments: str) -> Process:
+    async def start(self, name: str, *arguments: str, stdin: Any = PIPE) -> Process:
         return await asyncio.create_subprocess_exec(
             sys.executable, EXAMPLES / name, str(self._chain_id), *arguments,
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment,
+            stdin=stdin, stdout=PIPE, stderr=PIPE, env=self._environment,
         )  # fmt: skip
 
     async def run(self, name: str, *arguments: str, given: bytes = b"") -> list[str]:
@@ -67,6 +67,18 @@ class Examples:
         assert "Traceback" not in stderr.decode()
         (line,) = said
         return line
+
+    async def cut_own_connection(self) -> None:
+        """End the connection that an example has opened itself: the engine's have names."""
+        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
+        try:
+            cut = await connection.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
+                "pg_backend_pid() AND datname = current_database() AND application_name = ''"
+            )
+            assert cut
+        finally:
+            await connection.close()
 
     async def overwrite(self) -> None:
         """Change the payloads of the chain's last page, as the owner could."""
@@ -200,6 +212,42 @@ async def test_example_without_a_database_ends_with_one_line_and_exit_code_2(
     without = Examples(stack_environment | databases, 1)
     said = await without.refused(f"{name}_service.py", code=2)
     assert "expected a server that listens at 127.0.0.1:1" in said
+
+
+async def test_sequencing_example_takes_a_file_and_an_order_that_is_too_large(
+    examples: Examples, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    large = {"key": "large", "text": "x" * 2**20}
+    file.write_bytes(lines([*orders(2, "fred"), large]))
+    with file.open("rb") as given:
+        process = await examples.start("sequencing_service.py", stdin=given)
+        async with deadline():
+            stdout, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    answers = [json.loads(line) for line in stdout.splitlines()]
+    assert [answer.get("id") for answer in answers] == [1, 2, None]
+    assert "expected" in answers[2]["refused"]
+    piped = await examples.run("sequencing_service.py", given=lines([large, *orders(2, "fred")]))
+    assert [json.loads(line).get("id") for line in piped] == [None, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["matching", "trading"])
+async def test_example_whose_own_connection_is_cut_ends_with_one_line_and_exit_code_3(
+    environment_with_outbox: dict[str, str], chain_id: int, name: str
+) -> None:
+    examples = Examples(environment_with_outbox, chain_id)
+    process = await examples.start(f"{name}_service.py")
+    await examples.run("sequencing_service.py", given=lines(orders(1, "gina")))
+    async with deadline():
+        await stdout_of(process).readline()
+    await examples.cut_own_connection()
+    await examples.run("sequencing_service.py", given=lines(orders(2, "gina")))
+    async with deadline():
+        _, stderr = await process.communicate()
+    assert process.returncode == 3, stderr.decode()
+    assert "Traceback" not in stderr.decode()
+    assert "example-" in stderr.decode()
 
 
 async def test_sequencing_example_refuses_a_bad_order_and_serves_the_others(
