@@ -356,17 +356,18 @@ class Committer:
                 self.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
                 if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
-                    return
+                    break
                 failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
             except RetryError as error:
                 self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 await self._take_over_until(deadline_ns, error)
                 failure = error
             else:
-                return
+                break
             backoff = backoff or self._backoff(is_first_at_once=True)
             await self._pause(backoff, deadline_ns, failure)
             await self._send(assembly)
+        self._outage.log()
 
     async def _move_intake(self, assembly: Assembly) -> None:
         # An entry without orders asks whether we lead, over a connection that works.
@@ -433,13 +434,10 @@ class Committer:
         backoff = self._backoff()
         while True:
             try:
-                done = await work()
+                return await work()
             except (RetryError, ConnectError) as error:
                 self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 failure = cause or error
-            else:
-                self._outage.log()
-                return done
             await self._pause(backoff, deadline_ns, failure)
 
     def _backoff(self, *, is_first_at_once: bool = False) -> Backoff:
