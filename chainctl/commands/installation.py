@@ -36,9 +36,10 @@ from chainctl.output import (
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
+from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
-from orderchain.text import counted
+from orderchain.text import counted, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -66,6 +67,10 @@ DISK_BYTES_MIN: Final = 2 * 10**9
 
 CONNECTIONS_SHARE_MAX: Final = 0.9
 """A share of the server's connections: above it, a service that reconnects may find none."""
+
+_DISK_FULL: Final = "53100"
+_MAY_NOT_WRITE: Final = {"42501", "25006"}
+"""Codes of PostgreSQL: no privilege, and a transaction or a server that is read-only."""
 
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
 _EXTRA: Final = "pip install 'orderchain[cli]'"
@@ -216,6 +221,7 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             await _clock(connection),
             *await _durability(connection),
             await look_at_replication(connection),
+            await _room(connection),
             await _connections(connection),
         ]
 
@@ -315,6 +321,23 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
         return _ok("replication", text)
     to_do = "start a standby of that name, or change synchronous_standby_names"
     return _failed("replication", f"{text}, none of which is synchronous: no commit ends", to_do)
+
+
+async def _room(connection: Connection) -> DoctorLine:
+    """Write a little, and take it back: a client cannot ask how full the server's disk is."""
+    what, transaction = "disk of the database", connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(SQL["room"])
+    except DRIVER_ERRORS as error:
+        if sqlstate_of(error) == _DISK_FULL:
+            return _failed(what, reason_of(error), "make room (docs/runbooks/disk-full.md)")
+        if sqlstate_of(error) in _MAY_NOT_WRITE:
+            return _ok(what, f"not looked at: {reason_of(error)}")
+        raise
+    finally:
+        await transaction.rollback()
+    return _ok(what, "it has room")
 
 
 async def _connections(connection: Connection) -> DoctorLine:

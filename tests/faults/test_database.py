@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
@@ -382,14 +384,32 @@ async def until_take_overs(sequencer: Sequencer, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_disk_that_stays_full_is_told_to_the_caller(chain_on_small_disk: MakeChain) -> None:
+async def test_disk_that_stays_full_is_told_to_the_caller_and_by_doctor(
+    small_disk: Path, chain_on_small_disk: MakeChain
+) -> None:
     chain = await chain_on_small_disk(recover_seconds=2.0)
+    database = chain.database.rpartition("/")[2]
+    tablespace = await chain.value("SELECT current_setting('default_tablespace')")
+    await chain.fetch(f"ALTER DATABASE {database} SET temp_tablespaces = {tablespace}")
     sequencer = await open_sequencer(chain.config).__aenter__()
     with pytest.raises(RetryError, match="No space left on device"):
         await in_time(sequencer.submit_many(make_orders(2_000, size=10_000)))
     with pytest.raises(RetryError):
         await sequencer.__aexit__(None, None, None)
     assert await inspect(chain) == []
+    free = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize))
+    settings = {"CHAINCTL_DATABASE": chain.database, "CHAINCTL_KAFKA": "127.0.0.1:1"}
+    looked = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chainctl", "doctor", "--json"),
+        env=os.environ | settings,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    found = {each["what"]: each for each in json.loads((await in_time(looked.communicate()))[0])}
+    disk = found["disk of the database"]
+    assert disk["state"] == "failed"
+    assert "No space left on device" in disk["found"]
+    assert "disk-full.md" in disk["to_do"]
 
 
 async def test_chain_that_is_stuck_does_not_slow_another(make_chain: MakeChain) -> None:
