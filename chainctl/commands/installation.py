@@ -36,7 +36,6 @@ from chainctl.output import (
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
-from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from orderchain.errors import OrderchainError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from orderchain.text import counted, reason_of
@@ -325,6 +324,8 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
 
 async def _room(connection: Connection) -> DoctorLine:
     """Write a little, and take it back: a client cannot ask how full the server's disk is."""
+    from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of  # late: it takes long
+
     what, transaction = "disk of the database", connection.transaction()
     await transaction.start()
     try:

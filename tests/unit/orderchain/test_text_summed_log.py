@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orderchain.text import SummedLog, counted
@@ -23,7 +24,7 @@ def test_kind_is_logged_at_once_and_then_as_a_sum_per_interval_and_at_the_end(
     log = SummedLog(LOG, logging.WARNING, 30.0)
     for position in range(1_000):
         now = 100.0 + position / 8
-        log.add("key", 2, lambda count, place=position: rejected(place, count))
+        log.add("key", 2, partial(rejected, str(position)))
     assert caplog.messages == [
         "rejected 2 records, such as 0",
         "rejected 480 records, such as 240",
