@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.deadlines import deadline
+from sequencer import open_sequencer
+from tests.deadlines import deadline, stretched
 
 from .addresses import through
 from .client import Client
@@ -157,6 +159,32 @@ async def test_leader_frozen_for_less_than_a_lease_goes_on(
     assert standby.leads is None
     assert await leader.stop() == 0
     await inspect(chain, leader.acked.values())
+
+
+async def test_leader_whose_database_was_away_for_longer_than_a_lease_goes_on(
+    chain_on_breakable_postgres: MakeChain, postgres_to_break: PostgresServer
+) -> None:
+    lease_seconds = stretched(3.0)
+    chain = await chain_on_breakable_postgres(lease_seconds=lease_seconds)
+    standby = open_sequencer(chain.with_settings(standby=True, name="standby"))
+    async with open_sequencer(chain.config) as leader:
+        waiting = asyncio.create_task(standby.__aenter__())
+        async with deadline():
+            while not standby._leadership.has_checked_broker:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(postgres_to_break.stop)
+        await asyncio.sleep(1.5 * lease_seconds)  # the database's silence, not the leader's
+        await asyncio.to_thread(postgres_to_break.start)
+        async with deadline():
+            ack = await leader.submit("after", b"")
+        assert not waiting.done()
+        assert leader.stats().epoch == 2  # its own
+    async with AsyncExitStack() as closing:
+        await waiting
+        closing.push_async_exit(standby)
+        last = await standby.submit("last", b"")
+    assert last.pid == ack.id
+    assert [row.key for row in await inspect(chain)] == ["after", "last"]
 
 
 @pytest.mark.invariant("S1", "S7")
