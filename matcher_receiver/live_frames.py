@@ -150,6 +150,7 @@ class LiveFrames:
         self._question: FrameDecision | None = None
         self._patience = Patience(standby_wait_seconds, clock)
         self._outage = SummedLog(_log, logging.WARNING)
+        self._is_away = False
 
     @property
     def is_empty(self) -> bool:
@@ -171,10 +172,11 @@ class LiveFrames:
             self._outage.repeat(f"chain {self._core.chain_id}: the broker is away: {error}")
             self._watch.note_outage()
             await self._rest_of(self._watch.patience, began_ns)
-            records = []
-        else:
-            self._outage.log()
+            records, self._is_away = [], True
         if records:
+            if self._is_away:
+                self._outage.log()
+                self._is_away = False
             self._records.extend(records)
         else:
             await self.poll()

@@ -367,7 +367,8 @@ class Committer:
             backoff = backoff or self._backoff(is_first_at_once=True)
             await self._pause(backoff, deadline_ns, failure)
             await self._send(assembly)
-        self._outage.log()
+        if backoff is not None:
+            self._outage.log()
 
     async def _move_intake(self, assembly: Assembly) -> None:
         # An entry without orders asks whether we lead, over a connection that works.

@@ -125,6 +125,7 @@ def test_disk_full(
         with pytest.raises(OrderchainError, match=r"disk full|No space left"):
             background.run(fill_up(world))
         head = runbook.json("status")["head_persisted"]
+        assert "No space left on device" in runbook.run("doctor --chain 1", code=1).out
         runbook.run("outbox keep", code=1)
 
         disk.free(4 * 2**20)
@@ -145,6 +146,7 @@ def test_disk_full(
         orders.with_name("more.csv").write_text("n\n" + "".join(more))
         world.must(*sequence[:-1], orders.with_name("more.csv"))
         assert runbook.json("status")["head_persisted"] > head
+        assert "it has room" in runbook.run("doctor").out
         runbook.run("outbox keep")
 
 
