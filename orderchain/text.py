@@ -89,6 +89,7 @@ class SummedLog:
         self._level = level
         self._seconds = seconds
         self._kinds: dict[str, _Unlogged] = {}
+        self._due_at = inf  # the earliest of the kinds'
 
     def add(self, kind: str, count: int, line: Callable[[int], str]) -> None:
         """Add `count` to what is logged as `line(sum)`; the newest line of a kind is used.
@@ -100,7 +101,8 @@ class SummedLog:
         self._kinds[kind] = _Unlogged(
             line, count + (known.times if known else 0), known.due_at if known else now
         )
-        self._write(now)
+        if known is None or now >= self._due_at:
+            self._write(now)
 
     def repeat(self, line: str) -> None:
         """Log why a try has failed; the same line again is counted."""
@@ -120,6 +122,7 @@ class SummedLog:
             if unlogged.times:
                 self._log.log(self._level, "%s", unlogged.line(unlogged.times))
                 self._kinds[kind] = _Unlogged(unlogged.line, 0, now + self._seconds)
+        self._due_at = min((each.due_at for each in self._kinds.values()), default=inf)
 
 
 class _Unlogged(NamedTuple):
