@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,6 +47,22 @@ BREAKS = {
     "a page holds two batches": JOIN_PAGES,
     "the head is behind": "UPDATE chain_head SET last_id = 10, published_id = 10",
 }
+
+
+async def test_chain_that_grows_is_seen_at_one_instant(make_chain: MakeChain) -> None:
+    """The server may go on with a commit of a process that was killed."""
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+
+        async def grow() -> None:
+            while True:
+                await sequencer.submit_many([Order(f"k{sequencer.stats().rows}", b"")])
+
+        growing = asyncio.create_task(grow())
+        seen = [len(await inspect(chain)) for _ in range(10)]
+        growing.cancel()
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
 
 
 async def make_twenty_rows(make_chain: MakeChain) -> tuple[Chain, list[Acked]]:
