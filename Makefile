@@ -8,7 +8,7 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test simulate faults bench check site release hashes marks walk pictures screens hooks clean
+.PHONY: help setup servers demo test nightly simulate faults bench check site release hashes marks walk pictures screens hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ demo: ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEMO_ARGS
 servers: setup
 	@tools/test_servers.sh
 
-test: servers ## every test, in JOBS=n processes with servers of their own (PYTEST_ARGS="..." is passed on)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+test: servers ## the tests of a merge, in JOBS=n processes with servers of their own (PYTEST_ARGS="..." is passed on)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not nightly" $(PYTEST_ARGS)
+
+nightly: servers ## every other test: each page, rivals, old servers, packaging (JOBS=n, PYTEST_ARGS="...")
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m nightly $(PYTEST_ARGS)
 
 simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \
