@@ -1,0 +1,56 @@
+"""Which tests wait for the night: whole modules here, single tests by `pytest.mark.nightly`.
+
+`make test` is the lane of a merge. It holds every invariant, contract, mutation and fault, and one
+example of each thing that has many: one page run as typed, one demo, one Spark test per finding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+NIGHTLY: Final = {
+    "integration/benchmarks": "rivals, each with servers of its own",
+    "integration/packaging": "wheels in empty environments",
+    "integration/house": "the site, and a run of pytest that hangs",
+    "integration/examples/test_snippets.py": "every page's snippets",
+    "integration/chainctl/commands/test_local_bench.py": "the benchmark's command",
+    "integration/chainctl/console/test_app_page.py": "the console in Chromium",
+    "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",
+    "integration/chainctl/test_five_states.py": "runbooks",
+    "integration/chainctl/test_states.py": "runbooks",
+    "integration/chainctl/test_states_outbox.py": "runbooks",
+    "integration/chainctl/test_secured.py": "TLS and logins in every command",
+    "integration/chainctl/test_secured_readme.py": "TLS and logins as README types them",
+    "integration/chain_verifier/test_secured.py": "TLS and logins through Spark",
+    "integration/chain_verifier/test_seeded_servers.py": "seeds over real servers",
+    "integration/chain_verifier/test_spark_leftovers.py": "what PySpark leaves",
+    "integration/chain_verifier/spark/test_follow_alerts.py": "alerts in a real Prometheus",
+    "integration/chain_verifier/spark/test_session_cluster.py": "a cluster of Spark",
+    "integration/local_stack/test_setup_script.py": "the set-up on machines that lack something",
+    "integration/local_stack/test_stack.py": "the stack through crashes",
+    "integration/matcher_receiver/test_alerts.py": "alerts in a real Prometheus",
+    "integration/orderchain/test_monitoring_native.py": "a real Prometheus",
+    "integration/outbox/consumer/test_alerts.py": "alerts in a real Prometheus",
+    "integration/outbox/sender/test_alerts.py": "alerts in a real Prometheus",
+    "integration/sequencer/test_alerts.py": "alerts in a real Prometheus",
+}
+"""Modules and folders below `tests`, each with what makes it one for the night."""
+
+_HERE: Final = Path(__file__).parent
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
+def pytest_mark_nightly(items: list[pytest.Item]) -> None:
+    """Mark the tests of the modules above, before `-m` chooses among them."""
+    modules = {item.path for item in items}
+    nightly = {path for path in modules if any(map(path.is_relative_to, _paths()))}
+    for item in items:
+        if item.path in nightly:
+            item.add_marker(pytest.mark.nightly)
+
+
+def _paths() -> list[Path]:
+    return [_HERE / name for name in NIGHTLY]
