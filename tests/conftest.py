@@ -197,7 +197,7 @@ def postgres_server(orderchain_postgres: PostgresServer) -> PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def kafka_server(orderchain_kafka: KafkaServer) -> KafkaServer:
+def kafka_server(orderchain_kafka: KafkaServer) -> KafkaServer:  # noqa: F811 - the fixture
     """Kafka for the whole run. Tests do not break or stop this one."""
     return orderchain_kafka
 
