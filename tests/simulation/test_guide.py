@@ -12,6 +12,7 @@ pytestmark = pytest.mark.simulation
 GUIDE = Path(__file__).parents[2] / "docs" / "simulation.md"
 
 
+@pytest.mark.nightly
 def test_example_of_the_guide_runs_as_it_stands(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     example = GUIDE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]

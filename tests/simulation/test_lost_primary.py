@@ -8,6 +8,7 @@ were lost with it, the broker is away, and clocks step back.
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from orderchain.model import Event, Mark, Run
     from orderchain.testing.memory_store import CommittedChain
 
-SEEDS = 150
+SEEDS = 100
 NOTICED_SECONDS = 15.0
 """A take-over, new rows, and the longest time that a receiver looks at nothing."""
 
@@ -162,6 +163,7 @@ class LostPrimary(World):
         return bool(self.leaders)
 
 
+@cache
 def lose_primary(seed: int) -> LostPrimary:
     worlds: list[LostPrimary] = []
 

@@ -201,6 +201,7 @@ def test_modes_with_parquet_find_what_is_wrong_with_it(
     assert sorted(report.findings, key=str) == sorted(expected_of(name, source.name), key=str)
 
 
+@pytest.mark.nightly
 def test_modes_with_a_wiped_journal_name_its_rows_in_one_finding_and_a_hole_splits_it(
     agreed: Callable[..., Report], journal_of: Callable[..., JournalSource]
 ) -> None:
@@ -226,7 +227,7 @@ def wide_chain(count: int) -> list[Row]:
     return [Row(2_000 * number, 2_000 * (number - 1)) for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("seed", range(200, 202))
+@pytest.mark.parametrize("seed", [200, pytest.param(201, marks=pytest.mark.nightly)])
 def test_modes_with_random_faults_agree_with_what_was_planted(
     agreed: Callable[..., Report], journal_of: Callable[..., JournalSource], seed: int
 ) -> None:

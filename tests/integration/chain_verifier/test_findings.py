@@ -71,6 +71,7 @@ def rows(spark: SparkSession, key: str, every_second: str | None = None) -> Data
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("every_second", ["a", None], ids=["apart", "neighbours"])
 def test_very_many_findings_are_counted_and_written_and_few_reach_the_driver(
     spark: SparkSession,

@@ -335,6 +335,7 @@ def leave_files(folder: Path, chain: int, seal: str) -> None:
     (folder / "clients.toml").chmod(0o600)
 
 
+RUN_EACH_MERGE: Final = {"README.md", "halted-receiver.md"}
 PAGES_TO_RUN: Final = [
     page
     for page in PAGES
@@ -345,7 +346,14 @@ PAGES_TO_RUN: Final = [
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES_TO_RUN, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page.name in RUN_EACH_MERGE else pytest.mark.nightly)
+        for page in PAGES_TO_RUN
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_commands_of_the_page_run(page: Path, world: World) -> None:
     asyncio.run(leave_receiver(world, halted=page.name in HALTED))
     shell = Shell(world)

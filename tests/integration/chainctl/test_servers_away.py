@@ -118,16 +118,17 @@ def test_database_whose_port_is_silent_is_refused_by_the_deadline(
         assert "it is silent" in line
 
 
+WITH_SPARK = pytest.mark.nightly
 VERIFYING = [
     ["verify", "--source", "database", "--local"],
-    ["verify", "--source", "database"],
+    pytest.param(["verify", "--source", "database"], marks=WITH_SPARK),
     ["archive", "--archive", "folder"],
     ["retention", "--archive", "folder", "--until", "1"],
     ["repair", "--from", "journal:j", "--reason", "r"],
 ]
 
 
-@pytest.mark.parametrize("arguments", VERIFYING, ids=" ".join)
+@pytest.mark.parametrize("arguments", VERIFYING)
 def test_verifier_refuses_a_silent_database_by_the_deadline(
     refused: Refused, module_settings: dict[str, str], silent_port: int, arguments: list[str]
 ) -> None:
@@ -137,7 +138,7 @@ def test_verifier_refuses_a_silent_database_by_the_deadline(
     assert "it is silent" in line or "attempt timed out" in line  # JDBC's
 
 
-@pytest.mark.parametrize("mode", [["--local"], []], ids=["local", "Spark"])
+@pytest.mark.parametrize("mode", [["--local"], pytest.param([], marks=WITH_SPARK)])
 def test_verifier_refuses_a_silent_broker_by_the_deadline(
     refused: Refused, module_settings: dict[str, str], silent_port: int, mode: list[str]
 ) -> None:

@@ -157,6 +157,7 @@ async def test_matching_example_with_a_kill_and_a_restart_applies_each_order_onc
     assert await examples.positions() == expected(early + late)
 
 
+@pytest.mark.nightly
 async def test_matching_example_beside_the_sequencing_one_follows_it_live(
     examples: Examples,
 ) -> None:
@@ -178,6 +179,7 @@ async def test_matching_example_beside_the_sequencing_one_follows_it_live(
         await asyncio.gather(matching.communicate(), sequencing.wait())
 
 
+@pytest.mark.nightly
 async def test_matching_example_with_a_changed_row_ends_with_one_line_and_exit_code_3(
     examples: Examples,
 ) -> None:
@@ -195,6 +197,7 @@ def environment_with_outbox(stack_environment: dict[str, str]) -> dict[str, str]
     return stack_environment
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["matching", "sequencing", "trading"])
 async def test_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_code_2(
     environment_with_outbox: dict[str, str], name: str
@@ -203,6 +206,7 @@ async def test_example_on_a_chain_that_is_not_there_ends_with_one_line_and_exit_
     assert "2147483647" in await nowhere.refused(f"{name}_service.py", code=2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["clearing", "matching", "sequencing", "trading"])
 async def test_example_without_a_database_ends_with_one_line_and_exit_code_2(
     stack_environment: dict[str, str], name: str
@@ -214,6 +218,7 @@ async def test_example_without_a_database_ends_with_one_line_and_exit_code_2(
     assert "expected a server that listens at 127.0.0.1:1" in said
 
 
+@pytest.mark.nightly
 async def test_sequencing_example_takes_a_file_and_an_order_that_is_too_large(
     examples: Examples, tmp_path: Path
 ) -> None:
@@ -232,6 +237,7 @@ async def test_sequencing_example_takes_a_file_and_an_order_that_is_too_large(
     assert [json.loads(line).get("id") for line in piped] == [None, 1, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["matching", "trading"])
 async def test_example_whose_own_connection_is_cut_ends_with_one_line_and_exit_code_3(
     environment_with_outbox: dict[str, str], chain_id: int, name: str

@@ -95,6 +95,7 @@ async def test_asking_for_a_missing_topic_does_not_make_it(kafka_server: KafkaSe
     assert "test-never-made" not in await topics_of(kafka_server)
 
 
+@pytest.mark.nightly
 async def test_stop_and_kill_keep_the_records(server: KafkaServer) -> None:
     topic = await make_topic(server)
     await write(server, topic, b"kept")
@@ -113,6 +114,7 @@ async def test_stop_and_kill_keep_the_records(server: KafkaServer) -> None:
     assert server.is_answering()
 
 
+@pytest.mark.nightly
 async def test_proxied_listener_is_advertised(server_folder: Path) -> None:
     proxied = ProxiedListener(port=free_port(), advertised_port=free_port())
     server = make_server(server_folder / "kafka", proxied)

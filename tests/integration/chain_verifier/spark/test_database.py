@@ -134,6 +134,7 @@ def test_database_with_rows_deleted_names_their_ids(
     assert f"order {rows[1].id} is missing" in "\n".join(report.lines())
 
 
+@pytest.mark.nightly
 def test_database_from_within_a_page_is_looked_at_behind_the_start_alone(
     verified: Verified, execute: Callable[..., None]
 ) -> None:
@@ -177,6 +178,7 @@ def test_database_with_a_head_known_to_lie_further_lacks_the_tail(verified: Veri
     assert verified(head=HEAD - 10).verdict is Verdict.COMPLETE
 
 
+@pytest.mark.nightly
 def test_database_against_journals_names_what_each_lacks_or_has_too_much(
     verified: Verified, tmp_path: Path
 ) -> None:
@@ -266,7 +268,9 @@ async def _rule(dsn: str) -> str:
         await connection.close()
 
 
-@pytest.mark.parametrize("is_forbidden_anew", [False, True])
+@pytest.mark.parametrize(
+    "is_forbidden_anew", [pytest.param(False, marks=pytest.mark.nightly), True]
+)
 def test_database_that_once_let_nulls_in_names_them(
     verified: Verified, execute: Callable[..., None], database: str, is_forbidden_anew: bool
 ) -> None:

@@ -55,6 +55,7 @@ def follow(make_follower: MakeFollower) -> Follow:
     return run
 
 
+@pytest.mark.nightly
 def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
     topic: Topic, frames: list[bytes], follow: Follow
 ) -> None:
@@ -74,6 +75,7 @@ def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
     assert [(one.kind, one.id) for one in follow()] == [(Kind.OUT_OF_ORDER, ROWS[20].id)]
 
 
+@pytest.mark.nightly
 def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     topic: Topic, frames: list[bytes], follow: Follow, database: str
 ) -> None:

@@ -78,6 +78,7 @@ def test_session_of_another_thread_is_used_and_left_open(spark: SparkSession) ->
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.nightly
 def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TWO_SESSIONS], capture_output=True, text=True, check=False

@@ -224,6 +224,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert "chain 100: complete" in typed_of_the_readme(environment, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_demo_on_real_events_rebuilds_the_venues_books(run: Run) -> None:
     folder = os.environ.get(SAMPLE_VARIABLE)
@@ -245,6 +246,7 @@ def test_demo_on_real_events_rebuilds_the_venues_books(run: Run) -> None:
     assert book["trades_overfilling"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_demo_with_other_columns_keeps_a_digest_and_says_so_in_its_table_below_its_bars(
     environment: dict[str, str], tmp_path: Path
@@ -329,6 +331,7 @@ def is_there(process_id: int) -> bool:
     return True
 
 
+@pytest.mark.nightly
 def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
     demo: Started, run: Run
 ) -> None:
@@ -352,6 +355,7 @@ def two_free_ports() -> int:
             return port
 
 
+@pytest.mark.nightly
 def test_dashboard_moves_while_a_demo_runs(
     environment: dict[str, str], stack_up: Path, tmp_path: Path
 ) -> None:
@@ -370,6 +374,7 @@ def test_dashboard_moves_while_a_demo_runs(
         assert demo.process.returncode == 130
 
 
+@pytest.mark.nightly
 def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
     demo.wait_for("Killed the matching service")
     os.kill(demo.services()["sequencing_service"], signal.SIGKILL)
@@ -380,6 +385,7 @@ def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Star
     assert last_line == "chainctl: the sequencing service ended with signal 9: no word"
 
 
+@pytest.mark.nightly
 def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None:
     demo.wait_for("Killed the matching service")
     services = demo.services()
@@ -434,6 +440,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     assert not folder.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [

@@ -66,6 +66,7 @@ def test_stack_is_reset_after_a_yes_on_the_terminal(
     assert stored.exists() is is_there
 
 
+@pytest.mark.nightly
 @pytest.mark.postgres
 @pytest.mark.kafka
 def test_stack_comes_up_is_reached_by_its_environment_and_goes_away(

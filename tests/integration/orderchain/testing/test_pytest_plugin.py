@@ -84,6 +84,7 @@ def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.nightly
 def test_plugin_in_a_project_that_does_not_use_it_changes_nothing(
     pytester: pytest.Pytester,
 ) -> None:
@@ -127,6 +128,7 @@ def test_memory_chain_with_faults_shows_a_service_that_is_right(
     run(project).assert_outcomes(passed=1)
 
 
+@pytest.mark.nightly
 def test_memory_chain_shows_a_service_that_forgets_its_checkpoint(
     project: pytest.Pytester,
 ) -> None:
@@ -202,6 +204,7 @@ def outbox_project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.nightly
 def test_guide_to_the_outbox_as_written_passes(outbox_project: pytest.Pytester) -> None:
     run(outbox_project, "-W", "error").assert_outcomes(passed=1)
 

@@ -239,6 +239,7 @@ def test_standby_takes_over_a_killed_leader_but_no_living_one(
     topic.assert_is_chain()
 
 
+@pytest.mark.nightly
 def test_leader_that_is_stopped_hands_over_to_the_standby_at_once(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:
@@ -357,6 +358,7 @@ def until_renewed(topic: Topic, times: int) -> None:
     topic.until(lambda: counter() >= enough)
 
 
+@pytest.mark.nightly
 def test_leader_that_was_paused_and_replaced_says_so_and_fails(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:
@@ -377,6 +379,7 @@ def test_leader_that_was_paused_and_replaced_says_so_and_fails(
     topic.assert_is_chain()
 
 
+@pytest.mark.nightly
 def test_standby_with_a_file_goes_on_where_the_leader_of_the_same_file_was_killed(
     start: Start, topic: Topic, tmp_path: Any
 ) -> None:
