@@ -182,8 +182,8 @@ class GapReader(ClosedAtExit):
                     pages_max *= _GROWTH
                 # Before the next read begins: otherwise this run would wait for that one.
                 await marks.cover(last_id)
-                # Where rows end early, nothing more comes after what was held.
-                held = self._held(pages, marks) if found and last_id < until_id else []
+                is_more = found and last_id < until_id
+                held = self._held(after.id, pages, marks) if is_more else []
                 read = self._read_ahead(last_id, until_id, pages_max, held)
                 if not read.done():
                     await asyncio.sleep(0)  # sends the query; the rows are worked on meanwhile
@@ -191,11 +191,10 @@ class GapReader(ClosedAtExit):
                 if held and not pages:
                     continue
                 events = await _made_beside(read, pages)
-                if not events or not _are_linked(after.id, pages):
+                if (last_id < until_id and not found) or not _are_linked(after.id, pages):
                     await _drop(read)
-                    held, pages = [], await self._explain(after.id, until_id)
+                    held, pages = [], await self._explain(after.id, until_id, marks)
                     events = _events_of(pages)
-                    await marks.cover(events[-1].id)
                     read = self._read_ahead(events[-1].id, until_id, pages_max)
                 after, damaged = marks.take(pages, after)
                 events = events if damaged is None else _up_to(after.id, events)
@@ -208,7 +207,7 @@ class GapReader(ClosedAtExit):
         finally:
             await _drop(read)
 
-    def _held(self, pages: list[ReadPage], marks: BatchMarks) -> list[ReadPage]:
+    def _held(self, after_id: int, pages: list[ReadPage], marks: BatchMarks) -> list[ReadPage]:
         """Return the pages that wait for the end of their batch, to be handed on when it is proven.
 
         There are none where they are as much as one read may return: rows of a larger batch are
@@ -216,6 +215,9 @@ class GapReader(ClosedAtExit):
         """
         end_id = marks.end_at_or_before(pages[-1].last_id)
         held = [page for page in pages if page.last_id > end_id]
+        before = len(pages) - len(held)
+        if (pages[before - 1].last_id if before else after_id) < end_id:
+            held = held[1:]  # a page that goes on after its batch's end, which the proof refuses
         rows, size = _measure(held)
         return held if rows < self._config.page_rows and size < self._config.page_bytes else []
 
@@ -285,27 +287,44 @@ class GapReader(ClosedAtExit):
         )
         return found if len(found) == 1 else sorted(found, key=itemgetter("last_id"))
 
-    async def _explain(self, after_id: int, until_id: int) -> list[ReadPage]:
-        """Return the linked rows after `after_id`, or raise what is known about the missing ones.
+    async def _explain(self, after_id: int, until_id: int, marks: BatchMarks) -> list[ReadPage]:
+        """Return the linked pages after `after_id` of whole batches, or raise what is wrong there.
 
-        They are read again after the server has reported what it is: it may have been promoted, or
-        have replayed them, in between.
+        Rows of a batch that breaks off, or whose links break, are not among them: without its other
+        rows nothing proves them. All are read again after the server has reported what it is: it
+        may have been promoted, or have replayed them, in between.
         """
         place = await self._place()
-        found = await self._ask(after_id, until_id)
-        pages = _pages_of(found)
+        pages: list[ReadPage] = []
+        while True:
+            last_id = pages[-1].last_id if pages else after_id
+            found = await self._ask(last_id, until_id, held=pages)
+            more = _pages_of(found)
+            pages += more
+            linked = _linked(after_id, pages)
+            if linked:
+                last_id = linked[-1].last_id
+                await marks.cover(last_id)
+                held = self._held(after_id, linked, marks) if last_id < until_id else []
+                if len(held) < len(linked):
+                    return linked[: len(linked) - len(held)]
+            if not more or len(linked) < len(pages):
+                break
+        self._check_place(place, after_id, until_id)
+        raise self._broken(after_id, until_id, pages, found)
+
+    def _broken(
+        self, after_id: int, until_id: int, pages: Sequence[ReadPage], found: Sequence[Any]
+    ) -> Exception:
+        """Return what is wrong after `after_id`; the last of `pages` were `found`."""
         events = _events_of(pages)
         at = first_break(after_id, events)
-        linked = pages if at is None else _cut(pages, at)
-        if linked:
-            return linked
-        self._check_place(place, after_id, until_id)
-        first = found[0]
-        if first["lacks"] is not None:
-            raise PageDamaged(
-                self._config.chain_id, first["first_id"], first["last_id"], first["lacks"]
-            )
-        raise self._missing(after_id, until_id, events)
+        linked, rest = events[:at], [] if at is None else events[at:]
+        lacking = next((row for row in found if row["lacks"] is not None), None)
+        if lacking is not None and not rest:
+            chain_id, names = self._config.chain_id, ("first_id", "last_id", "lacks")
+            return PageDamaged(chain_id, *(lacking[name] for name in names))
+        return self._missing(linked[-1].id if linked else after_id, until_id, rest)
 
     async def _place(self) -> Any:  # noqa: ANN401 - a record of asyncpg
         return (await self._connection.fetch(_SQL["place"], self._config.chain_id))[0]
@@ -405,15 +424,22 @@ def _rows_of(page: ReadPage) -> list[Event]:
 
 
 def _are_linked(after_id: int, pages: Sequence[ReadPage]) -> bool:
+    return len(_linked(after_id, pages)) == len(pages)
+
+
+def _linked(after_id: int, pages: Sequence[ReadPage]) -> list[ReadPage]:
+    """Return the pages before the first that has a break in it, or does not follow the last one."""
+    linked: list[ReadPage] = []
     for page in pages:
         if isinstance(page, CutPage):
             follows = is_linked(after_id, page.events)
         else:
             follows = is_linked_page(after_id, page)
         if not follows:
-            return False
+            break
+        linked.append(page)
         after_id = page.last_id
-    return True
+    return linked
 
 
 def _up_to(last_id: int, events: list[Event]) -> list[Event]:
@@ -423,17 +449,6 @@ def _up_to(last_id: int, events: list[Event]) -> list[Event]:
 def _measure(pages: Sequence[ReadPage]) -> tuple[int, int]:
     """Return rows and bytes of `pages`."""
     return sum(page.row_count for page in pages), sum(page.size for page in pages)
-
-
-def _cut(pages: Sequence[ReadPage], rows: int) -> list[ReadPage]:
-    """Return the first `rows` rows of `pages`."""
-    kept: list[ReadPage] = []
-    for page in pages:
-        if page.row_count > rows:
-            return [*kept, CutPage(_rows_of(page)[:rows])] if rows else kept
-        kept.append(page)
-        rows -= page.row_count
-    return kept
 
 
 def _source_of(*, is_primary: bool) -> str:

@@ -175,7 +175,7 @@ async def test_runs_with_a_short_gap_whose_row_is_missing_name_it(
     ids = stored.chain.ids
     await stored.delete_rows(ids[7])
     given, error = await fill_and_fail(reader, stored.chain.mark(ids[5]), ids[8], RowsMissing)
-    assert given == [ids[6]]
+    assert given == []
     assert (error.after_id, error.until_id) == (ids[6], ids[7])
 
 
@@ -248,11 +248,11 @@ async def test_runs_broken_off_leave_nothing_behind(
 async def test_runs_with_a_deleted_row_name_exactly_its_range(
     make_stored: MakeStored, reader: GapReader, at: int
 ) -> None:
-    stored = await make_stored([12, 18])
+    stored = await make_stored([9, 9, 9, 9])
     ids = stored.chain.ids
     await stored.delete_rows(ids[at])
     given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], RowsMissing)
-    assert given == ids[:at]
+    assert given == ids[: at // 9 * 9], "of the batch with the hole nothing proves a row"
     assert (error.after_id, error.until_id) == (ids[at - 1] if at else 0, ids[at])
 
 
@@ -263,7 +263,7 @@ async def test_runs_with_several_rows_deleted_name_the_first_hole(
     ids = stored.chain.ids
     await stored.delete_rows(*ids[4:8], ids[20])
     given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], RowsMissing)
-    assert given == ids[:4]
+    assert given == []
     assert (error.after_id, error.until_id) == (ids[3], ids[7])
 
 
@@ -301,7 +301,7 @@ async def test_runs_with_two_rows_of_one_parent_are_a_fork(
         "UPDATE chain_event SET pid = $2 WHERE chain_id = 7 AND id = $1", ids[4], ids[2]
     )
     given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], ForkFound)
-    assert given == ids[:4]
+    assert given == []
     assert (error.pid, error.delivered_id, error.found_id) == (ids[2], ids[3], ids[4])
 
 
