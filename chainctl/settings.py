@@ -212,8 +212,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kafka_at_start: Annotated[
         Literal["required", "optional"],
         Meta(
-            description="whether a start needs Kafka; if it is optional, a wrong address is only "
-            "logged"
+            description="whether a receiver, or the first sequencer of a chain, needs Kafka to "
+            "start; if it is optional, a wrong address is only logged"
         ),
     ] = "required"
     when_kafka_is_away: Annotated[

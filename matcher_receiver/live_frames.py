@@ -29,7 +29,14 @@ from matcher_receiver.decisions import (
     Wait,
 )
 from orderchain.clock import Backoff
-from orderchain.errors import ConnectError, FrameError, NotYetReadable, OrderchainError, RetryError
+from orderchain.errors import (
+    ConnectError,
+    FrameError,
+    NotYetReadable,
+    OrderchainError,
+    RetryError,
+    TopicError,
+)
 from orderchain.frame import decode_header
 from orderchain.text import SummedLog
 
@@ -58,6 +65,8 @@ _PAUSE_SECONDS_MAX: Final = 1.0
 class OptionalFrames:
     """A `FrameSource` that is away until the one that it wraps has been started.
 
+    A topic that is missing, or unfit, is one that is away: the database has every row.
+
     If it is started late, it is at the live end of that moment. What was published before is in the
     database, where the receiver looks while it has no frames, and after that the pids show a gap.
     """
@@ -76,15 +85,12 @@ class OptionalFrames:
         return self._frames.place
 
     async def start(self) -> None:
-        """Go to the live end if the broker answers soon. Raises TopicError."""
+        """Go to the live end if the broker answers soon."""
         self._starting = asyncio.create_task(self._start(), name="orderchain broker start")
         await self._wait(self._starting, self._start_seconds)
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `orderchain.ports.FrameSource.records`.
-
-        Raises TopicError, too, once the broker is there and the topic is unsuitable.
-        """
+        """Return the next records; see `orderchain.ports.FrameSource.records`."""
         starting = self._starting
         if starting is not None and not await self._wait(starting, timeout_seconds):
             raise RetryError("the broker has not answered yet")
@@ -105,8 +111,9 @@ class OptionalFrames:
         while True:
             try:
                 await self._frames.start()
-            except (ConnectError, RetryError) as error:
-                _log.warning("%s; rows come from the database until it is there", error)
+            except (ConnectError, RetryError, TopicError) as error:
+                level = logging.ERROR if isinstance(error, TopicError) else logging.WARNING
+                _log.log(level, "%s; rows come from the database until it is there", error)
                 await asyncio.sleep(self._backoff.next_seconds())
             else:
                 return

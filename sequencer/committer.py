@@ -205,16 +205,28 @@ class Committer:
 
     async def _learn_position(self, source: str) -> None:
         """Read how far `source` was taken. A connection lost while idle costs one epoch."""
+        mark = await self.taking_over_again(lambda: self._store.intake(source))
+        self._positions[source] = None if mark is None else mark.position
 
-        async def read() -> None:
+    async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what `work` returns, which reads over the leader's connection.
+
+        Where it fails for a while, takes over again, which makes a new connection, and repeats it.
+        Raises what it raised last, after `recover_seconds`; Fenced when another process leads.
+        """
+        deadline_ns = self._deadline_ns()
+        backoff = self._backoff(is_first_at_once=True)
+        while True:
             try:
-                mark = await self._store.intake(source)
-            except RetryError:
-                self.lead(await self._leadership.renew_term())
-                raise
-            self._positions[source] = None if mark is None else mark.position
-
-        await self._until_done(read)
+                found = await work()
+            except (RetryError, ConnectError) as error:
+                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
+                failure = error
+            else:
+                self._outage.log()
+                return found
+            await self._pause(backoff, deadline_ns, failure)
+            await self._take_over_until(deadline_ns, failure)
 
     def _positions_after(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
         """Return the positions of the intakes after `marks`; None unless each mark certainly

@@ -82,9 +82,9 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """How long the broker must give no answer before it counts as away. With a value below
     `heartbeat_seconds` and the time of a slow send, orders are refused while nothing is wrong."""
     kafka_at_start: Literal["required", "optional"] = "required"
-    """Whether a start needs the broker. A standby checks the topic when it begins to wait: a
-    take-over can do without the broker. With "optional" the topic is checked once the broker is
-    available. The rows that were committed without it are published then."""
+    """Whether the first leader of a chain needs broker and topic, so that a wrong address is found
+    at once. A chain that was led before is led without them: they are checked once they are there,
+    and the rows that were committed without them are published then."""
 
     connect_seconds: Seconds = 10.0
     lease_seconds: Seconds = 5.0

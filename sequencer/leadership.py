@@ -163,8 +163,6 @@ class Leadership:
         self._renewed_ns = 0
         self.term: Term | None = None
         self.take_overs = 0
-        self.has_checked_broker = False
-        """Whether the broker was there when a standby began to wait: a take-over can do without."""
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
         self._has_handed_over = False
@@ -184,7 +182,7 @@ class Leadership:
 
         Waits for up to the time of a lease to see whether a leader is alive. Then, or as a standby
         when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
-        else as `ChainStore.look`, and a standby as `FrameSink.start` where the broker is required.
+        else as `ChainStore.look`, and for a chain that nobody has led yet as `FrameSink.start`.
         """
         watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
         while True:
@@ -211,17 +209,16 @@ class Leadership:
             await asyncio.sleep(pause)
 
     async def _check_broker(self, sight: LeaseSight) -> None:
-        """Raise what the sink does if a standby, which may need no broker later, has none now.
+        """Raise what the sink does if the first leader of a chain would have no broker, or topic.
 
-        A standby takes over when something has failed, and the broker may have failed with it. If
-        it needed the broker then, it would fence a leader that goes on without one, and end.
+        A chain that was led before goes on without them: its leader has gone on without them, too,
+        and a new one that needed them would fence it, and end.
         """
-        if self._config.standby and self._config.kafka_at_start == "required":
+        if sight.epoch == 0 and self._config.kafka_at_start == "required":
             try:
                 await self._sink.start(sight.topic, sight.partition)
             finally:
                 await self._sink.close()
-            self.has_checked_broker = True
 
     async def renew_term(self) -> Term:
         """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
@@ -238,8 +235,7 @@ class Leadership:
     def warn_of_topic(self) -> None:
         """Log that the topic's last frames were not looked at, once per take-over.
 
-        It is separate from the take-over: a start that is refused because it needs the broker logs
-        that in one line, and need not warn of the consequences.
+        It is separate from the take-over, which may be one of several tries.
         """
         if self._why_not_looked:
             _log.warning(

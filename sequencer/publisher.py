@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orderchain.clock import Backoff
-from orderchain.errors import FrameError, RetryError
+from orderchain.errors import ConnectError, FrameError, RetryError, TopicError
 from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from orderchain.seal import SEAL_BYTES
@@ -174,6 +174,8 @@ class Publisher:
         self._sent_ns = clock.monotonic_ns()
         # When the oldest unanswered send began; None when the broker answers.
         self._unanswered_since_ns: int | None = None
+        self.refusal = ""
+        """Why the last send failed; empty when the broker answers."""
         self._acknowledged_ns = 0
         """When the broker last acknowledged something of the queue."""
         self._queue: deque[Batch] = deque()
@@ -293,7 +295,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        has_failed = False
+        has_failed = not await self._open()
         while True:
             try:
                 await self._publish_next()
@@ -304,8 +306,25 @@ class Publisher:
             except RetryError as error:
                 has_failed = True
                 self.send_failures += 1
+                self.refusal = str(error)
                 self._outage.repeat(f"chain {self._term.chain_id}: {error}; trying again")
                 await asyncio.sleep(self._backoff.next_seconds())
+
+    async def _open(self) -> bool:
+        """Return whether broker and topic are there. The leader leads without them, too."""
+        self._unanswered_since_ns = self._clock.monotonic_ns()
+        try:
+            await self._sink.start(self._term.topic, self._term.partition)
+        except (ConnectError, RetryError, TopicError) as error:
+            self.refusal = str(error)
+            _log.error(
+                "chain %d: %s; leading without it: receivers read the database",
+                self._term.chain_id,
+                error,
+            )
+            return False
+        self._unanswered_since_ns = None
+        return True
 
     async def drain(self) -> None:
         """Return once all that was offered is published. The caller sets the deadline."""
@@ -435,6 +454,7 @@ class Publisher:
             with self._tracing.publishing(frames, self._traces) as traceparents:
                 await self._sink.send(frames, traceparents)
         self._unanswered_since_ns = None
+        self.refusal = ""
 
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:

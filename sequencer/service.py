@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from orderchain.clock import SystemClock
 from orderchain.errors import (
     BrokerAway,
-    ConnectError,
     OrderError,
     RetryError,
     SteppedDown,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from orderchain.clock import Clock
-    from orderchain.model import IntakeMark, Term
+    from orderchain.model import IntakeMark
     from orderchain.monitoring import LagLimits, Sample
     from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
@@ -120,12 +119,14 @@ class Sequencer:
         self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Take over and start. Raises as `Leadership.acquire` and `FrameSink.start`."""
+        """Take over and start. Raises as `Leadership.acquire`, and what ends a leader."""
         try:
-            term = await self._leadership.acquire()
-            # From here on we lead: a start that takes long must not look like a dead leader.
+            await self._leadership.acquire()
+            # From here on we lead: a start that takes long must not look like a dead leader, and
+            # what would not end a leader does not end it either.
             self._spawn(_LEASE, self._leadership.keep())
-            publisher = await self._unless_failed(self._start(term))
+            starting = self._committer.taking_over_again(self._start)
+            publisher = self._publisher = await self._unless_failed(starting)
         except BaseException:
             await self._close()
             raise
@@ -270,6 +271,8 @@ class Sequencer:
             head_persisted=committer.head_persisted,
             head_published=self._head_published,
             unpublished_seconds=publisher.unpublished_seconds if publisher else 0.0,
+            broker_away_seconds=publisher.away_seconds if publisher else 0.0,
+            broker_refusal=publisher.refusal if publisher else "",
             lease_age_seconds=self._leadership.lease_age_seconds,
             rows=committer.rows,
             batches=committer.batches,
@@ -338,13 +341,15 @@ class Sequencer:
         if away_seconds >= self._config.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
-    async def _start(self, term: Term) -> Publisher:
-        """Load what a leader must know, and queue the unpublished tail."""
+    async def _start(self) -> Publisher:
+        """Load what a leader must know, and queue the unpublished tail: from the database alone."""
+        term = self._leadership.term
+        if term is None:
+            raise RetryError("not the leader yet")
         self._committer.lead(term)
         await self._keys.load(term)
-        await self._start_sink(term)
         self._leadership.warn_of_topic()
-        self._publisher = Publisher(
+        publisher = Publisher(
             self._config,
             self._sink,
             term,
@@ -353,19 +358,8 @@ class Sequencer:
             random=self._random,
             tracing=self._tracing,
         )
-        await self._publish_tail(self._publisher, term.published_id, term.last_id)
-        return self._publisher
-
-    async def _start_sink(self, term: Term) -> None:
-        try:
-            await self._sink.start(term.topic, term.partition)
-        except (ConnectError, RetryError) as error:
-            if (
-                self._config.kafka_at_start == "required"
-                and not self._leadership.has_checked_broker
-            ):
-                raise
-            _log.warning("chain %d: %s; starting without it", term.chain_id, error)
+        await self._publish_tail(publisher, term.published_id, term.last_id)
+        return publisher
 
     async def _publish_tail(self, publisher: Publisher, after_id: int, last_id: int) -> None:
         """Queue again what may not have been published: repeats are harmless, silence is not."""

@@ -75,6 +75,10 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """End of the contiguous run that the broker has acknowledged, or that was skipped on record."""
     unpublished_seconds: float
     """How long the oldest committed order has waited for the broker; 0 when none waits."""
+    broker_away_seconds: float
+    """How long the broker has acknowledged nothing that was sent; 0 when it answers."""
+    broker_refusal: str
+    """Why; empty when it answers, or is silent."""
     lease_age_seconds: float
     """Since the lease was last renewed; 0 before the chain is taken over."""
     rows: int
@@ -117,7 +121,11 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
         """Return in one line that it publishes, or renews its lease, too late; else None."""
         lag = self.head_persisted - self.head_published
         if limits.are_exceeded(lag, self.unpublished_seconds):
-            return f"{lag} ids unpublished for {self.unpublished_seconds:.0f} s"
+            why = self.broker_refusal and f": {self.broker_refusal}"
+            return f"{lag} ids unpublished for {self.unpublished_seconds:.0f} s{why}"
+        if limits.are_exceeded(0, self.broker_away_seconds):
+            why = self.broker_refusal or "no acknowledgement"
+            return f"nothing was published for {self.broker_away_seconds:.0f} s: {why}"
         if self.lease_age_seconds > lease_seconds:
             return f"the lease was not renewed for {self.lease_age_seconds:.0f} s"
         return None
@@ -136,6 +144,9 @@ METRICS: Final = (
     _S("orderchain_sequencer_unpublished_seconds", "gauge",
        "How long the oldest committed order has waited for the broker.",
        lambda stats: stats.unpublished_seconds),
+    _S("orderchain_sequencer_broker_away_seconds", "gauge",
+       "How long the broker has acknowledged nothing that was sent to it.",
+       lambda stats: stats.broker_away_seconds),
     _S("orderchain_sequencer_lease_age_seconds", "gauge", "Seconds since the lease was renewed.",
        lambda stats: stats.lease_age_seconds),
     _S("orderchain_sequencer_queue_orders", "gauge", "Orders that wait for a commit.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from itertools import chain as flatten
 from secrets import randbelow
 from struct import Struct as Packing
@@ -410,8 +411,9 @@ class PostgresChainStore:
         self._config = config
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
-        # The nonce of the take-over tried last: if its answer was lost, the term is ours anyway.
-        self._drawn_nonce = b""
+        # The nonces drawn since the last success: a take-over whose answer was lost, or that was
+        # given up while it waited for a standby, may still land, and the term is ours anyway.
+        self._drawn: set[bytes] = set()
         self._extended_until = -1
 
     async def look(self) -> LeaseSight:
@@ -421,7 +423,9 @@ class PostgresChainStore:
         row = await self._session.fetch_row("look", self._config.chain_id)
         if row is None:
             raise ChainMissing(self._config.chain_id)
-        return LeaseSight(**row)
+        # Nobody leads by a take-over of ours whose answer was lost: no lease has to run out.
+        is_ours = row["nonce"] in self._drawn
+        return LeaseSight(**{**row, "released": row["released"] or is_ours})
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
@@ -431,10 +435,14 @@ class PostgresChainStore:
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
-        sight = await self.look()
-        if sight.nonce == self._drawn_nonce:
-            return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
-        return await self._raise_epoch(owner, held.epoch, held.nonce, None)
+        while True:
+            sight = await self.look()
+            if sight.nonce != held.nonce and sight.nonce not in self._drawn:
+                raise Fenced(held.chain_id, held.epoch)
+            # The compare-and-set waits for an earlier one of ours that is still under way, and then
+            # fails because of it. So a Fenced is believed only after another look.
+            with suppress(Fenced):
+                return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
 
     @property
     def session(self) -> LeaderSession:
@@ -499,12 +507,12 @@ class PostgresChainStore:
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `orderchain.ports.ChainStore`."""
-        term = self._leading()
-        row = await self._session.fetch_row(
-            "skip_published", term.chain_id, term.epoch, term.nonce, after_id, until_id
-        )
-        if row is None:
-            raise Fenced(term.chain_id, term.epoch)
+        async with self._session.lock:
+            # Not before: who waits for the lock may wait for a take-over.
+            term = self._leading()
+            held = (term.chain_id, term.epoch, term.nonce)
+            if not await self._session.fetch_held("skip_published", *held, after_id, until_id):
+                raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count the rows after `after_id`; see `orderchain.ports.ChainStore.rows_after`."""
@@ -532,7 +540,7 @@ class PostgresChainStore:
 
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
         drawn = Secrets.draw()
-        self._drawn_nonce = drawn.nonce
+        self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
         try:
             async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
@@ -546,10 +554,13 @@ class PostgresChainStore:
                 self._session.check_replicated()
         except BaseException as error:
             self._session.abandon()
+            if isinstance(error, Fenced):
+                self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
             if isinstance(error, DRIVER_ERRORS):
                 raise self._session.refusal("the take-over", error) from error
             raise
         self._term = term
+        self._drawn.clear()
         self._extended_until = -1
         return term
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -15,6 +15,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from orderchain.errors import BrokerAway, ConnectError
 from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
+from orderchain.monitoring import LagLimits
 from sequencer import (
     Order,
     Sequencer,
@@ -32,7 +33,7 @@ from .inspector import Chain, inspect, inspect_topic
 from .proxy import is_produce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from local_stack import KafkaServer
 
@@ -124,7 +125,7 @@ async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_
     async with open_sequencer(chain.config):
         await check_intake_topic(topic)  # as our command does, before it waits
         waiting = asyncio.create_task(standby.__aenter__())
-        await until(lambda: standby._leadership.has_checked_broker or waiting.done())
+        await until(lambda: standby._store.session.is_open or waiting.done())  # type: ignore[attr-defined]
         await asyncio.to_thread(kafka_to_break.kill)
     async with AsyncExitStack() as closing:
         await waiting
@@ -142,18 +143,51 @@ async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_
     await assert_whole(chain, 1)
 
 
-async def test_standby_without_a_broker_at_its_own_start_is_refused_before_it_waits(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+@pytest.mark.parametrize("fault", ["away", "silent", "topic gone"])
+async def test_chain_that_was_led_before_is_led_again_whatever_its_broker_and_topic_are(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, fault: str
 ) -> None:
-    chain = await chain_on_breakable_kafka(connect_seconds=1.0, publish_seconds=1.0)
+    chain = await chain_on_breakable_kafka(
+        connect_seconds=2.0, publish_seconds=1.0, stop_seconds=1.0
+    )
     async with open_sequencer(chain.config) as leader:
-        await asyncio.to_thread(kafka_to_break.kill)
-        with pytest.raises(ConnectError, match="kafka"):
-            async with open_sequencer(chain.with_settings(standby=True)):
-                pass
-        await submit_each(leader, make_orders(1, size=100))  # it was not fenced
-        await asyncio.to_thread(kafka_to_break.start)
-    await assert_whole(chain, 1)
+        await submit_each(leader, make_orders(5, size=100))
+        await until_published(leader)
+    if fault == "topic gone":
+        await change_topics(chain, lambda admin: admin.delete_topics([chain.topic]))
+    else:
+        await asyncio.to_thread(kafka_to_break.stop if fault == "away" else kafka_to_break.freeze)
+    standby = open_sequencer(chain.with_settings(standby=True))
+    async with open_sequencer(chain.config) as leader:
+        waiting = asyncio.create_task(standby.__aenter__())
+        await submit_each(leader, make_orders(5, start=100, size=100))
+        await until(lambda: bool(leader.stats().broker_refusal))
+        at_once = LagLimits(ids=0, seconds=0.0, seconds_max=0.0)
+        assert ("topic" if fault == "topic gone" else "kafka") in str(leader.why_not_ready(at_once))
+    await waiting
+    async with AsyncExitStack() as closing:
+        closing.push_async_exit(standby)
+        await submit_each(standby, make_orders(5, start=200, size=100))
+        if fault == "topic gone":
+            await make_topics(kafka_to_break.bootstrap, chain.topic)
+        elif fault == "away":
+            await asyncio.to_thread(kafka_to_break.start)
+        else:
+            kafka_to_break.thaw()
+        await until_published(standby)
+    rows = await inspect(chain)
+    assert len(rows) == 15
+    if fault != "topic gone":  # what it held went with it, and receivers read the database
+        await inspect_topic(chain, rows)
+
+
+async def change_topics(chain: Chain, act: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=chain.config.kafka)
+    await admin.start()
+    try:
+        await act(admin)
+    finally:
+        await admin.close()
 
 
 async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
@@ -355,7 +389,7 @@ async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
     await assert_whole(chain, 40 + accepted)
 
 
-async def test_start_with_the_broker_away_goes_by_the_setting(
+async def test_first_start_of_a_chain_with_the_broker_away_goes_by_the_setting(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(connect_seconds=1.0, publish_seconds=1.0)

@@ -67,18 +67,27 @@ def test_start_without_an_optional_broker_delivers_from_the_database_and_then_li
     run_virtual(receive())
 
 
-def test_topic_that_is_not_fit_is_told_even_when_the_broker_is_optional() -> None:
+def test_topic_that_is_not_fit_is_a_broker_that_is_away_until_it_is_made_right() -> None:
     class Unfit(MemoryFrameSource):
+        is_fit = False
+
         async def start(self) -> None:
-            raise TopicError("topic", "t", "one partition")
+            if not self.is_fit:
+                raise TopicError("topic", "t", "one partition")
+            await super().start()
 
-    async def start() -> None:
-        with pytest.raises(TopicError):
-            await receiver_of(
-                make_chain([4]), Unfit(MemoryLog()), kafka_at_start="optional"
-            ).__aenter__()
+    async def receive() -> None:
+        chain, log = make_chain([4]), MemoryLog()
+        frames = Unfit(log)
+        async with receiver_of(chain, frames, kafka_at_start="optional") as receiver:
+            assert ids_of(await take(receiver, chain.mark().id)) == chain.ids
+            frames.is_fit = True
+            await asyncio.sleep(3.0)
+            log.append(chain.frames(chain.add(5)))
+            await take(receiver, chain.mark().id)
+            assert receiver.stats().rows_live == 5
 
-    run_virtual(start())
+    run_virtual(receive())
 
 
 def test_close_while_the_broker_does_not_answer_ends_at_once() -> None:

@@ -183,14 +183,16 @@ async def test_lease_that_dies_during_the_start_fails_the_start(
 ) -> None:
     """Nobody must get a sequencer whose lease stands still."""
 
-    async def slow_start(topic: str, partition: int) -> None:
+    async def slow_load(term: Term) -> None:
+        del term
         part("lease").cancel()
-        await asyncio.Event().wait()  # a broker that is away
+        await asyncio.Event().wait()  # a database that is silent
 
-    monkeypatch.setattr(world.sink, "start", slow_start)
+    sequencer = world.sequencer()
+    monkeypatch.setattr(sequencer._keys, "load", slow_load)
     with pytest.raises(RetryError, match="lease task was cancelled"):
         async with deadline():
-            await world.sequencer().__aenter__()
+            await sequencer.__aenter__()
     assert not [task for task in asyncio.all_tasks() if "orderchain" in task.get_name()]
 
 
