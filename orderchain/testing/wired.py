@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orderchain.errors import ConnectError, RetryError, UnknownOutcome
+from orderchain.errors import ConnectError, Fenced, RetryError, UnknownOutcome
 from orderchain.testing.memory_log import MemoryFrameSink
 from orderchain.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
 from orderchain.testing.virtual_loop import check_alive
@@ -90,8 +90,8 @@ class WiredChainStore:
         self._connection: MemoryChainStore | None = None
         self._boots = 0
         self._follower: _WiredCommit | None = None
-        # The take-over that came last, whose answer may have been lost: it is ours all the same.
-        self._drawn: Term | None = None
+        # Of take-overs whose answers may have been lost: what they lead is ours all the same.
+        self._drawn: set[bytes] = set()
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `orderchain.ports.ChainStore.look`."""
@@ -99,28 +99,32 @@ class WiredChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
-
-        async def raise_epoch(store: MemoryChainStore) -> Term:
-            try:
-                return await store.take_over(owner, seen)
-            finally:
-                self._drawn = store.drawn or self._drawn
-
-        return await self._ask(raise_epoch)
+        return await self._raise_over(owner, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
-
-        async def raise_epoch(store: MemoryChainStore) -> Term:
-            sight, drawn = await store.look(), self._drawn
-            is_ours = drawn is not None and sight.nonce == drawn.nonce
-            try:
-                return await store.take_over_again(owner, drawn if is_ours and drawn else held)
-            finally:
-                self._drawn = store.drawn or self._drawn
-
         self.lose_connection()
-        return await self._ask(raise_epoch)
+        nonce = await self._own(held)
+        while True:
+            try:
+                return await self._raise_over(owner, nonce)
+            except Fenced:
+                found = await self._own(held)
+                if found in {held.nonce, nonce}:
+                    raise
+                nonce = found
+
+    async def _own(self, held: Term) -> bytes:
+        sight = await self.look()
+        return sight.nonce if sight.is_ours else held.nonce
+
+    async def _raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:
+        async def raise_epoch(store: MemoryChainStore) -> Term:
+            return store.raise_over(owner, nonce, counter)
+
+        term = await self._ask(raise_epoch)
+        self._drawn.clear()
+        return term
 
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -182,7 +186,7 @@ class WiredChainStore:
         """Return the connection; a new one, without a term, where the last one was lost."""
         boots = self._wire.server.boots
         if self._connection is None or self._boots != boots:
-            self._connection = MemoryChainStore(self._database, self._chain_id)
+            self._connection = MemoryChainStore(self._database, self._chain_id, self._drawn)
             self._boots = boots
         return self._connection
 

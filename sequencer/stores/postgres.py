@@ -410,8 +410,9 @@ class PostgresChainStore:
         self._config = config
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
-        # The nonce of the take-over tried last: if its answer was lost, the term is ours anyway.
-        self._drawn_nonce = b""
+        # The nonces of the take-overs tried since the last one that succeeded. Each of them may still
+        # land, however many came after it: then the term is ours anyway.
+        self._drawn: set[bytes] = set()
         self._extended_until = -1
 
     async def look(self) -> LeaseSight:
@@ -421,7 +422,7 @@ class PostgresChainStore:
         row = await self._session.fetch_row("look", self._config.chain_id)
         if row is None:
             raise ChainMissing(self._config.chain_id)
-        return LeaseSight(**row)
+        return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
@@ -431,10 +432,22 @@ class PostgresChainStore:
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
+        self._term = None  # nothing may be done under it on the new connection
+        seen: LeaseSight | Term = await self._own(held)
+        while True:
+            try:
+                return await self._raise_epoch(owner, seen.epoch, seen.nonce, None)
+            except Fenced:
+                # An earlier try of ours may have landed since we looked.
+                found = await self._own(held)
+                if found.nonce in {held.nonce, seen.nonce}:
+                    raise
+                seen = found
+
+    async def _own(self, held: Term) -> LeaseSight | Term:
+        """Return the take-over of ours that leads; `held` if none does that was tried after it."""
         sight = await self.look()
-        if sight.nonce == self._drawn_nonce:
-            return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
-        return await self._raise_epoch(owner, held.epoch, held.nonce, None)
+        return sight if sight.is_ours else held
 
     @property
     def session(self) -> LeaderSession:
@@ -499,12 +512,12 @@ class PostgresChainStore:
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `orderchain.ports.ChainStore`."""
-        term = self._leading()
-        row = await self._session.fetch_row(
-            "skip_published", term.chain_id, term.epoch, term.nonce, after_id, until_id
-        )
-        if row is None:
-            raise Fenced(term.chain_id, term.epoch)
+        async with self._session.lock:
+            # Not before: a take-over again may hold the lock.
+            term = self._leading()
+            values = (term.chain_id, term.epoch, term.nonce, after_id, until_id)
+            if not await self._session.fetch_locked("skip_published", *values):
+                raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count the rows after `after_id`; see `orderchain.ports.ChainStore.rows_after`."""
@@ -532,7 +545,7 @@ class PostgresChainStore:
 
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
         drawn = Secrets.draw()
-        self._drawn_nonce = drawn.nonce
+        self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
         try:
             async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
@@ -549,6 +562,7 @@ class PostgresChainStore:
             if isinstance(error, DRIVER_ERRORS):
                 raise self._session.refusal("the take-over", error) from error
             raise
+        self._drawn.clear()
         self._term = term
         self._extended_until = -1
         return term

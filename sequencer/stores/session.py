@@ -199,18 +199,22 @@ class LeaderSession:
     async def fetch(self, name: str, *values: object) -> list[Record]:
         """Return the rows of one statement. Raises RetryError, and gives the connection up."""
         async with self.lock:
-            try:
-                async with asyncio.timeout(self._config.commit_seconds):
-                    connection = await self.idle()
-                    rows: list[Record] = await connection.fetch(_SQL[name], *values)
-                    self.check_replicated()
-                    return rows
-            except DRIVER_ERRORS as error:
-                self.abandon()
-                raise self.refusal(name, error) from error
-            except BaseException:
-                self._is_interrupted = True
-                raise
+            return await self.fetch_locked(name, *values)
+
+    async def fetch_locked(self, name: str, *values: object) -> list[Record]:
+        """Do as `fetch`, for a caller that holds the lock: its values depend on who leads."""
+        try:
+            async with asyncio.timeout(self._config.commit_seconds):
+                connection = await self.idle()
+                rows: list[Record] = await connection.fetch(_SQL[name], *values)
+                self.check_replicated()
+                return rows
+        except DRIVER_ERRORS as error:
+            self.abandon()
+            raise self.refusal(name, error) from error
+        except BaseException:
+            self._is_interrupted = True
+            raise
 
     def refusal(self, what: str, error: Exception) -> Exception:
         """Return what to raise if `what` raised `error`; see `statement_refusal`."""
