@@ -122,7 +122,7 @@ class WiredChainStore:
         async def raise_epoch(store: MemoryChainStore) -> Term:
             return store.raise_over(owner, nonce, counter)
 
-        term = await self._ask(raise_epoch)
+        term = await self._ask(raise_epoch, needs_row=True)
         self._drawn.clear()
         return term
 
@@ -136,7 +136,7 @@ class WiredChainStore:
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
-        await self._ask(lambda store: store.move_intake(intake))
+        await self._ask(lambda store: store.move_intake(intake), needs_row=True)
 
     async def has_committed(self, batch: Batch) -> bool:
         """Return whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
@@ -144,7 +144,7 @@ class WiredChainStore:
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
-        await self._ask(lambda store: store.skip_published(after_id, until_id))
+        await self._ask(lambda store: store.skip_published(after_id, until_id), needs_row=True)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count rows; see `orderchain.ports.ChainStore.rows_after`."""
@@ -190,11 +190,16 @@ class WiredChainStore:
             self._boots = boots
         return self._connection
 
-    async def _ask(self, work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]]) -> _T:
+    async def _ask(
+        self,
+        work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]],
+        *,
+        needs_row: bool = False,
+    ) -> _T:
         is_new = self._connection is None
         store = self.connected()
         try:
-            return await self._wire.call(lambda: work(store))
+            return await self._wire.call(lambda: work(store), needs_row=needs_row)
         except WireBroken as error:
             self.lose_connection()
             if is_new and not error.may_be_done:
@@ -265,7 +270,8 @@ class _WiredCommit:
     def _send(self, connection: MemoryChainStore) -> None:
         self._connection = connection
         wire = self._store.commit_wire
-        wire.ask(partial(self._arrive, connection)).add_done_callback(self._take_answer)
+        question = partial(self._arrive, connection)
+        wire.ask(question, needs_row=True).add_done_callback(self._take_answer)
 
     async def _arrive(self, connection: MemoryChainStore) -> None:
         """Be done at the server."""
