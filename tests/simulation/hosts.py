@@ -125,21 +125,44 @@ class Leader:
 class SequencerHost(Host):
     """A sequencer that is started again whatever ended it."""
 
+    _starting: Sequencer | None = None
+    """What waits for the chain, or has taken it over and is not open yet."""
+    _took_over_at: float | None = None
+    """When it did."""
+
+    def on_term(self, owner: str) -> None:
+        """Note that `owner` has taken over."""
+        if self._starting is not None and owner == self.process.name:
+            self._took_over_at = self._took_over_at or self.world.loop.time()
+
     async def live(self) -> None:
         world, process = self.world, self.process
         while not (process.is_dead or self.is_stopping):
+            self._took_over_at = None
+            self._starting = self._open()
             try:
-                async with self._open() as sequencer:
+                async with self._starting as sequencer:
                     await self._lead(process, sequencer)
             except (RetryError, ConnectError, StoppedError, UnknownOutcome, ClockError) as error:
                 world.note(process.name, "stopped", repr(error))
                 world.on_end(process.name, error)
+                self._require_patience(process, error)
             except TopicError as error:
                 world.note(process.name, "refused", repr(error))
                 world.on_topic_error(process.name, error)
             except HaltError as error:
                 world.on_halt(process.name, error)
             await asyncio.sleep(world.random.uniform(0.05, 0.5))
+
+    def _require_patience(self, process: Process, error: Exception) -> None:
+        """L2: between take-over and open it ends by what another leader does, or by an outage."""
+        is_ours = self.process is process and not (process.is_dead or self.is_stopping)
+        starting, began = self._starting, self._took_over_at
+        if not is_ours or starting is None or starting._leadership.term is None or began is None:
+            return
+        seconds = self.world.loop.time() - began
+        if isinstance(error, RetryError | ConnectError) and seconds < RECOVER_SECONDS / 2:
+            self.world.on_end_of_start(process.name, error, seconds)
 
     def ask_to_stop(self) -> bool:
         led = [leader for leader in self.world.leaders if leader.process is self.process]
@@ -149,6 +172,7 @@ class SequencerHost(Host):
 
     async def _lead(self, process: Process, sequencer: Sequencer) -> None:
         self.world.note(process.name, "leads")
+        self._starting = None
         until_stopped = asyncio.ensure_future(sequencer.until_stopped())
         leader = Leader(process, sequencer, until_stopped)
         self.world.leaders.append(leader)

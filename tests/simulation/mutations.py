@@ -105,6 +105,32 @@ MUTATIONS = (
         ("S4 intake", "L2 intake"),
         {"refuses_without_kafka": True, "broker_in_the_end": "there", "topic_records": 15},
     ),
+    Mutation(
+        sequencing.take_over_needs_the_broker,
+        50,
+        ("after its take-over", "L2 nobody leads"),
+        {"broker_in_the_end": "away", "receivers_need_broker": False},
+    ),
+    Mutation(
+        sequencing.take_over_needs_the_topic,
+        100,
+        ("ended for its topic",),
+        {"pairs": ("topic gone at a take over",)},
+    ),
+    Mutation(sequencing.dead_leader_waited_for, 50, ("L2 nobody leads",)),
+    Mutation(sequencing.start_ends_with_its_connection, 200, ("after its take-over",)),
+    Mutation(
+        sequencing.own_tries_forgotten,
+        200,
+        ("fenced itself",),
+        {"pairs": ("synchronous standby gone at a take over",)},
+    ),
+    Mutation(
+        sequencing.full_queue_waits_without_end,
+        100,
+        ("L4 a caller waits",),
+        {**FULL_QUEUE, "broker_in_the_end": "away", "receivers_need_broker": False},
+    ),
     Mutation(receiving.ledger_without_bound, 50, ("L5",)),
     Mutation(receiving.cancelled_wait_ends_its_work, 50, ("L1",), {"patience_seconds": 0.005}),
     Mutation(
