@@ -189,7 +189,7 @@ def until_waiting(
 
     async def until(count: int) -> None:
         async with deadline():
-            while kind != "memory" and await waiting() < count:
+            while kind != "memory" and await waiting() < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     return until

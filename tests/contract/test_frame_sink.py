@@ -87,6 +87,13 @@ async def until_sent(sink: FrameSink, frames: list[bytes]) -> None:
                 pass
 
 
+async def until_refused(sink: FrameSink) -> None:
+    """Send until it is refused: a broker may still take what comes in the moment of its end."""
+    async with deadline():
+        while True:
+            await sink.send([b"lost"])
+
+
 async def test_what_was_sent_is_what_the_topic_ends_with(place: MemoryPlace | KafkaPlace) -> None:
     await place.sink.start(place.name, 0)
     await place.sink.send([b"one", b"two", b"three"])
@@ -101,10 +108,7 @@ async def test_topic_that_goes_away_fails_the_send_and_serves_again_once_it_is_m
     await sink.send([b"before"])
     await place.delete()
     with pytest.raises(RetryError):
-        # A broker may still take what comes in the moment of its end.
-        async with deadline():
-            while True:
-                await sink.send([b"lost"])
+        await until_refused(sink)
     with pytest.raises(RetryError):
         await in_time(sink.last_records(place.name, 0, 1))
     await sink.close()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import asyncpg
+import msgspec
 import pytest
 
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
@@ -22,6 +23,7 @@ from tests.builders.topics import make_topics
 
 from .inspector import Chain
 from .processes import Worker
+from .rounds import Row, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the pairs of faults came to."""
+    rows = [
+        msgspec.json.decode(text, type=Row)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == "pair"
+    ]
+    if rows:
+        terminalreporter.section("pairs of faults")
+        terminalreporter.write_line(table(rows))
 
 
 @pytest.fixture
@@ -130,21 +147,43 @@ def make_chain(
 
 
 @pytest.fixture
-def chain_on_breakable_postgres(
-    postgres_to_break: PostgresServer, kafka_server: KafkaServer
-) -> Iterator[MakeChain]:
-    """Make chains in a fresh database of the PostgreSQL that may be broken."""
+def database_to_break(postgres_to_break: PostgresServer) -> Iterator[str]:
+    """The name of a fresh database of the PostgreSQL that may be broken."""
     name = f"test_{secrets.token_hex(8)}"
     postgres_to_break.create_database(name)
     postgres_to_break.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(postgres_to_break, name, kafka_server, chain_id, **settings)
-
-    yield make
+    yield name
     postgres_to_break.thaw()
     postgres_to_break.start()
     postgres_to_break.drop_database(name)
+
+
+@pytest.fixture
+def chain_on_breakable_postgres(
+    postgres_to_break: PostgresServer, database_to_break: str, kafka_server: KafkaServer
+) -> MakeChain:
+    """Make chains in a fresh database of the PostgreSQL that may be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_to_break, database_to_break, kafka_server, chain_id, **settings
+        )
+
+    return make
+
+
+@pytest.fixture
+def chain_on_breakable_servers(
+    postgres_to_break: PostgresServer, database_to_break: str, kafka_to_break: KafkaServer
+) -> MakeChain:
+    """Make chains on a PostgreSQL and a Kafka both of which may be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_to_break, database_to_break, kafka_to_break, chain_id, **settings
+        )
+
+    return make
 
 
 @pytest.fixture

@@ -301,7 +301,7 @@ def full_queue_waits_without_end() -> Iterator[None]:
     room = Publisher.room
 
     async def wait(self: Publisher) -> None:
-        while self.is_full and self.away_seconds > 0:
+        while self.is_full and self.away_seconds > 0:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
         await room(self)
 

@@ -1,0 +1,73 @@
+"""Two faults at once over real servers: nothing lost, repeated or reordered, and it goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from orderchain.sql import GAP_READER
+
+from .rounds import Round, Row
+from .stories import CHEAP, STORIES
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from local_stack import KafkaServer, PostgresServer
+
+    from .conftest import MakeChain
+    from .stories import Story
+
+ROUNDS = int(os.environ.get("FAULTS_ROUNDS") or 3)
+
+PAIRED = {
+    "lease_seconds": 3.0,
+    "commit_seconds": 2.0,
+    "publish_seconds": 3.0,
+    "connect_seconds": 5.0,
+}
+
+LONG = (pytest.mark.long, pytest.mark.timeout(1800))
+
+
+def named(story: Story) -> str:
+    return story.__name__.replace("_", " ")
+
+
+@pytest.mark.invariant("S1", "S3", "S4", "S5", "S7", "L1", "L2", "L4")
+@pytest.mark.parametrize(
+    ("story", "rounds"),
+    [
+        *(pytest.param(story, 1, id=named(story)) for story in CHEAP),
+        *(
+            pytest.param(story, ROUNDS, id=f"{named(story)}, {ROUNDS} rounds", marks=LONG)
+            for story in STORIES
+        ),
+    ],
+)
+async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_again(
+    chain_on_breakable_servers: MakeChain,
+    postgres_to_break: PostgresServer,
+    kafka_to_break: KafkaServer,
+    seeded: random.Random,
+    record_property: Callable[[str, object], None],
+    story: Story,
+    rounds: int,
+) -> None:
+    total = Row(named(story))
+    for number in range(1, rounds + 1):
+        chain = await chain_on_breakable_servers(number, **PAIRED)
+        gap_dsn = postgres_to_break.dsn(GAP_READER, chain.database.rpartition("/")[2])
+        it = Round(chain, postgres_to_break, kafka_to_break, gap_dsn, seeded)
+        try:
+            async with it.running():
+                await story(it)
+                await it.finish()
+        finally:
+            total.add(it.row)
+            record_property("pair", msgspec.json.encode(total).decode())
+    assert (total.lost, total.repeated, total.out_of_order) == (0, 0, 0)
