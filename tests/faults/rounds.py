@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import msgspec
 
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.errors import HaltError, OrderchainError
 from tests.deadlines import deadline, stretched
 
@@ -24,7 +24,7 @@ from .processes import Worker
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from local_stack import KafkaServer, PostgresServer
     from orderchain.model import Event, Mark
@@ -208,9 +208,9 @@ class CommitWatch:
 
     async def _ask(self) -> int | None:
         """Return the head; None when the database gives no answer."""
-        with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(*DRIVER_ERRORS):
             async with asyncio.timeout(stretched(ASK_SECONDS)):
-                return int(await self._chain.value("SELECT last_id FROM chain_head"))
+                return int(await self._chain.head_value("last_id"))
         return None
 
 
@@ -233,6 +233,12 @@ class Round:
         self.said = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._lost = 0
+
+    async def live(self, story: Callable[[Round], Awaitable[None]]) -> None:
+        """Live through the story; raises AssertionError for what must not come of it."""
+        async with self.running():
+            await story(self)
+            await self.finish()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -287,16 +293,18 @@ class Round:
             await leader.kill()
 
     async def step_down(self) -> None:
-        await self.chain.fetch("UPDATE chain_lease SET step_down = true")
+        statement = "UPDATE chain_lease SET step_down = true WHERE chain_id = $1"
+        await self.chain.fetch(statement, self.chain.chain_id)
 
     async def until_taken_over(self, epoch: int) -> None:
         """Wait until the epoch is above `epoch`, whether or not anybody leads under it yet."""
         async with deadline():
-            while await self.epoch() <= epoch:  # noqa: ASYNC110
+            while await self.epoch() <= epoch:
+                self.check()
                 await asyncio.sleep(0.02)
 
     async def epoch(self) -> int:
-        return int(await self.chain.value("SELECT epoch FROM chain_head"))
+        return int(await self.chain.head_value("epoch"))
 
     async def end_backends(self) -> None:
         """Terminate the connections of whoever leads, as a DBA or a proxy does."""

@@ -59,15 +59,15 @@ async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_agai
     rounds: int,
 ) -> None:
     total = Row(named(story))
-    for number in range(1, rounds + 1):
-        chain = await chain_on_breakable_servers(number, **PAIRED)
-        gap_dsn = postgres_to_break.dsn(GAP_READER, chain.database.rpartition("/")[2])
-        it = Round(chain, postgres_to_break, kafka_to_break, gap_dsn, seeded)
-        try:
-            async with it.running():
-                await story(it)
-                await it.finish()
-        finally:
-            total.add(it.row)
-            record_property("pair", msgspec.json.encode(total).decode())
+    try:
+        for number in range(1, rounds + 1):
+            chain = await chain_on_breakable_servers(number, **PAIRED)
+            gap_dsn = postgres_to_break.dsn(GAP_READER, chain.database.rpartition("/")[2])
+            it = Round(chain, postgres_to_break, kafka_to_break, gap_dsn, seeded)
+            try:
+                await it.live(story)
+            finally:
+                total.add(it.row)
+    finally:
+        record_property("pair", msgspec.json.encode(total).decode())
     assert (total.lost, total.repeated, total.out_of_order) == (0, 0, 0)
