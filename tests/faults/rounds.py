@@ -17,8 +17,11 @@ from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.errors import HaltError, OrderchainError
+from orderchain.sql import GAP_READER
 from tests.deadlines import deadline, stretched
 
+from .brokers import Brokers
+from .chains import create_chain
 from .inspector import inspect
 from .processes import Worker
 
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from local_stack import KafkaServer, PostgresServer
+    from local_stack import PostgresServer
     from orderchain.model import Event, Mark
 
+    from .brokers import Kafka
     from .inspector import Chain
     from .processes import Acked
 
@@ -40,6 +44,8 @@ CALL_SECONDS = 60.0
 
 DOCTOR_SECONDS = 30.0
 LOOK_SECONDS = 0.1
+BESIDE = 1_000
+"""Added to a chain's number: that of the one beside it."""
 ASK_SECONDS = 1.0
 SAID_MAX = 3
 
@@ -221,14 +227,14 @@ class Round:
         self,
         chain: Chain,
         postgres: PostgresServer,
-        kafka: KafkaServer,
-        gap_dsn: str,
+        kafka: Kafka,
         seeded: random.Random,
     ) -> None:
         self.chain, self.postgres, self.kafka, self.random = chain, postgres, kafka, seeded
         self.sequencers = Sequencers(chain)
         self.load = Load(self.sequencers)
-        self.journal = Journal(chain, gap_dsn)
+        database = chain.database.rpartition("/")[2]
+        self.journal = Journal(chain, postgres.dsn(GAP_READER, database))
         self.watch = CommitWatch(chain)
         self.said = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -291,6 +297,33 @@ class Round:
     async def kill_leader(self) -> None:
         if (leader := self.sequencers.leading) is not None:
             await leader.kill()
+
+    async def kill_brokers(self, count: int) -> None:
+        """Kill so many of three brokers, drawn."""
+        assert isinstance(self.kafka, Brokers)
+        for broker in self.random.sample(self.kafka.brokers, count):
+            await asyncio.to_thread(broker.kill)
+
+    async def until_published(self) -> None:
+        """Wait until what is committed now is published, or on record as skipped."""
+        head = await self.chain.head_value("last_id")
+        async with deadline():
+            while await self.chain.head_value("published_id") < head:
+                self.check()
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def another_chain(self) -> Chain:
+        """Make a chain beside the one of the round."""
+        database = self.chain.database.rpartition("/")[2]
+        number = self.chain.chain_id + BESIDE
+        return await create_chain(self.postgres, database, self.kafka, number)
+
+    async def until_rows(self, chain: Chain, count: int) -> None:
+        """Wait until `chain` has so many rows."""
+        async with deadline():
+            while len(await chain.rows()) < count:
+                self.check()
+                await asyncio.sleep(LOOK_SECONDS)
 
     async def step_down(self) -> None:
         statement = "UPDATE chain_lease SET step_down = true WHERE chain_id = $1"
