@@ -35,6 +35,14 @@ class Brokers:
         for broker in self.brokers:
             broker.start()
 
+    def freeze(self) -> None:
+        for broker in self.brokers:
+            broker.freeze()
+
+    def thaw(self) -> None:
+        for broker in self.brokers:
+            broker.thaw()
+
     def kill(self) -> None:
         for broker in self.brokers:
             broker.kill()
