@@ -100,7 +100,7 @@ class WiredServer:
                 run_at_once(work())
 
     def hold(self, *, lands_first: bool = False) -> None:
-        """Let questions that need the chain's row wait until `let_go`, as behind a lock.
+        """Let questions that need the chain's row wait until `let_go`, as for a lock.
 
         With `lands_first` they wait as if a synchronous standby was away: the first one is done,
         and not answered yet; the end of its connection does not undo it.
@@ -127,7 +127,7 @@ class _Question(NamedTuple, Generic[_T]):
     work: Callable[[], Coroutine[Any, Any, _T]]
     answer: asyncio.Future[_T]
     boots: int
-    """Of the server when it was sent."""
+    """Those of the server when it was sent."""
     needs_row: bool
 
 

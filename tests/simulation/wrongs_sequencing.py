@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orderchain.errors import UnknownOutcome
-    from orderchain.model import LeaseSight, Term
+    from orderchain.model import Term
     from orderchain.seal import Batch
 
 
@@ -285,13 +285,11 @@ def start_ends_with_its_connection() -> Iterator[None]:
 @contextmanager
 def own_tries_forgotten() -> Iterator[None]:
     """A take-over takes an earlier try of its own for another leader."""
-    raise_over = WiredChainStore._raise_over
 
-    async def forget(self: WiredChainStore, owner: str, sight: LeaseSight) -> Term:
-        self._drawn = set()
-        return await raise_over(self, owner, sight)
+    async def forget(self: WiredChainStore, held: Term) -> bytes:
+        return held.nonce
 
-    with patch.object(WiredChainStore, "_raise_over", forget):
+    with patch.object(WiredChainStore, "_own", forget):
         yield
 
 
