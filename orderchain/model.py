@@ -302,6 +302,8 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
     owner: str
     topic: str
     partition: int
+    is_ours: bool = False
+    """Whether it is led by a take-over of the store that looks, whose answer never came."""
 
 
 TERM_SPREAD_IDS: Final = 2**29

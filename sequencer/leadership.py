@@ -66,7 +66,7 @@ class LeaseWatch:
 
     def may_take_over(self, sight: LeaseSight, now_ns: int) -> bool:
         """Return whether the chain may be taken over, given what was seen at `now_ns`."""
-        if sight.released:
+        if sight.released or sight.is_ours:
             return True
         since_last_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         if sight != self._seen:

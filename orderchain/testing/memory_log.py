@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from orderchain.errors import ConnectError, RetryError, SettingError
+from orderchain.errors import ConnectError, RetryError, SettingError, TopicError
 from orderchain.limits import FRAME_BYTES_MAX
 from orderchain.testing.virtual_loop import check_alive
 
@@ -30,7 +30,8 @@ class SendFault(Enum):
 class MemoryLog:
     """The records of one partition, oldest first.
 
-    `is_away` makes every send fail, `record_bytes_max` those with a record above it.
+    `is_away` makes every send fail, `record_bytes_max` those with a record above it. With
+    `is_gone` the broker is there, and the topic is not.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class MemoryLog:
         self.first_offset = 0
         """Offset of the oldest record that is still kept."""
         self.is_away = False
+        self.is_gone = False
         self.record_bytes_max = FRAME_BYTES_MAX
         self.grown = asyncio.Event()
         self._readers: list[asyncio.Future[None]] = []
@@ -73,6 +75,23 @@ class MemoryLog:
         """Lose everything: the topic was deleted and recreated."""
         self.records.clear()
         self.first_offset = 0
+
+    def delete(self) -> None:
+        """Delete the topic; it is there again, empty, once `is_gone` is reset."""
+        self.wipe()
+        self.is_gone = True
+
+    def check_there(self) -> None:
+        """Raise TopicError if the topic is gone."""
+        if self.is_gone:
+            raise TopicError("topic", "memory", "a topic that exists")
+
+    def check_usable(self) -> None:
+        """Raise RetryError if records can be neither stored nor read now."""
+        if self.is_away:
+            raise RetryError("the broker is away")
+        if self.is_gone:
+            raise RetryError("the topic is gone")
 
     async def until_grown(self, timeout_seconds: float) -> None:
         """Wait for the next append, at most `timeout_seconds`."""
@@ -111,19 +130,18 @@ class MemoryFrameSink:
         """Accept any topic; see `orderchain.ports.FrameSink.start`."""
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
+        self.log.check_there()
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
         """Return what the log ends with; see `orderchain.ports.FrameSink.last_records`."""
         await asyncio.sleep(0)
-        if self.log.is_away:
-            raise RetryError("the broker is away")
+        self.log.check_usable()
         return [*self.log.records[-at_most:]]
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Store `frames`, or meet the next fault; see `orderchain.ports.FrameSink.send`."""
         await asyncio.sleep(0)  # no broker answers within the same turn of the loop
-        if self.log.is_away:
-            raise RetryError("the broker is away")
+        self.log.check_usable()
         self.frame_bytes_max = self.log.record_bytes_max
         if max(map(len, frames)) > self.frame_bytes_max:
             raise RetryError("a record is too large for the topic")
@@ -165,6 +183,7 @@ class MemoryFrameSource:
         check_alive()
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
+        self.log.check_there()
         self._offset = self.log.end_offset
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
@@ -175,8 +194,7 @@ class MemoryFrameSource:
         if not self._next(self._offset):
             await self.log.until_grown(timeout_seconds)
             check_alive()
-        if self.log.is_away:
-            raise RetryError("the broker is away")
+        self.log.check_usable()
         found = self._next(self._offset)
         self._offset = self.log.end_offset
         found = found or []
@@ -187,7 +205,7 @@ class MemoryFrameSource:
         self._offset = None
 
     def _next(self, offset: int) -> list[bytes] | None:
-        return None if self.log.is_away else self.log.read(offset)
+        return None if self.log.is_away or self.log.is_gone else self.log.read(offset)
 
 
 class MemoryRecord(Struct, frozen=True, kw_only=True):

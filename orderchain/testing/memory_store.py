@@ -213,11 +213,13 @@ class MemoryChainStore:
     `faults` lists what happens to the next commits, one each; then they succeed.
     """
 
-    def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
+    def __init__(
+        self, database: MemoryDatabase, chain_id: int, drawn: set[bytes] | None = None
+    ) -> None:
         self.database = database
         self.faults: deque[CommitFault] = deque()
-        self.drawn: Term | None = None
-        """The term of the last take-over that was tried, whether or not its answer arrived."""
+        self.drawn: set[bytes] = set() if drawn is None else drawn
+        """The nonces of take-overs whose answers have not arrived."""
         self._chain_id = chain_id
         self._term: Term | None = None
         self._fault: CommitFault | None = None
@@ -233,20 +235,29 @@ class MemoryChainStore:
             owner=chain.owner,
             topic=f"orders.{self._chain_id}",
             partition=0,
+            is_ours=chain.nonce in self.drawn,
         )
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
-        if await self.look() != seen:
-            raise Fenced(self._chain_id, seen.epoch)
-        self._chain().step_down = False
-        return self._raise_epoch(owner)
+        term = self.raise_over(owner, seen.nonce, seen.counter)
+        self.drawn.clear()
+        return term
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
-        nonces = {held.nonce, self.drawn.nonce if self.drawn else held.nonce}
-        if self._chain().nonce not in nonces:
-            raise Fenced(self._chain_id, held.epoch)
+        nonce = self._chain().nonce
+        term = self.raise_over(owner, nonce if nonce in self.drawn else held.nonce)
+        self.drawn.clear()
+        return term
+
+    def raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:
+        """Raise the epoch by compare-and-set; without `counter` over a lease of our own."""
+        chain = self._chain()
+        if chain.nonce != nonce or counter not in (None, chain.lease_counter):
+            raise Fenced(self._chain_id, chain.epoch)
+        if counter is not None:
+            chain.step_down = False
         return self._raise_epoch(owner)
 
     def _raise_epoch(self, owner: str) -> Term:
@@ -255,7 +266,8 @@ class MemoryChainStore:
         drawn = chain.begin_term(self.database.draw_nonce(), owner)
         chain.lease_counter += 1
         chain.lease_released = False
-        self._term = self.drawn = Term(
+        self.drawn.add(chain.nonce)
+        self._term = term = Term(
             chain_id=chain.chain_id,
             database_id=chain.database_id,
             epoch=chain.epoch,
@@ -272,7 +284,7 @@ class MemoryChainStore:
             spread=int.from_bytes(drawn.frame_key[:4], "big") % TERM_SPREAD_IDS,
         )
         self._require_standby()
-        return self.drawn
+        return term
 
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orderchain.errors import ConnectError, RetryError, UnknownOutcome
+from orderchain.errors import ConnectError, Fenced, RetryError, UnknownOutcome
 from orderchain.testing.memory_log import MemoryFrameSink
 from orderchain.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
 from orderchain.testing.virtual_loop import check_alive
@@ -90,8 +90,8 @@ class WiredChainStore:
         self._connection: MemoryChainStore | None = None
         self._boots = 0
         self._follower: _WiredCommit | None = None
-        # The take-over that came last, whose answer may have been lost: it is ours all the same.
-        self._drawn: Term | None = None
+        # Of take-overs whose answers may have been lost: what they lead is ours all the same.
+        self._drawn: set[bytes] = set()
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `orderchain.ports.ChainStore.look`."""
@@ -99,28 +99,32 @@ class WiredChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `orderchain.ports.ChainStore.take_over`."""
-
-        async def raise_epoch(store: MemoryChainStore) -> Term:
-            try:
-                return await store.take_over(owner, seen)
-            finally:
-                self._drawn = store.drawn or self._drawn
-
-        return await self._ask(raise_epoch)
+        return await self._raise_over(owner, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
-
-        async def raise_epoch(store: MemoryChainStore) -> Term:
-            sight, drawn = await store.look(), self._drawn
-            is_ours = drawn is not None and sight.nonce == drawn.nonce
-            try:
-                return await store.take_over_again(owner, drawn if is_ours and drawn else held)
-            finally:
-                self._drawn = store.drawn or self._drawn
-
         self.lose_connection()
-        return await self._ask(raise_epoch)
+        nonce = await self._own(held)
+        while True:
+            try:
+                return await self._raise_over(owner, nonce)
+            except Fenced:
+                found = await self._own(held)
+                if found in {held.nonce, nonce}:
+                    raise
+                nonce = found
+
+    async def _own(self, held: Term) -> bytes:
+        sight = await self.look()
+        return sight.nonce if sight.is_ours else held.nonce
+
+    async def _raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:
+        async def raise_epoch(store: MemoryChainStore) -> Term:
+            return store.raise_over(owner, nonce, counter)
+
+        term = await self._ask(raise_epoch, needs_row=True)
+        self._drawn.clear()
+        return term
 
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -132,7 +136,7 @@ class WiredChainStore:
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store intake marks alone; see `orderchain.ports.ChainStore.move_intake`."""
-        await self._ask(lambda store: store.move_intake(intake))
+        await self._ask(lambda store: store.move_intake(intake), needs_row=True)
 
     async def has_committed(self, batch: Batch) -> bool:
         """Return whether `batch` is stored; see `orderchain.ports.ChainStore.has_committed`."""
@@ -140,7 +144,7 @@ class WiredChainStore:
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a skipped range; see `orderchain.ports.ChainStore.skip_published`."""
-        await self._ask(lambda store: store.skip_published(after_id, until_id))
+        await self._ask(lambda store: store.skip_published(after_id, until_id), needs_row=True)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count rows; see `orderchain.ports.ChainStore.rows_after`."""
@@ -182,15 +186,20 @@ class WiredChainStore:
         """Return the connection; a new one, without a term, where the last one was lost."""
         boots = self._wire.server.boots
         if self._connection is None or self._boots != boots:
-            self._connection = MemoryChainStore(self._database, self._chain_id)
+            self._connection = MemoryChainStore(self._database, self._chain_id, self._drawn)
             self._boots = boots
         return self._connection
 
-    async def _ask(self, work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]]) -> _T:
+    async def _ask(
+        self,
+        work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]],
+        *,
+        needs_row: bool = False,
+    ) -> _T:
         is_new = self._connection is None
         store = self.connected()
         try:
-            return await self._wire.call(lambda: work(store))
+            return await self._wire.call(lambda: work(store), needs_row=needs_row)
         except WireBroken as error:
             self.lose_connection()
             if is_new and not error.may_be_done:
@@ -261,7 +270,8 @@ class _WiredCommit:
     def _send(self, connection: MemoryChainStore) -> None:
         self._connection = connection
         wire = self._store.commit_wire
-        wire.ask(partial(self._arrive, connection)).add_done_callback(self._take_answer)
+        question = partial(self._arrive, connection)
+        wire.ask(question, needs_row=True).add_done_callback(self._take_answer)
 
     async def _arrive(self, connection: MemoryChainStore) -> None:
         """Be done at the server."""

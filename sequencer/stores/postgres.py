@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import suppress
 from itertools import chain as flatten
 from secrets import randbelow
 from struct import Struct as Packing
@@ -411,8 +410,8 @@ class PostgresChainStore:
         self._config = config
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
-        # The nonces drawn since the last success: a take-over whose answer was lost, or that was
-        # given up while it waited for a standby, may still land, and the term is ours anyway.
+        # The nonces of the take-overs tried since the last one that succeeded. Each of them may still
+        # land, however many came after it: then the term is ours anyway.
         self._drawn: set[bytes] = set()
         self._extended_until = -1
 
@@ -423,9 +422,7 @@ class PostgresChainStore:
         row = await self._session.fetch_row("look", self._config.chain_id)
         if row is None:
             raise ChainMissing(self._config.chain_id)
-        # Nobody leads by a take-over of ours whose answer was lost: no lease has to run out.
-        is_ours = row["nonce"] in self._drawn
-        return LeaseSight(**{**row, "released": row["released"] or is_ours})
+        return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
@@ -435,14 +432,22 @@ class PostgresChainStore:
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
+        self._term = None  # nothing may be done under it on the new connection
+        seen: LeaseSight | Term = await self._own(held)
         while True:
-            sight = await self.look()
-            if sight.nonce != held.nonce and sight.nonce not in self._drawn:
-                raise Fenced(held.chain_id, held.epoch)
-            # The compare-and-set waits for an earlier one of ours that is still under way, and then
-            # fails because of it. So a Fenced is believed only after another look.
-            with suppress(Fenced):
-                return await self._raise_epoch(owner, sight.epoch, sight.nonce, None)
+            try:
+                return await self._raise_epoch(owner, seen.epoch, seen.nonce, None)
+            except Fenced:
+                # An earlier try of ours may have landed since we looked.
+                found = await self._own(held)
+                if found.nonce in {held.nonce, seen.nonce}:
+                    raise
+                seen = found
+
+    async def _own(self, held: Term) -> LeaseSight | Term:
+        """Return the take-over of ours that leads; `held` if none does that was tried after it."""
+        sight = await self.look()
+        return sight if sight.is_ours else held
 
     @property
     def session(self) -> LeaderSession:
@@ -508,10 +513,10 @@ class PostgresChainStore:
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `orderchain.ports.ChainStore`."""
         async with self._session.lock:
-            # Not before: who waits for the lock may wait for a take-over.
+            # Not before: a take-over again may hold the lock.
             term = self._leading()
-            held = (term.chain_id, term.epoch, term.nonce)
-            if not await self._session.fetch_held("skip_published", *held, after_id, until_id):
+            values = (term.chain_id, term.epoch, term.nonce, after_id, until_id)
+            if not await self._session.fetch_locked("skip_published", *values):
                 raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
@@ -559,8 +564,8 @@ class PostgresChainStore:
             if isinstance(error, DRIVER_ERRORS):
                 raise self._session.refusal("the take-over", error) from error
             raise
-        self._term = term
         self._drawn.clear()
+        self._term = term
         self._extended_until = -1
         return term
 

@@ -199,10 +199,10 @@ class LeaderSession:
     async def fetch(self, name: str, *values: object) -> list[Record]:
         """Return the rows of one statement. Raises RetryError, and gives the connection up."""
         async with self.lock:
-            return await self.fetch_held(name, *values)
+            return await self.fetch_locked(name, *values)
 
-    async def fetch_held(self, name: str, *values: object) -> list[Record]:
-        """Do what `fetch` does for a caller that holds `lock`."""
+    async def fetch_locked(self, name: str, *values: object) -> list[Record]:
+        """Do as `fetch`, for a caller that holds the lock: its values depend on who leads."""
         try:
             async with asyncio.timeout(self._config.commit_seconds):
                 connection = await self.idle()

@@ -15,14 +15,21 @@ _FETCH_BYTES = 16 * 2**20
 
 
 async def make_topics(
-    kafka: str, *names: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    kafka: str,
+    *names: str,
+    partitions: int = 1,
+    copies: int = 1,
+    configs: Mapping[str, str] | None = None,
 ) -> None:
     """Make topics on the broker at `kafka`; `configs` are their settings by Kafka's names."""
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
     try:
         await admin.create_topics(
-            [NewTopic(name, partitions, 1, topic_configs=dict(configs or {})) for name in names]
+            [
+                NewTopic(name, partitions, copies, topic_configs=dict(configs or {}))
+                for name in names
+            ]
         )
     finally:
         await admin.close()

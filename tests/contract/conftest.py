@@ -5,6 +5,7 @@ And a log in memory beside a topic of the real Kafka.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -44,6 +45,7 @@ from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.topics import make_topics
+from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
 AskToStepDown = Callable[[], Awaitable[None]]
 HoldCommits = Callable[[], AbstractAsyncContextManager[None]]
+UntilWaiting = Callable[[int], Awaitable[None]]
 OpenKeys = Callable[[], "KeyStore"]
 OpenGaps = Callable[..., "GapSource"]
 ChangeRow = Callable[[int, str, object], Awaitable[None]]
@@ -84,9 +87,15 @@ def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
     return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
 
 
-def sound_wire() -> Wire:
+def sound_wire(server: WiredServer | None = None) -> Wire:
     """A wire that takes a little time and loses nothing."""
-    return Wire(WiredServer("database"), Dial(), Random(1))
+    return Wire(server or WiredServer("database"), Dial(), Random(1))
+
+
+@pytest.fixture
+def wired_server() -> WiredServer:
+    """What the stores at the end of wires lead to."""
+    return WiredServer("database")
 
 
 @pytest.fixture(params=["memory", "wired", "postgres"])
@@ -113,7 +122,7 @@ async def writer_dsn(request: pytest.FixtureRequest, kind: str) -> str:
 
 @pytest.fixture
 async def open_store(
-    kind: str, memory: MemoryDatabase, writer_dsn: str
+    kind: str, memory: MemoryDatabase, writer_dsn: str, wired_server: WiredServer
 ) -> AsyncIterator[OpenStore]:
     """Open stores of one database, each as a process of its own would."""
     opened: list[ChainStore] = []
@@ -123,7 +132,7 @@ async def open_store(
         if kind == "memory":
             store = MemoryChainStore(memory, chain_id)
         elif kind == "wired":
-            store = WiredChainStore(memory, chain_id, sound_wire())
+            store = WiredChainStore(memory, chain_id, sound_wire(wired_server))
         else:
             store = PostgresChainStore(config_for(writer_dsn, chain_id))
         opened.append(store)
@@ -135,8 +144,10 @@ async def open_store(
 
 
 @pytest.fixture
-def hold_commits(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> HoldCommits:
-    """Keeps commits of chain 1 from being answered while its block runs.
+def hold_commits(
+    request: pytest.FixtureRequest, kind: str, writer_dsn: str, wired_server: WiredServer
+) -> HoldCommits:
+    """Keeps commits and take-overs of chain 1 from being answered while its block runs.
 
     In memory an outcome is never there before it is awaited; a real server may have answered by
     then.
@@ -145,7 +156,9 @@ def hold_commits(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> 
     @asynccontextmanager
     async def hold() -> AsyncIterator[None]:
         if kind != "postgres":
+            wired_server.hold()
             yield
+            wired_server.let_go()
             return
         connection = await asyncpg.connect(request.getfixturevalue("database"))
         try:
@@ -156,6 +169,30 @@ def hold_commits(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> 
             await connection.close()
 
     return hold
+
+
+@pytest.fixture
+def until_waiting(
+    request: pytest.FixtureRequest, kind: str, writer_dsn: str, wired_server: WiredServer
+) -> UntilWaiting:
+    """Wait until so many questions wait for what `hold_commits` holds; in memory none does."""
+    statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    async def waiting() -> int:
+        if kind == "postgres":
+            connection = await asyncpg.connect(request.getfixturevalue("database"))
+            try:
+                return int(await connection.fetchval(statement))
+            finally:
+                await connection.close()
+        return len(wired_server._held)
+
+    async def until(count: int) -> None:
+        async with deadline():
+            while kind != "memory" and await waiting() < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    return until
 
 
 @pytest.fixture

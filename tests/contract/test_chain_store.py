@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orderchain.ports import ChainStore, PendingCommit
     from orderchain.seal import Batch
 
-    from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore
+    from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, UntilWaiting
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -484,3 +484,22 @@ async def test_intake_of_any_name_is_stored_as_it_is(open_store: OpenStore, sour
     mark = IntakeMark(source=source, position=2, digest=b"\x00'\\", rejects=(reject,))
     await commit(store, next_batch(term), published_id=0, intake=[mark])
     assert await store.intake(source) == IntakeMark(source=source, position=2, digest=mark.digest)
+
+
+async def test_take_over_again_is_not_fenced_by_the_tries_before_it(
+    open_store: OpenStore, hold_commits: HoldCommits, until_waiting: UntilWaiting
+) -> None:
+    """They were given up while they waited for the row, and land once it is free."""
+    store = open_store()
+    held = await take_over(store, "me")
+    async with hold_commits():
+        for _ in range(2):
+            trying = asyncio.ensure_future(store.take_over_again("me", held))
+            await until_waiting(1)
+            trying.cancel()
+            await asyncio.wait([trying])
+        last = asyncio.ensure_future(store.take_over_again("me", held))
+        await until_waiting(1)
+    term = await last
+    assert term.epoch > held.epoch
+    await commit(store, next_batch(term), published_id=0)

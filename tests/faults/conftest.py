@@ -9,37 +9,27 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
-import asyncpg
+import msgspec
 import pytest
 
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.seal import genesis_seal
-from orderchain.sql import LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
-from sequencer import SequencerConfig
-from tests.builders.topics import make_topics
+from orderchain.sql import LOGIN_ROLES, schema_sql
 
+from .brokers import Brokers, brokers_in
+from .chains import create_chain
 from .inspector import Chain
 from .processes import Worker
+from .rounds import Row, table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sequencer import SequencerConfig
+
 MakeChain = Callable[..., Awaitable[Chain]]
 StartWorker = Callable[..., Awaitable[Worker]]
-
-LEASE_SECONDS = 1.0
-"""Short, so that a test need not wait long; a commit under load stays below it."""
-
-QUICK = {
-    "lease_seconds": LEASE_SECONDS,
-    "commit_seconds": 0.8,
-    "publish_seconds": 3.0,
-    "heartbeat_seconds": 0.1,
-    "takeover_skip_ids": 1_000,
-    "recover_seconds": 60.0,
-}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,6 +45,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the pairs of faults came to."""
+    rows = [
+        msgspec.json.decode(text, type=Row)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == "pair"
+    ]
+    if rows:
+        terminalreporter.section("pairs of faults")
+        terminalreporter.write_line(table(rows))
 
 
 @pytest.fixture
@@ -89,32 +94,6 @@ def postgres_to_break(breakable_postgres: PostgresServer) -> Iterator[PostgresSe
     breakable_postgres.start()
 
 
-async def create_chain(
-    postgres: PostgresServer, database: str, kafka: KafkaServer, chain_id: int, **settings: object
-) -> Chain:
-    """Make a chain with its topic; the topic gets the database's name, since Kafka outlives it."""
-    topic = f"orderchain.{chain_id}.{database}"
-    dsn = postgres.dsn(SUPERUSER, database)
-    connection = await asyncpg.connect(dsn)
-    try:
-        seal = genesis_seal(
-            await connection.fetchval("SELECT database_id FROM schema_version"), chain_id
-        )
-        await connection.execute(
-            "SELECT chain_create($1, $2, $3, 0, $4)", chain_id, seal, topic, 2**23
-        )
-    finally:
-        await connection.close()
-    await make_topics(kafka.bootstrap, topic)
-    config = SequencerConfig(
-        chain_id=chain_id,
-        database=postgres.dsn(SEQUENCER_WRITER, database),
-        kafka=kafka.bootstrap,
-        **{**QUICK, **settings},  # type: ignore[arg-type]
-    )
-    return Chain(chain_id=chain_id, topic=topic, database=dsn, config=config)
-
-
 @pytest.fixture
 def make_chain(
     postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
@@ -130,21 +109,64 @@ def make_chain(
 
 
 @pytest.fixture
-def chain_on_breakable_postgres(
-    postgres_to_break: PostgresServer, kafka_server: KafkaServer
-) -> Iterator[MakeChain]:
-    """Make chains in a fresh database of the PostgreSQL that may be broken."""
+def database_to_break(postgres_to_break: PostgresServer) -> Iterator[str]:
+    """The name of a fresh database of the PostgreSQL that may be broken."""
     name = f"test_{secrets.token_hex(8)}"
     postgres_to_break.create_database(name)
     postgres_to_break.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(postgres_to_break, name, kafka_server, chain_id, **settings)
-
-    yield make
+    yield name
     postgres_to_break.thaw()
     postgres_to_break.start()
     postgres_to_break.drop_database(name)
+
+
+@pytest.fixture
+def chain_on_breakable_postgres(
+    postgres_to_break: PostgresServer, database_to_break: str, kafka_server: KafkaServer
+) -> MakeChain:
+    """Make chains in a fresh database of the PostgreSQL that may be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_to_break, database_to_break, kafka_server, chain_id, **settings
+        )
+
+    return make
+
+
+@pytest.fixture
+def chain_on_breakable_servers(
+    postgres_to_break: PostgresServer, database_to_break: str, kafka_to_break: KafkaServer
+) -> MakeChain:
+    """Make chains on a PostgreSQL and a Kafka both of which may be broken."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_to_break, database_to_break, kafka_to_break, chain_id, **settings
+        )
+
+    return make
+
+
+@pytest.fixture
+def three_brokers(server_folder: Path) -> Iterator[Brokers]:
+    """Three brokers of one cluster, to be killed."""
+    with brokers_in(server_folder) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def chain_on_three_brokers(
+    postgres_to_break: PostgresServer, database_to_break: str, three_brokers: Brokers
+) -> MakeChain:
+    """Make chains whose topic has a copy on each of three brokers."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain(
+            postgres_to_break, database_to_break, three_brokers, chain_id, **settings
+        )
+
+    return make
 
 
 @pytest.fixture

@@ -61,6 +61,11 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     async def value(self, statement: str, *values: object) -> Any:
         return (await self.fetch(statement, *values))[0][0]
 
+    async def head_value(self, column: str) -> Any:
+        """Return a value of the chain's row in `chain_head`."""
+        (head,) = await self.fetch("SELECT * FROM chain_head WHERE chain_id = $1", self.chain_id)
+        return head[column]
+
     async def tamper(self, *statements: str) -> None:
         """Run statements as the owner could; those on `chain_event` change arrays in pages."""
         connection = await asyncpg.connect(self.database)

@@ -19,6 +19,7 @@ import pytest
 from local_stack import process as processes
 from orderchain.errors import RetryError, UnknownOutcome
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
 
@@ -124,6 +125,29 @@ async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
     rows = await inspect(chain)
     assert [row.key for row in rows] == ["first", "second"]
     assert epoch == 3
+
+
+async def test_skip_asked_for_during_a_take_over_again_is_not_fenced_by_it(
+    make_chain: MakeChain, postgres_server: PostgresServer
+) -> None:
+    chain = await make_chain()
+    async with open_sequencer(chain.config) as sequencer:
+        ack = await sequencer.submit("a", b"")
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        store = PostgresChainStore(through(chain, proxy))
+        held = await store.take_over("me", await store.look())
+        trap = proxy.set_trap(is_commit, lets_through=False)
+        again = asyncio.create_task(store.take_over_again("me", held))
+        await trap.wait()
+        skipped = asyncio.create_task(store.skip_published(0, ack.id))
+        await asyncio.sleep(0)
+        trap.release()
+        term = await in_time(again)
+        await in_time(skipped)
+        await store.close()
+    assert [tuple(row) for row in await chain.fetch("SELECT until_id, epoch FROM chain_skip")] == [
+        (ack.id, term.epoch)
+    ]
 
 
 @pytest.mark.invariant("S9")

@@ -36,6 +36,8 @@ CANCELLED = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_even
 TERMINATED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
 
 class Settings:
     """Changes settings of a server that runs, as its DBA does."""
@@ -170,6 +172,27 @@ async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_
         await promoted.close()
     assert {ack.id for ack in acks} <= ids
     assert len(acks) == len(calls[-1])
+
+
+async def test_take_over_that_was_given_up_and_lands_later_does_not_fence_the_one_that_made_it(
+    chain_on_breakable_postgres: MakeChain, settings: Settings
+) -> None:
+    chain = await chain_on_breakable_postgres()
+    async with led(chain) as sequencer:
+        before = await sequencer.submit("before", b"")
+        await settings.set("synchronous_standby_names", "gone")
+        ended = "SELECT pg_terminate_backend(backend_pid, 5000) FROM chain_head"
+        await chain.fetch(ended)
+        submitted = asyncio.create_task(sequencer.submit("after", b""))
+        # The first try waits behind its COMMIT for the standby, the next one for the row it holds.
+        await until_a_commit_waits(settings)
+        async with deadline():
+            while not await settings.connection.fetchval(BLOCKED):
+                pass
+        await settings.reset()
+        after = await in_time(submitted)
+    assert after.pid == before.id
+    await inspect(chain)
 
 
 async def test_synchronous_commit_that_is_switched_off_under_a_leader_loses_nothing(

@@ -29,7 +29,7 @@ from orderchain.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.deadlines import deadline
 
-from .conftest import create_chain
+from .chains import create_chain
 from .inspector import Chain, inspect
 
 if TYPE_CHECKING:

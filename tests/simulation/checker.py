@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.errors import KeyTooOld
-    from orderchain.model import Event, IntakeMark, Run
+    from orderchain.model import Event, FrameTerm, IntakeMark, Run
     from orderchain.seal import Batch
     from sequencer.order import Ack
 
@@ -41,6 +41,12 @@ class CheckedChain(CommittedChain):
 
     watch: Callable[[CommittedChain, Batch], None]
     watch_intake: Callable[[CommittedChain], None]
+    watch_term: Callable[[], None]
+
+    def begin_term(self, nonce: bytes, owner: str = "") -> FrameTerm:
+        term = super().begin_term(nonce, owner)
+        self.watch_term()
+        return term
 
     def store(self, batch: Batch, published_id: int, intake: Sequence[IntakeMark]) -> None:
         self.watch(self, batch)

@@ -16,6 +16,8 @@ from orderchain.errors import (
 from orderchain.model import client_key
 from sequencer import Order
 
+from .hosts import RECOVER_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 2.0
 """A client's own deadline: past it, it asks again."""
+
+CALL_SECONDS = RECOVER_SECONDS + 6.0
+"""In so long a leader that runs has answered a call, whatever is away: it gives up at the end of
+`recover_seconds`, and a call may wait for the commit before it, or for room in the queue."""
 
 PATIENT_SHARE = 0.3
 """The bound of calls that have none: one that is never answered holds the world up."""
@@ -144,8 +150,11 @@ class Client:
         """
         asking = asyncio.ensure_future(self._ask(leader.sequencer, orders))
         is_patient = self.world.random.random() < PATIENT_SHARE
+        waited = 0.0
         await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         while is_patient and not asking.done() and not leader.process.is_dead:
+            waited = 0.0 if leader.process.is_paused else waited + ANSWER_SECONDS
+            self.world.checker.require(waited <= CALL_SECONDS, "L4 a caller waits", orders[0].key)
             await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         asking.cancel()
         (answer,) = await asyncio.gather(asking, return_exceptions=True)

@@ -73,17 +73,13 @@ def stop(world: World) -> None:
 def crash_database(world: World) -> None:
     world.note("database crashes")
     world.database_server.crash()
-    later(world, 1.5, partial(_return_database, world))
+    later(world, 1.5, world.mend_database)
 
 
 def cut_database(world: World) -> None:
     world.note("database away")
     world.database_server.is_away = True
-    later(world, 2.0, partial(_return_database, world))
-
-
-def _return_database(world: World) -> None:
-    world.database_server.is_away = False
+    later(world, 2.0, world.mend_database)
 
 
 def spoil_standby(world: World) -> None:
@@ -118,13 +114,8 @@ def _return_topic(world: World) -> None:
 
 
 def cut_broker(world: World) -> None:
-    world.note("broker away")
-    world.log.is_away = True
-    later(world, 3.0, partial(_return_broker, world))
-
-
-def _return_broker(world: World) -> None:
-    world.log.is_away = world.is_healed and world.plan.is_broker_gone
+    world.break_broker("is_away")
+    later(world, 3.0, world.mend_broker)
 
 
 def spoil_log(world: World) -> None:

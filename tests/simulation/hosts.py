@@ -14,6 +14,7 @@ from orderchain.errors import (
     HaltError,
     RetryError,
     StoppedError,
+    TopicError,
     UnknownOutcome,
 )
 from orderchain.testing.virtual_loop import Process
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    from .plan import Plan
     from .world import World
 
 LEASE_SECONDS = 1.0
@@ -123,17 +125,44 @@ class Leader:
 class SequencerHost(Host):
     """A sequencer that is started again whatever ended it."""
 
+    _starting: Sequencer | None = None
+    """What waits for the chain, or has taken it over and is not open yet."""
+    _took_over_at: float | None = None
+    """When it did."""
+
+    def on_term(self, owner: str) -> None:
+        """Note that `owner` has taken over."""
+        if self._starting is not None and owner == self.process.name:
+            self._took_over_at = self._took_over_at or self.world.loop.time()
+
     async def live(self) -> None:
         world, process = self.world, self.process
         while not (process.is_dead or self.is_stopping):
+            self._took_over_at = None
+            self._starting = self._open()
             try:
-                async with self._open() as sequencer:
+                async with self._starting as sequencer:
                     await self._lead(process, sequencer)
             except (RetryError, ConnectError, StoppedError, UnknownOutcome, ClockError) as error:
                 world.note(process.name, "stopped", repr(error))
+                world.on_end(process.name, error)
+                self._require_patience(process, error)
+            except TopicError as error:
+                world.note(process.name, "refused", repr(error))
+                world.on_topic_error(process.name, error)
             except HaltError as error:
                 world.on_halt(process.name, error)
             await asyncio.sleep(world.random.uniform(0.05, 0.5))
+
+    def _require_patience(self, process: Process, error: Exception) -> None:
+        """L2: between take-over and open it ends by what another leader does, or by an outage."""
+        is_ours = self.process is process and not (process.is_dead or self.is_stopping)
+        starting, began = self._starting, self._took_over_at
+        if not is_ours or starting is None or starting._leadership.term is None or began is None:
+            return
+        seconds = self.world.loop.time() - began
+        if isinstance(error, RetryError | ConnectError) and seconds < RECOVER_SECONDS / 2:
+            self.world.on_end_of_start(process.name, error, seconds)
 
     def ask_to_stop(self) -> bool:
         led = [leader for leader in self.world.leaders if leader.process is self.process]
@@ -143,6 +172,7 @@ class SequencerHost(Host):
 
     async def _lead(self, process: Process, sequencer: Sequencer) -> None:
         self.world.note(process.name, "leads")
+        self._starting = None
         until_stopped = asyncio.ensure_future(sequencer.until_stopped())
         leader = Leader(process, sequencer, until_stopped)
         self.world.leaders.append(leader)
@@ -181,29 +211,8 @@ class SequencerHost(Host):
     def _open(self) -> Sequencer:
         world, plan = self.world, self.world.plan
         database = world.database
-        refuses = plan.refuses_without_kafka and not plan.is_broker_gone
+        config = sequencer_config(plan, self.process.name)
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
-        config = SequencerConfig(
-            chain_id=CHAIN_ID,
-            database="postgresql://simulated",
-            kafka="simulated:1",
-            name=self.process.name,
-            standby=True,
-            batch_rows_max=plan.batch_rows_max,
-            heartbeat_seconds=HEARTBEAT_SECONDS,
-            lease_seconds=LEASE_SECONDS,
-            commit_seconds=COMMIT_SECONDS,
-            recover_seconds=RECOVER_SECONDS,
-            stop_seconds=STOP_SECONDS,
-            takeover_skip_ids=plan.takeover_skip_ids,
-            id_strategy="time" if plan.is_time_ids else "sequential",
-            key_window_rows=plan.key_window_rows,
-            kafka_at_start="optional" if plan.is_broker_optional else "required",
-            when_kafka_is_away="refuse" if refuses else "continue",
-            kafka_away_seconds=KAFKA_AWAY_SECONDS,
-            publish_wait_seconds=plan.publish_wait_seconds,
-            publish_interval_seconds=plan.publish_interval_seconds,
-        )
         return Sequencer(
             scaled_down(
                 config,
@@ -217,3 +226,31 @@ class SequencerHost(Host):
             clock=self.clock,
             random=self._random(),
         )
+
+
+def sequencer_config(plan: Plan, name: str) -> SequencerConfig:
+    """Return the settings that `plan` has drawn for sequencers."""
+    refuses = plan.refuses_without_kafka and plan.broker_in_the_end == "there"
+    return SequencerConfig(
+        chain_id=CHAIN_ID,
+        database="postgresql://simulated",
+        kafka="simulated:1",
+        name=name,
+        standby=plan.stands_by,
+        batch_rows_max=plan.batch_rows_max,
+        linger_seconds=plan.linger_seconds,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        lease_seconds=LEASE_SECONDS,
+        commit_seconds=COMMIT_SECONDS,
+        recover_seconds=RECOVER_SECONDS,
+        stop_seconds=STOP_SECONDS,
+        takeover_skip_ids=plan.takeover_skip_ids,
+        id_strategy="time" if plan.is_time_ids else "sequential",
+        key_window_rows=plan.key_window_rows,
+        kafka_at_start="required" if plan.starts_need_broker else "optional",
+        when_kafka_is_away="refuse" if refuses else "continue",
+        kafka_away_seconds=KAFKA_AWAY_SECONDS,
+        publish_wait_seconds=plan.publish_wait_seconds,
+        publish_interval_seconds=plan.publish_interval_seconds,
+        tail_rows_max=plan.tail_rows_max,
+    )

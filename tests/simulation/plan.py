@@ -6,6 +6,8 @@ from random import Random
 
 from msgspec import Struct
 
+from .pairs import PAIRS
+
 CHAIN_ID = 1
 
 
@@ -27,10 +29,16 @@ class Plan(Struct, frozen=True, kw_only=True):
     broker_loss: float
     link_loss: float
     """Shares of commits, of other questions, and of records that something happens to."""
-    is_broker_gone: bool
-    """The broker never comes back."""
-    is_broker_optional: bool
-    """Receivers start without the broker, too; they must where it never comes back."""
+    pairs: tuple[str, ...]
+    """Two faults each, the second in the recovery from the first; one pair after the other."""
+    broker_in_the_end: str
+    """There, away for good, or there without the topic, which nobody makes again."""
+    starts_need_broker: bool
+    """Of sequencers, before the chain was ever led."""
+    receivers_need_broker: bool
+    """They start without it where it never comes back."""
+    stands_by: bool
+    """A second sequencer waits; else it ends, and is started again, as by systemd."""
     sources: str
     """What receivers read: the primary, a standby that lags, or a list with the standby first."""
     is_standby_stuck: bool
@@ -67,13 +75,16 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Sequencers take no order while the broker is away; not where it never comes back."""
     publish_interval_seconds: float
     """None publishes each frame at once; the default has frames of full batches go together."""
+    linger_seconds: float
+    tail_rows_max: int
+    """A small one has a tail skipped at a start, which is then on record."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
         """Return the plan of `seed`."""
         random = Random(f"plan of {seed}")
         is_time_ids = random.random() < 0.2
-        is_broker_gone = random.random() < 0.15
+        broker_in_the_end = random.choice((*["there"] * 5, "away", "without the topic"))
         return cls(
             seed=seed,
             sequencers=random.choice((1, 2, 2)),
@@ -86,8 +97,11 @@ class Plan(Struct, frozen=True, kw_only=True):
             database_loss=random.choice((0.0, 0.01, 0.05, 0.15)),
             broker_loss=random.choice((0.0, 0.1, 0.4)),
             link_loss=random.choice((0.0, 0.1, 0.5)),
-            is_broker_gone=is_broker_gone,
-            is_broker_optional=is_broker_gone or random.random() < 0.3,
+            pairs=tuple(random.sample(list(PAIRS), random.choice((0, 1, 1, 2)))),
+            broker_in_the_end=broker_in_the_end,
+            starts_need_broker=random.random() < 0.6,
+            receivers_need_broker=broker_in_the_end == "there" and random.random() < 0.6,
+            stands_by=random.random() < 0.7,
             sources=random.choice(("primary", "primary", "standby", "standby first")),
             is_standby_stuck=random.random() < 0.3,
             keeps_checkpoint_apart=random.random() < 0.25,
@@ -101,7 +115,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             key_window_rows=random.choice((8, 1_000_000, 1_000_000)),
             key_piece_rows=random.choice((4, 16, 65_536)),
             partition_ids=2**45 if is_time_ids else random.choice((200, 10_000)),
-            takeover_skip_ids=random.choice((0, 50)),
+            takeover_skip_ids=random.choice((0, 50, 100_000)),
             batch_rows_max=random.choice((3, 3, 20, 100)),
             page_rows=random.choice((2, 10, 1_000)),
             patience_seconds=random.choice((0.005, 0.05, 1_000.0)),
@@ -109,4 +123,6 @@ class Plan(Struct, frozen=True, kw_only=True):
             refuses_without_kafka=random.random() < 0.2,
             publish_wait_seconds=random.choice((0.05, 0.3, 1.0)),
             publish_interval_seconds=random.choice((0.0, 0.004, 0.004, 0.05)),
+            linger_seconds=random.choice((0.0, 0.0, 0.01)),
+            tail_rows_max=random.choice((100_000, 100_000, 5)),
         )

@@ -15,6 +15,7 @@ from orderchain.errors import (
     HaltError,
     RetryError,
     StoppedError,
+    TopicError,
 )
 from orderchain.testing.memory_chain import LossyLink
 from orderchain.testing.memory_log import MemoryFrameSource
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from orderchain.model import Event, Run
     from orderchain.ports import GapSource
 
+    from .plan import Plan
     from .world import World
 
 POLL_AFTER_SECONDS = 1.0
@@ -37,8 +39,8 @@ RETRY_SECONDS_MAX = 1.0
 STANDBY_SECONDS = 0.5
 AVOID_SECONDS = 1.0
 GAPS_KEPT = 3
-PATIENCE_GROWTH = 1.1
-IDLE_PATIENCE_SECONDS = 0.05
+PATIENCE_GROWTH = 1.5
+IDLE_PATIENCE_SECONDS = 0.1
 
 
 class ReceiverHost(Host):
@@ -80,6 +82,10 @@ class ReceiverHost(Host):
                 self.world.on_rows_missing(self.name, error)
             except (RetryError, ConnectError, CheckpointLost, StoppedError) as error:
                 self.world.note(self.name, "stopped", repr(error))
+            except TopicError as error:
+                self.world.note(self.name, "refused", repr(error))
+                if not self.world.plan.receivers_need_broker:
+                    self.world.on_topic_error(self.name, error)
             await asyncio.sleep(self.world.random.uniform(0.05, 0.5))
 
     async def _receive(self, process_name: str) -> None:
@@ -143,16 +149,7 @@ class ReceiverHost(Host):
     def _open(self) -> Receiver:
         world = self.world
         return Receiver(
-            ReceiverConfig(
-                chain_id=CHAIN_ID,
-                name=self.name,
-                poll_after_seconds=POLL_AFTER_SECONDS,
-                outage_poll_seconds=OUTAGE_POLL_SECONDS,
-                retry_seconds_max=RETRY_SECONDS_MAX,
-                standby_wait_seconds=10.0,
-                gaps_kept=GAPS_KEPT,
-                kafka_at_start="optional" if world.plan.is_broker_optional else "required",
-            ),
+            receiver_config(world.plan, self.name),
             MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
             self._gap_reader(),
             MemoryCheckpointStore(world.database, CHAIN_ID, self.name, world.database_wire()),
@@ -185,3 +182,17 @@ class ReceiverHost(Host):
             wire=world.standby_wire() if is_standby else world.database_wire(),
         )
         return reader
+
+
+def receiver_config(plan: Plan, name: str) -> ReceiverConfig:
+    """Return the settings that `plan` has drawn for receivers."""
+    return ReceiverConfig(
+        chain_id=CHAIN_ID,
+        name=name,
+        poll_after_seconds=POLL_AFTER_SECONDS,
+        outage_poll_seconds=OUTAGE_POLL_SECONDS,
+        retry_seconds_max=RETRY_SECONDS_MAX,
+        standby_wait_seconds=10.0,
+        gaps_kept=GAPS_KEPT,
+        kafka_at_start="required" if plan.receivers_need_broker else "optional",
+    )

@@ -80,7 +80,8 @@ class LostPrimary(World):
             database_loss=0.0,
             sources="primary",
             topic_records=0,
-            is_broker_optional=True,
+            starts_need_broker=False,
+            pairs=(),
             takeover_skip_ids=DEFAULTS.takeover_skip_ids,
         )
         super().__init__(plan)

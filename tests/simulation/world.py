@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from orderchain.errors import Fenced
 from orderchain.testing.memory_chain import LinkDial
 from orderchain.testing.memory_receiver import MemoryReplica
 from orderchain.testing.memory_store import MemoryDatabase
@@ -20,24 +22,33 @@ from orderchain.testing.wire import Dial, Wire, WiredServer
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
-from .faults import befall
+from .faults import befall, later
 from .hosts import Host, Leader, SequencerHost
 from .mad_frames import mad_frames
 from .memory import MemoryWatch, small_bounds
 from .orders_topic import OrdersTopic
+from .pairs import begin_pair
 from .plan import CHAIN_ID, Plan
 from .receiver_host import ReceiverHost
+from .watch import LeadWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
-    from orderchain.errors import GapError, HaltError
+    from orderchain.errors import GapError, HaltError, TopicError
     from orderchain.testing.virtual_loop import Process
 
 SERVED_SECONDS = 20.0
 """In so long after the last fault every client has an answer to everything (L2: a lease, a
 take-over, and the longest back-off of a leader that waits for its database)."""
+
+LED_SECONDS = 8.0
+"""While the database is well, no leader is missing for longer (L2). A lease and 15 s are promised
+for a lease of five; a world's is one, and its longest back-off is the real one."""
+
+PAIRS_BEGIN_SHARE = 0.7
+"""Pairs begin in this part of the time with faults, so that most of both comes before its end."""
 
 DELIVERED_SECONDS = 5.0
 """In so long after that every committed row is delivered (L1): `poll_after_seconds`, the longest
@@ -62,6 +73,8 @@ class World:
         self.failures: list[str] = []
         self.is_healed = False
         self.is_standby_stuck = False
+        self.at_take_over: list[Callable[[], None]] = []
+        """What befalls the next one who takes over."""
         self.steps = 0
         """Taken by the loop until the story was over; what ends behind it ends in any order."""
         self.processes: list[Process] = []
@@ -71,6 +84,7 @@ class World:
         self.receivers = [ReceiverHost(self, f"receiver {n}") for n in range(plan.receivers)]
         self.leaders: list[Leader] = []
         self.clients = [Client(self, n) for n in range(plan.clients)]
+        self.lead_watch = LeadWatch(self, LED_SECONDS)
 
     def _make_database(self) -> None:
         plan = self.plan
@@ -81,6 +95,7 @@ class World:
         self.chain.watch = self.checker.on_commit
         self.orders = OrdersTopic(plan, self.random, self.checker)
         self.chain.watch_intake = self.orders.check
+        self.chain.watch_term = self._on_term
         self.replica = MemoryReplica(self.database, CHAIN_ID)
         self.database_server = WiredServer("database")
         self.standby_server = WiredServer("standby")
@@ -117,6 +132,20 @@ class World:
     def broker_wire(self) -> Wire:
         return Wire(self.broker_server, self.broker_dial, self.random)
 
+    @property
+    def is_database_well(self) -> bool:
+        """Whether it answers whoever asks, and commits."""
+        is_there = not (self.database_server.is_away or self.database_server.is_held)
+        wires_are_sound = self.database_dial.is_sound and self.commit_dial.is_sound
+        return is_there and wires_are_sound and not self.database.cancels_waits
+
+    def _on_term(self) -> None:
+        for host in self.sequencers:
+            host.on_term(self.chain.owner)
+        befalling, self.at_take_over = self.at_take_over, []
+        for begin in befalling:
+            begin()
+
     def note(self, *what: object) -> None:
         """Add a line to the story."""
         self.trace.append(f"{self.loop.time() - 1_000:9.4f} {' '.join(map(str, what))}")
@@ -127,6 +156,20 @@ class World:
     def on_halt(self, name: str, error: HaltError) -> None:
         """S8: no frame, no standby and no crash makes anybody halt."""
         self.fail(f"S8 {name} halted: {error!r}")
+
+    def on_end(self, name: str, error: Exception) -> None:
+        """Another one is what fences a leader, and never an earlier try of its own."""
+        if isinstance(error, Fenced) and self.chain.owner == name:
+            self.fail(f"L2 {name} fenced itself: {error!r}")
+
+    def on_end_of_start(self, name: str, error: Exception, seconds: float) -> None:
+        """What a take-over has begun goes on for as long as an outage may last."""
+        self.fail(f"L2 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
+
+    def on_topic_error(self, name: str, error: TopicError) -> None:
+        """A chain that was led goes on without its topic, and so does whoever receives it."""
+        if self.chain.epoch > 0:
+            self.fail(f"L2 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
         """Nothing is ever missing: what a frame tells of was committed before it was sent."""
@@ -155,7 +198,10 @@ class World:
         calling = [asyncio.ensure_future(self.guarded(c.live)) for c in self.clients]
         calling.append(asyncio.ensure_future(self.guarded(self.orders.live)))
         replaying = asyncio.ensure_future(self._replay())
-        measuring = asyncio.ensure_future(self.guarded(MemoryWatch(self).live))
+        watching = [
+            asyncio.ensure_future(self.guarded(watch.live))
+            for watch in (MemoryWatch(self), self.lead_watch)
+        ]
         await self._break_things()
         self._heal()
         await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "L2 calls")
@@ -166,9 +212,10 @@ class World:
         )
         await self._until(self._is_taken, SERVED_SECONDS, "L2 intake")
         await self._until(self._is_delivered, DELIVERED_SECONDS, "L1 delivered")
+        for watch in watching:
+            watch.cancel()
         await self._stop(hosts)
         replaying.cancel()
-        measuring.cancel()
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Host]) -> None:
@@ -220,6 +267,9 @@ class World:
 
     async def _break_things(self) -> None:
         end = self.loop.time() + self.plan.fault_seconds
+        pairs_seconds = self.plan.fault_seconds * PAIRS_BEGIN_SHARE
+        for name in self.plan.pairs:
+            later(self, pairs_seconds, partial(begin_pair, self, name))
         rate = self.plan.faults_per_second
         while True:
             pause = self.random.expovariate(rate) if rate else self.plan.fault_seconds
@@ -230,13 +280,43 @@ class World:
                 return
             befall(self)
 
+    def break_broker(self, how: str) -> None:
+        """Have the broker refuse, give no answer, or be without the topic; not once all healed."""
+        if self.is_healed:
+            return
+        self.note("broker", how)
+        if how == "is_silent":
+            self.broker_server.is_silent = True
+        elif how == "is_gone":
+            self.log.delete()
+        else:
+            self.log.is_away = True
+
+    def mend_broker(self) -> None:
+        """Have it back, unless it is to stay as it is in the end."""
+        end = self.plan.broker_in_the_end
+        # A chain that nobody ever led may need it.
+        is_spoiled = self.is_healed and self.chain.epoch > 0
+        self.broker_server.is_silent = False
+        self.log.is_away = is_spoiled and end == "away"
+        if is_spoiled and end == "without the topic":
+            self.log.delete()
+        else:
+            self.log.is_gone = False
+
+    def mend_database(self) -> None:
+        self.database_server.is_away = False
+        self.database_server.let_go()
+
     def _heal(self) -> None:
         self.note("everything heals")
         self.is_healed = True
+        self.at_take_over.clear()
         for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
             dial.heal()
-        self.database_server.is_away = self.standby_server.is_away = False
-        self.log.is_away = self.plan.is_broker_gone
+        self.mend_database()
+        self.mend_broker()
+        self.standby_server.is_away = False
         self.orders.topic.is_away = False
         self.database.cancels_waits = False
         for process in self.processes:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from orderchain.errors import ConnectError, RetryError
+from orderchain.errors import ConnectError, RetryError, TopicError
 from orderchain.testing.memory_store import CommittedChain, MemoryChainStore
 from orderchain.testing.wired import WiredChainStore
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.keys.memory import ClientNumbers, KeyIndex, KeyMemory
+from sequencer.leadership import LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
 
@@ -236,4 +238,80 @@ def mark_before_orders() -> Iterator[None]:
         patch.object(CommittedChain, "refusal", lambda *_: None),
         patch.object(Committer, "_is_next", lambda *_: True),
     ):
+        yield
+
+
+@contextmanager
+def take_over_needs_the_broker() -> Iterator[None]:
+    """Whoever has taken over ends where the broker does not answer, whoever led before."""
+    with patch.object(Sequencer, "_start", _with_sink(RetryError, ConnectError)):
+        yield
+
+
+@contextmanager
+def take_over_needs_the_topic() -> Iterator[None]:
+    """Whoever has taken over ends where the topic is gone."""
+    with patch.object(Sequencer, "_start", _with_sink(TopicError)):
+        yield
+
+
+def _with_sink(*ends: type[Exception]) -> Any:
+    start = Sequencer._start
+
+    async def check_first(self: Sequencer, term: Term) -> Publisher:
+        try:
+            await self._sink.start(term.topic, term.partition)
+        except (RetryError, ConnectError, TopicError) as error:
+            if isinstance(error, ends):
+                raise
+        return await start(self, term)
+
+    return check_first
+
+
+@contextmanager
+def start_ends_with_its_connection() -> Iterator[None]:
+    """A read between take-over and open is not tried again."""
+    start = Sequencer._start
+
+    async def read_once(self: Sequencer, term: Term) -> Publisher:
+        await self._store.rows_after(term.published_id, 1)
+        return await start(self, term)
+
+    with patch.object(Sequencer, "_start", read_once):
+        yield
+
+
+@contextmanager
+def own_tries_forgotten() -> Iterator[None]:
+    """A take-over takes an earlier try of its own for another leader."""
+
+    async def forget(self: WiredChainStore, held: Term) -> bytes:
+        return held.nonce
+
+    with patch.object(WiredChainStore, "_own", forget):
+        yield
+
+
+@contextmanager
+def full_queue_waits_without_end() -> Iterator[None]:
+    """Commits wait for a broker that never comes back."""
+    room = Publisher.room
+
+    async def wait(self: Publisher) -> None:
+        while self.is_full and self.away_seconds > 0:  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        await room(self)
+
+    with (
+        patch.object(Publisher, "room", wait),
+        patch("tests.simulation.client.PATIENT_SHARE", 1.0),
+    ):
+        yield
+
+
+@contextmanager
+def dead_leader_waited_for() -> Iterator[None]:
+    """Only a leader that hands over is ever followed."""
+    with patch.object(LeaseWatch, "may_take_over", lambda self, sight, now_ns: sight.released):
         yield

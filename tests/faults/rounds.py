@@ -1,0 +1,435 @@
+"""One round of a pair of faults: two sequencers, a client, a receiver, and somebody who watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from orderchain.clients.postgres import DRIVER_ERRORS
+from orderchain.errors import HaltError, OrderchainError
+from orderchain.sql import GAP_READER
+from tests.deadlines import deadline, stretched
+
+from .brokers import Brokers
+from .chains import create_chain
+from .inspector import inspect
+from .processes import Worker
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from local_stack import PostgresServer
+    from orderchain.model import Event, Mark
+
+    from .brokers import Kafka
+    from .inspector import Chain
+    from .processes import Acked
+
+LED_SECONDS = 15.0
+"""Beside the lease: while the database is well, orders are committed again within both."""
+
+CALL_SECONDS = 60.0
+"""A caller has an answer within `recover_seconds`, whatever is away."""
+
+DOCTOR_SECONDS = 30.0
+LOOK_SECONDS = 0.1
+BESIDE = 1_000
+"""Added to a chain's number: that of the one beside it."""
+ASK_SECONDS = 1.0
+SAID_MAX = 3
+
+
+class Row(msgspec.Struct):
+    """A line of the table."""
+
+    pair: str = ""
+    rounds: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    repeated: int = 0
+    out_of_order: int = 0
+    longest_seconds: float = 0.0
+    """Without a commit, whatever the reason."""
+    unled_seconds: float = 0.0
+    """The longest time without a commit while the database was well."""
+    doctor: str = ""
+
+    def add(self, other: Row) -> None:
+        self.rounds += other.rounds
+        self.acknowledged += other.acknowledged
+        self.lost += other.lost
+        self.repeated += other.repeated
+        self.out_of_order += other.out_of_order
+        self.longest_seconds = max(self.longest_seconds, other.longest_seconds)
+        self.unled_seconds = max(self.unled_seconds, other.unled_seconds)
+        self.doctor = self.doctor or other.doctor
+
+
+class Load:
+    """A client that submits without end, and again what has no answer, to whoever leads."""
+
+    def __init__(self, sequencers: Sequencers) -> None:
+        self.acked: dict[str, Acked] = {}
+        self.moved: list[str] = []
+        """Keys that were acknowledged a second time with another place."""
+        self._sequencers = sequencers
+        self._open: list[str] = []
+        self._made = 0
+
+    async def run(self) -> None:
+        while True:
+            worker = self._sequencers.leading
+            if worker is None:
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
+                await self._call(worker)
+
+    async def _call(self, worker: Worker) -> None:
+        keys = self._open or [f"k{self._made + n}" for n in range(10)]
+        if not self._open:
+            self._made += len(keys)
+        self._open = keys
+        began = time.monotonic()
+        for key in keys:  # an old refusal of this process is no answer
+            worker.refused.pop(key, None)
+        await worker.submit(keys)
+        while worker.ended is None and not self._is_answered(worker, keys):
+            assert time.monotonic() - began < stretched(CALL_SECONDS + 15.0), "a caller waits"
+            await asyncio.sleep(0.02)
+        self._note(worker)
+        self._open = [key for key in keys if key not in self.acked]
+
+    def _is_answered(self, worker: Worker, keys: list[str]) -> bool:
+        return all(key in worker.acked or key in worker.refused for key in keys)
+
+    def _note(self, worker: Worker) -> None:
+        for key, order in worker.acked.items():
+            if self.acked.setdefault(key, order) != order:
+                self.moved.append(key)
+
+
+class Sequencers:
+    """A leader and a standby, each started again whenever it ends, as systemd does."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.ends: list[str] = []
+        self._chain = chain
+        self._is_over = False
+
+    @property
+    def leading(self) -> Worker | None:
+        """A process that took over and has not ended; a zombie, too."""
+        led = [w for w in self.workers.values() if w.leads is not None and w.ended is None]
+        return max(led, key=lambda w: w.leads.epoch if w.leads else 0, default=None)
+
+    async def keep(self, name: str) -> None:
+        while not self._is_over:
+            config = self._chain.with_settings(standby=True, name=name)
+            worker = self.workers[name] = await Worker.start(config)
+            await worker.process.wait()
+            await worker._reading
+            if worker.ended is not None:
+                self.ends.append(f"{worker.ended.error}: {worker.ended.text}")
+            await asyncio.sleep(0.2)
+
+    async def stop(self) -> None:
+        self._is_over = True
+        for worker in self.workers.values():
+            worker.thaw() if worker.process.returncode is None else None
+            await worker.close()
+
+
+class Journal:
+    """A matching service with a journal of its own, opened again whatever ends it."""
+
+    def __init__(self, chain: Chain, gap_dsn: str) -> None:
+        self.events: list[Event] = []
+        self.halted: HaltError | None = None
+        self._place: Mark | None = None
+        self._chain = chain
+        self._gap_dsn = gap_dsn
+
+    async def run(self) -> None:
+        while self.halted is None:
+            try:
+                await self._follow()
+            except HaltError as error:
+                self.halted = error
+            except OrderchainError:
+                await asyncio.sleep(0.2)
+
+    async def _follow(self) -> None:
+        chain = self._chain
+        assert isinstance(chain.config.kafka, str)
+        config = ReceiverConfig(
+            chain_id=chain.chain_id,
+            start=self._place,
+            poll_after_seconds=0.5,
+            kafka_at_start="optional",
+        )
+        source = KafkaFrameSource(
+            KafkaSourceConfig(kafka=chain.config.kafka, topic=chain.topic, connect_seconds=2.0)
+        )
+        gaps = GapReader(GapReaderConfig(database=self._gap_dsn, chain_id=chain.chain_id))
+        async with Receiver(config, source, gaps) as receiver:
+            async for run in receiver:
+                self.events += run.events
+                self._place = run.end
+
+
+class CommitWatch:
+    """Measures how long no order was committed, and how long of it the database was well."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.longest_seconds = self.unled_seconds = 0.0
+        self.is_held_up = False
+        """Set while something in the database keeps anybody from a commit."""
+        self.head = 0
+        self._chain = chain
+
+    async def run(self) -> None:
+        moved = well = time.monotonic()
+        while True:
+            head = await self._ask()
+            now = time.monotonic()
+            if head is None or self.is_held_up:
+                well = now
+            elif head != self.head:
+                self.head, moved, well = head, now, now
+            self.longest_seconds = max(self.longest_seconds, now - moved)
+            self.unled_seconds = max(self.unled_seconds, now - well)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _ask(self) -> int | None:
+        """Return the head; None when the database gives no answer."""
+        with suppress(*DRIVER_ERRORS):
+            async with asyncio.timeout(stretched(ASK_SECONDS)):
+                return int(await self._chain.head_value("last_id"))
+        return None
+
+
+class Round:
+    """What a story has at hand."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        postgres: PostgresServer,
+        kafka: Kafka,
+        seeded: random.Random,
+    ) -> None:
+        self.chain, self.postgres, self.kafka, self.random = chain, postgres, kafka, seeded
+        self.sequencers = Sequencers(chain)
+        self.load = Load(self.sequencers)
+        database = chain.database.rpartition("/")[2]
+        self.journal = Journal(chain, postgres.dsn(GAP_READER, database))
+        self.watch = CommitWatch(chain)
+        self.said = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost = 0
+
+    async def live(self, story: Callable[[Round], Awaitable[None]]) -> None:
+        """Live through the story; raises AssertionError for what must not come of it."""
+        async with self.running():
+            await story(self)
+            await self.finish()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything runs; raises what any part raises."""
+        work = (
+            self.sequencers.keep("a"),
+            self.sequencers.keep("b"),
+            self.load.run(),
+            self.journal.run(),
+            self.watch.run(),
+        )
+        self._tasks = tasks = [asyncio.create_task(part) for part in work]
+        try:
+            await self.until(lambda: len(self.load.acked) >= 20)
+            self.watch.longest_seconds = self.watch.unled_seconds = 0.0
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.sequencers.stop()
+
+    # -- what stories do -----------------------------------------------------------------------
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Wait; raises AssertionError once nobody has led for too long, or a part has failed."""
+        async with deadline():
+            while not happened():
+                self.check()
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def check(self) -> None:
+        """Raise what a part raised, and AssertionError when nobody has led for too long."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        bound = stretched(self.chain.config.lease_seconds + LED_SECONDS)
+        unled = self.watch.unled_seconds
+        assert unled <= bound, f"nobody led for {unled:.1f} s: {self.sequencers.ends[-3:]}"
+
+    async def until_committed(self, count: int = 30) -> None:
+        """Wait for so many orders more."""
+        before = len(self.load.acked)
+        await self.until(lambda: len(self.load.acked) >= before + count)
+
+    async def pause(self, least: float, most: float) -> None:
+        """Let a fault last for a drawn time: it is what the story is about."""
+        await asyncio.sleep(self.random.uniform(least, most))
+
+    async def kill_leader(self) -> None:
+        if (leader := self.sequencers.leading) is not None:
+            await leader.kill()
+
+    async def kill_brokers(self, count: int) -> None:
+        """Kill so many of three brokers, drawn."""
+        assert isinstance(self.kafka, Brokers)
+        for broker in self.random.sample(self.kafka.brokers, count):
+            await asyncio.to_thread(broker.kill)
+
+    async def until_published(self) -> None:
+        """Wait until what is committed now is published, or on record as skipped."""
+        head = await self.chain.head_value("last_id")
+        async with deadline():
+            while await self.chain.head_value("published_id") < head:
+                self.check()
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def another_chain(self) -> Chain:
+        """Make a chain beside the one of the round."""
+        database = self.chain.database.rpartition("/")[2]
+        number = self.chain.chain_id + BESIDE
+        return await create_chain(self.postgres, database, self.kafka, number)
+
+    async def until_rows(self, chain: Chain, count: int) -> None:
+        """Wait until `chain` has so many rows."""
+        async with deadline():
+            while len(await chain.rows()) < count:
+                self.check()
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def step_down(self) -> None:
+        statement = "UPDATE chain_lease SET step_down = true WHERE chain_id = $1"
+        await self.chain.fetch(statement, self.chain.chain_id)
+
+    async def until_taken_over(self, epoch: int) -> None:
+        """Wait until the epoch is above `epoch`, whether or not anybody leads under it yet."""
+        async with deadline():
+            while await self.epoch() <= epoch:
+                self.check()
+                await asyncio.sleep(0.02)
+
+    async def epoch(self) -> int:
+        return int(await self.chain.head_value("epoch"))
+
+    async def end_backends(self) -> None:
+        """Terminate the connections of whoever leads, as a DBA or a proxy does."""
+        await self.chain.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'orderchain sequencer %'"
+        )
+
+    async def ask_doctor(self) -> None:
+        """Keep what `doctor` says in the middle of the faults."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "chainctl", "doctor", "--json"),
+            env=os.environ
+            | {
+                "CHAINCTL_DATABASE": self.chain.database,
+                "CHAINCTL_KAFKA": str(self.chain.config.kafka),
+            },
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(stretched(DOCTOR_SECONDS)):
+                out, _ = await process.communicate()
+        except TimeoutError:
+            self.said = f"no answer within {DOCTOR_SECONDS:g} s"
+            process.kill()
+            await process.wait()
+            return
+        self.said = _summary(out)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Wait until all is well and delivered, and hold what came of it to the invariants."""
+        await self.until_committed()
+        last = max(order.ack.id for order in self.load.acked.values())
+        await self.until(lambda: self._delivered_id >= last or self.journal.halted is not None)
+        self.check()
+        assert self.journal.halted is None, repr(self.journal.halted)
+        acked = list(self.load.acked.values())
+        stored = {row.id for row in await self.chain.rows()}
+        due = {row_id for row_id in stored if row_id <= self._delivered_id}
+        gone = {order.ack.id for order in acked} - stored
+        self._lost = len(gone) + len(due - {event.id for event in self.journal.events})
+        await inspect(self.chain, acked)
+
+    @property
+    def _delivered_id(self) -> int:
+        return self.journal.events[-1].id if self.journal.events else 0
+
+    @property
+    def row(self) -> Row:
+        """What came of it; of a round that did not get to its end, what is known."""
+        delivered = [event.id for event in self.journal.events]
+        return Row(
+            rounds=1,
+            acknowledged=len(self.load.acked),
+            lost=self._lost,
+            repeated=len(delivered) - len(set(delivered)) + len(self.load.moved),
+            out_of_order=sum(a >= b for a, b in pairwise(delivered)),
+            longest_seconds=self.watch.longest_seconds,
+            unled_seconds=self.watch.unled_seconds,
+            doctor=self.said,
+        )
+
+
+def _summary(out: bytes) -> str:
+    """Return what is not well, in short."""
+    try:
+        checks: list[dict[str, Any]] = json.loads(out)
+    except ValueError:
+        return "nothing that can be read"
+    bad = [check for check in checks if check["state"] in {"failed", "warning"}]
+    # The superuser's login is the test's own doing.
+    worst = sorted(bad, key=lambda check: str(check["state"]) != "failed")
+    told = [f"{check['what']}: {check['state']}" for check in worst if check["what"] != "login"]
+    return "; ".join(told[:SAID_MAX]) or "all is well"
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as a table for people."""
+    head = ("pair", "rounds", "acked", "lost", "repeated", "order", "no commit", "unled", "doctor")
+    lines = [
+        (
+            row.pair, str(row.rounds), str(row.acknowledged), str(row.lost), str(row.repeated),
+            str(row.out_of_order), f"{row.longest_seconds:.1f} s", f"{row.unled_seconds:.1f} s",
+            row.doctor,
+        )
+        for row in rows
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *lines)
+    )

@@ -1,0 +1,104 @@
+"""Two faults at once over real servers: nothing lost, repeated or reordered, and it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from .rounds import Round, Row
+from .stories import CHEAP, STORIES, THREE_BROKERS
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from local_stack import KafkaServer, PostgresServer
+
+    from .brokers import Brokers
+    from .conftest import MakeChain
+    from .stories import Story
+
+ROUNDS = int(os.environ.get("FAULTS_ROUNDS") or 3)
+
+PAIRED = {
+    "lease_seconds": 3.0,
+    "commit_seconds": 2.0,
+    "publish_seconds": 3.0,
+    "connect_seconds": 5.0,
+}
+
+LONG = (pytest.mark.long, pytest.mark.timeout(1800))
+
+
+def named(story: Story) -> str:
+    return story.__name__.replace("_", " ")
+
+
+@pytest.mark.invariant("S1", "S3", "S4", "S5", "S7", "L1", "L2", "L4")
+@pytest.mark.parametrize(
+    ("story", "rounds"),
+    [
+        *(pytest.param(story, 1, id=named(story)) for story in CHEAP),
+        *(
+            pytest.param(story, ROUNDS, id=f"{named(story)}, {ROUNDS} rounds", marks=LONG)
+            for story in STORIES
+        ),
+    ],
+)
+async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_again(
+    chain_on_breakable_servers: MakeChain,
+    postgres_to_break: PostgresServer,
+    kafka_to_break: KafkaServer,
+    seeded: random.Random,
+    record_property: Callable[[str, object], None],
+    story: Story,
+    rounds: int,
+) -> None:
+    total = Row(named(story))
+    with recorded(total, record_property):
+        for number in range(1, rounds + 1):
+            chain = await chain_on_breakable_servers(number, **PAIRED)
+            await live(Round(chain, postgres_to_break, kafka_to_break, seeded), story, total)
+
+
+@pytest.mark.invariant("S3", "S5", "L1", "L2")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("story", [pytest.param(story, id=named(story)) for story in THREE_BROKERS])
+async def test_brokers_of_a_cluster_killed_with_the_leader_lose_nothing(
+    chain_on_three_brokers: MakeChain,
+    postgres_to_break: PostgresServer,
+    three_brokers: Brokers,
+    seeded: random.Random,
+    record_property: Callable[[str, object], None],
+    story: Story,
+) -> None:
+    total = Row(named(story))
+    with recorded(total, record_property):
+        for number in range(1, ROUNDS + 1):
+            chain = await chain_on_three_brokers(number, **PAIRED)
+            await live(Round(chain, postgres_to_break, three_brokers, seeded), story, total)
+            await asyncio.to_thread(three_brokers.start)
+
+
+@contextmanager
+def recorded(total: Row, record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Have the row printed at the end, whatever comes; it must show no harm."""
+    try:
+        yield
+    finally:
+        record_property("pair", msgspec.json.encode(total).decode())
+    assert (total.lost, total.repeated, total.out_of_order) == (0, 0, 0)
+
+
+async def live(it: Round, story: Story, total: Row) -> None:
+    """Live through a round, and add what came of it to `total`."""
+    try:
+        await it.live(story)
+    finally:
+        total.add(it.row)
