@@ -410,7 +410,7 @@ class PostgresChainStore:
         self._config = config
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
-        # The nonces of the take-overs tried since the last one that succeeded. Each of them may still
+        # The nonces of the take-overs tried since the last that succeeded. Each of them may still
         # land, however many came after it: then the term is ours anyway.
         self._drawn: set[bytes] = set()
         self._extended_until = -1
