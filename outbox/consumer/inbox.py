@@ -8,6 +8,7 @@ there: the caller decides what must commit together.
 from __future__ import annotations
 
 import asyncio
+import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from orderchain.clients.session import Connections, Session, SessionConfig
 from orderchain.clock import ns_of, time_of
 from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
+from orderchain.text import counted
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 from outbox.message import storable
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
     from outbox.consumer.config import ConsumerConfig
 
+
+_log = logging.getLogger(__name__)
 
 INBOX_SCHEMA_VERSION: Final = 1
 
@@ -235,7 +239,13 @@ class Inbox:
 
     async def extend(self, connection: Connection, now_ns: int) -> None:
         """Make the partitions of today and of the two days that follow."""
-        await connection.execute(_SQL["extend"], time_of(now_ns), timeout=self._seconds)
+        left_out = await connection.fetchval(_SQL["extend"], time_of(now_ns), timeout=self._seconds)
+        if left_out:
+            _log.error(
+                "%s of the inbox could not be made: too many messages with ids of that day were "
+                "applied before it; they and later ones are in inbox_default, whose rows are "
+                "removed one by one", counted(left_out, "partition"),
+            )  # fmt: skip
 
     async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
         """Keep all ids until the senders of these topics report what they may resend."""

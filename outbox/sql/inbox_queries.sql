@@ -8,7 +8,8 @@ INSERT INTO inbox_consumer (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
 SELECT c.consumer_id, c.horizon, v.version, v.upgrade_to
   FROM inbox_version v LEFT JOIN inbox_consumer c ON c.name = $1;
 
--- extend: make the partitions of the day of a time ($1) and of the two after it
+-- extend: make the partitions of the day of a time ($1) and of the two after it; returns how many
+-- could not be made
 SELECT inbox_extend($1);
 
 -- claim: record messages as applied, in the transaction of their effect; returns the new ones

@@ -202,7 +202,7 @@ SELECT confirm_key FROM outbox_secret
 SELECT least((SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1),
              outbox_id_at(now() - $1 * interval '1 second'))
 
--- extend: make the partitions that are needed now and next
+-- extend: make the partitions that are needed now and next; returns how many could not be made
 SELECT outbox_extend($1, $2, 2)
 
 -- partitions: oldest first, with the time at which each ends, and what it takes on disk
