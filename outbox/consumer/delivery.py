@@ -20,6 +20,7 @@ from outbox.records import read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from random import Random
     from types import TracebackType
 
     from orderchain.clients.kafka import ConsumerRecord
@@ -208,14 +209,16 @@ def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
 class Pace:
     """When the workers of one consumer go on."""
 
-    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
+    def __init__(
+        self, busy_seconds: float, stats: ConsumerStats, random: Random | None = None
+    ) -> None:
         """`busy_seconds`: how long a message that another worker has is left alone."""
         self.is_stopping = False
         self._busy_seconds = busy_seconds
         self._stats = stats
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
-        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=random)
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property

@@ -135,6 +135,30 @@ class Inbox:
         require_version(row, INBOX_SCHEMA_VERSION, "inbox")
         return cls(row["consumer_id"], seconds)
 
+    # -- where it begins -------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        connection: Connection,
+        starts: Mapping[str, Sequence[int]],
+        *,
+        is_moved: bool = False,
+    ) -> None:
+        """Keep, by topic, the offset at which each partition begins; only the first call counts.
+
+        `is_moved`: this call counts, whatever came before.
+        """
+        await self.know_topics(connection, list(starts))
+        for topic, offsets in starts.items():
+            await self._fetch(connection, "begin", topic, offsets, is_moved)
+
+    async def starts(
+        self, connection: Connection, topics: Sequence[str]
+    ) -> dict[str, Sequence[int]]:
+        """Return what `begin` has kept of topics; those that were never begun are left out."""
+        rows = await self._fetch(connection, "starts", list(topics))
+        return {row["topic"]: row["starts"] for row in rows}
+
     # -- what was received -----------------------------------------------------------------------
 
     async def claim(self, connection: Connection, deliveries: Sequence[Delivery]) -> set[UUID]:
@@ -280,6 +304,22 @@ class Inbox:
             _SQL[name], self._consumer_id, *values, timeout=self._seconds
         )
         return rows
+
+
+async def keep_moved(config: ConsumerConfig, starts: Mapping[str, Sequence[int]]) -> None:
+    """Keep, by topic, the offsets to which the partitions of a stopped consumer were moved.
+
+    Raises ConnectError, SchemaError, DurabilityError, RetryError.
+    """
+    connections = ConsumerConnections(config)
+    try:
+        async with connections.transaction() as connection:
+            inbox = await Inbox.open(connection, config.name, config.statement_seconds)
+            await inbox.begin(connection, starts, is_moved=True)
+    except DRIVER_ERRORS as error:
+        raise connections.refusal(error) from error
+    finally:
+        await connections.close()
 
 
 class InboxLog:

@@ -19,12 +19,15 @@ CREATE TABLE inbox_consumer (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- The oldest message that the senders of a topic have not finished, as their records report. The
--- inbox must outlive it: it may come again.
+-- The topics of each consumer. The inbox must outlive the oldest message that a topic's senders have
+-- not finished, as their records report: it may come again.
 CREATE TABLE inbox_topic (
     consumer_id       integer NOT NULL REFERENCES inbox_consumer,
     topic             text    NOT NULL,
     oldest_unfinished uuid, -- NULL: the senders did not say
+    -- Where it began, or was moved to, in each partition from 0 on; in those that came later at
+    -- their oldest record. NULL: it has not begun.
+    starts            bigint[],
     PRIMARY KEY (consumer_id, topic)
 );
 

@@ -139,6 +139,13 @@ INSERT INTO inbox_topic (consumer_id, topic)
 SELECT $1, g.topic FROM unnest($2::text[]) AS g (topic)
 ON CONFLICT (consumer_id, topic) DO NOTHING;
 
+-- begin: keep where a consumer begins in the partitions of a topic; $4: although it had begun
+UPDATE inbox_topic SET starts = $3 WHERE consumer_id = $1 AND topic = $2 AND ($4 OR starts IS NULL)
+
+-- starts: where a consumer began in those of these topics in which it has begun
+SELECT topic, starts FROM inbox_topic
+ WHERE consumer_id = $1 AND topic = ANY ($2::text[]) AND starts IS NOT NULL
+
 -- heard_of_senders: the oldest message that the senders of a topic have not finished
 INSERT INTO inbox_topic (consumer_id, topic, oldest_unfinished)
 SELECT $1, g.topic, g.oldest FROM unnest($2::text[], $3::uuid[]) AS g (topic, oldest)
