@@ -172,6 +172,11 @@ class Consumer(ClosedAtExit):
         except BaseException:
             await self.close()
             raise
+        if not self._config.keys:
+            _log.warning(
+                "consumer %s has no `keys` (chainctl outbox destination key), so it believes "
+                "everyone who may write to its topics", self._config.name,
+            )  # fmt: skip
         self._parts = Parts("consumer", self._pace.wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())

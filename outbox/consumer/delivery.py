@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from orderchain.clock import Backoff
 from orderchain.errors import SettingError
 from orderchain.text import SummedLog, reason_of
 from orderchain.tracing import following
+from outbox.errors import BadRecord
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
@@ -187,9 +188,30 @@ class Delivery(Struct, eq=False):
         return self.scope
 
 
-def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
-    """Return the content of a record. Raises BadRecord if it is not one of our messages."""
+class TrustedSenders(NamedTuple):
+    """What a record must show to be believed."""
+
+    confirm_topics: frozenset[str]
+    """It must name one of these, or none. Otherwise a stranger's record could have the consumer
+    write to any topic that its login may write to."""
+    keys: tuple[bytes, ...]
+    """It must be made with one of these; empty: everyone is believed."""
+
+
+def read_delivery(
+    record: ConsumerRecord, received_at: datetime, trusted: TrustedSenders
+) -> Delivery:
+    """Return the content of a record.
+
+    Raises BadRecord if it is not one of our messages, or not one of a sender that is trusted.
+    """
     read = read_headers(record.headers, make_id=DriverUUID)
+    if trusted.keys and not read.is_made_with(trusted.keys, record.key, record.value):
+        raise BadRecord("mac", "it was made with none of this consumer's `keys`")
+    if read.confirm_topic is not None and read.confirm_topic not in trusted.confirm_topics:
+        raise BadRecord(
+            "confirm topic", f"{read.confirm_topic} is none of this consumer's `confirm_topics`"
+        )
     return Delivery(
         message_id=read.message_id,
         destination=read.destination,

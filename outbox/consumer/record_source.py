@@ -285,6 +285,7 @@ class RecordIntake:
 
     def __post_init__(self) -> None:
         self._passed_over = SummedLog(_log, logging.ERROR)
+        self._trusted = self.config.trusted
 
     async def run(self) -> None:
         """Never returns. A broker that is away is tried until it answers."""
@@ -321,12 +322,12 @@ class RecordIntake:
         return oldest
 
     def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
-        received_at = time_of(self.clock.wall_ns())
+        received_at, trusted = time_of(self.clock.wall_ns()), self._trusted
         self.stats.received += len(records)
         deliveries = []
         for record in records:
             try:
-                delivery = read_delivery(record, received_at)
+                delivery = read_delivery(record, received_at, trusted)
             except BadRecord as error:
                 self._pass_over(record, error)
                 continue

@@ -156,7 +156,8 @@ CREATE TABLE outbox_consumer (
 ) WITH (fillfactor = 20);
 
 -- The key of the tokens that go with each message, by which its consumers prove that they received
--- it. Drawn here and never changed; only relays and message services may read it.
+-- it, and of the MACs, by which they know that it is their sender's. Drawn here and never changed;
+-- only relays and message services may read it.
 CREATE TABLE outbox_secret (
     only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     confirm_key bytea   NOT NULL CHECK (length(confirm_key) = 32)

@@ -128,7 +128,7 @@ async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_defau
 async def test_ids_of_coming_days_keep_no_partition_from_being_made(
     sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A clock that is ahead, or a business that draws such ids: its messages are moved, and sent."""
+    """A clock is ahead, or a business draws such ids: its messages are moved, and sent."""
     clearing = await sender.set_up()
     ahead = [(await store(sender, hours=hours))[0] for hours in (24, 30, 36)]
     flood = 24 * 30
