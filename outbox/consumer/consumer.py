@@ -26,7 +26,7 @@ from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
-from orderchain.text import reason_of
+from orderchain.text import printable, reason_of
 from orderchain.tracing import following
 from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
@@ -175,7 +175,7 @@ class Consumer(ClosedAtExit):
         if not self._config.keys:
             _log.warning(
                 "consumer %s has no `keys` (chainctl outbox destination key), so it believes "
-                "everyone who may write to its topics", self._config.name,
+                "everyone who may write to its topics", printable(self._config.name),
             )  # fmt: skip
         self._parts = Parts("consumer", self._pace.wake)
         self._parts.begin("receiving", receiving.run())
