@@ -1,7 +1,7 @@
 """The MAC of a message's record, by which a consumer knows that its sender has made it. Pure.
 
-A stranger who may write to a topic can put a record there that looks like a message, and name in it any
-topic to confirm to. So each record of ours carries, as its header `orderchain-mac`, 16 bytes:
+A stranger who may write to a topic can put a record there that looks like a message, and name in it
+any topic to confirm to. So each record of ours carries, as its header `orderchain-mac`, 16 bytes:
 
     destination key = BLAKE3 in its mode to derive keys, context "orderchain outbox record 1", of
                       the database's key (32 bytes) and the destination's name: 32 bytes

@@ -202,12 +202,12 @@ class DestinationRecords:
                     "oldest record", at.topic, at.partition, offset, ends[at].first, ends[at].end,
                 )  # fmt: skip
         chosen = {(at.topic, at.partition): begins[at] for at in begins if committed[at] is None}
-        group = printable(self._config.name)
         for (topic, number), offset in chosen.items():
             if topic not in self._new_topics:
                 _log.warning(
                     "%s/%d: group %s has no offset here, since the partition is new or its offset "
-                    "has expired: beginning at %d", topic, number, group, offset,
+                    "has expired: beginning at %d",
+                    topic, number, printable(self._config.name), offset,
                 )  # fmt: skip
         if chosen:
             # From here on an offset that is missing has expired.
