@@ -145,7 +145,10 @@ async def test_moved_consumer_whose_offsets_expire_begins_where_it_was_moved_to(
 async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> None:
     later = f"{rig.topic}.later"
     message = rig.message("one")
-    consumer = rig.consumer(topics=(later,), start=ConsumeStart(position=StartFrom.END))
+    consumer = rig.consumer(
+        topics=(later,), confirm_topics=(rig.destination.confirm_topic,),
+        start=ConsumeStart(position=StartFrom.END),
+    )  # fmt: skip
     notes: list[str] = []
     async with deadline(), consumer:
         await make_topics(rig.bootstrap, later)
