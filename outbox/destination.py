@@ -79,6 +79,11 @@ def is_plain(name: str) -> bool:
     return name.isascii() and name.isprintable()
 
 
+def default_confirm_topic(topic: str) -> str:
+    """Return where the consumers of a topic confirm if nothing else is set."""
+    return f"{topic}.confirms"
+
+
 NO_CONSUMER: Final = ""
 """The consumer of a delivery whose destination asks for no confirm: there is one per message."""
 
@@ -127,7 +132,7 @@ class Destination(Config, frozen=True, kw_only=True):
                 raise SettingError("consumers", consumer, "printable ASCII characters")
         if self.confirm == "required" and not self.confirm_topic:
             # Frozen for all others; nothing has seen this instance yet.
-            force_setattr(self, "confirm_topic", f"{self.topic}.confirms")
+            force_setattr(self, "confirm_topic", default_confirm_topic(self.topic))
         for topic in filter(None, (self.topic, self.confirm_topic)):
             if not _TOPIC.fullmatch(topic):
                 raise SettingError("topic", topic, "letters, digits, dots, underscores, hyphens")

@@ -8,6 +8,8 @@
                                    of ours have it; without it nobody knows what may still come
     orderchain-confirm-topic       where to confirm; absent if no confirm is asked for
     orderchain-confirm-token       by which to prove it, hexadecimal
+    orderchain-mac                 by which to believe the record, 16 bytes: see `record_mac`;
+                                   absent in mode 1, whose senders have no key
 
 They come last: a reader that takes the last of several gets ours. A caller's own may not begin with
 `orderchain-`: the table and `outbox.message` refuse them.
@@ -66,11 +68,18 @@ from outbox.destination import (
 )
 from outbox.errors import BadRecord
 from outbox.message import RESERVED_PREFIX
+from outbox.record_mac import (
+    common_hash,
+    common_hashes,
+    destination_key,
+    record_mac,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from outbox.destination import Destination
+    from outbox.message import Message
 
 
 _Record = TypeVar("_Record")
@@ -232,9 +241,10 @@ DESTINATION: Final = "orderchain-destination"
 OLDEST_UNFINISHED: Final = "orderchain-oldest-unfinished"
 CONFIRM_TOPIC: Final = "orderchain-confirm-topic"
 CONFIRM_TOKEN: Final = "orderchain-confirm-token"  # noqa: S105 - the name of a header
+MAC: Final = "orderchain-mac"
 
 RECORD_HEADERS_MAX: Final = 1_000
-"""Headers that a consumer looks through. Our senders add five to at most 64."""
+"""Headers that a consumer looks through. Our senders add six to at most 64."""
 
 COMMON_MAX: Final = 1_024
 """Values that are cached: there are few destinations and topics, and a sender's oldest message
@@ -258,6 +268,23 @@ class RecordHeaders(Struct, frozen=True, gc=False):
     """The caller's own headers."""
     confirm_token: bytes | None = None
     """Proves a confirm; None if it is missing or unreadable."""
+    ours: dict[str, bytes] = {}
+    """Our headers as they came."""
+
+    def is_made_with(
+        self, keys: tuple[bytes, ...], record_key: bytes | None, value: bytes | None
+    ) -> bool:
+        """Return whether the record with these headers was made with a destination's key."""
+        get = self.ours.get
+        mac, token, message_id = get(MAC, b""), get(CONFIRM_TOKEN), self.message_id.bytes
+        own = list(self.own.items()) if self.own else ()
+        for common in common_hashes(
+            keys, get(DESTINATION, b""), get(OLDEST_UNFINISHED), get(CONFIRM_TOPIC)
+        ):
+            made = record_mac(common, message_id, token, record_key, own, value or b"")
+            if hmac.compare_digest(made, mac):
+                return True
+        return False
 
 
 def common_headers(
@@ -290,6 +317,27 @@ def record_headers(
     return headers
 
 
+class MacMaker:
+    """Makes the MACs of the records of one send."""
+
+    def __init__(self, database_key: bytes, destination: Destination, common: Headers) -> None:
+        """`common`: of all of its records, as by `common_headers`."""
+        key, get = destination_key(database_key, destination.name), dict(common).get
+        self._common = common_hash(
+            key, get(DESTINATION, b""), get(OLDEST_UNFINISHED), get(CONFIRM_TOPIC)
+        )
+
+    def add(self, headers: Headers, message: Message, record_key: bytes | None) -> None:
+        """Append the MAC to the other headers of a message's record."""
+        own = headers[: len(message.headers)] if message.headers else ()
+        name, token = headers[-1]
+        mac = record_mac(
+            self._common, message.message_id.bytes, token if name == CONFIRM_TOKEN else None,
+            record_key, own, message.payload,
+        )  # fmt: skip
+        headers.append((MAC, mac))
+
+
 def read_headers(
     headers: Sequence[tuple[str, bytes]], make_id: Callable[[str], UUID] = UUID
 ) -> RecordHeaders:
@@ -314,6 +362,7 @@ def read_headers(
         ),
         own=own,
         confirm_token=_token(ours.get(CONFIRM_TOKEN)),
+        ours=ours,
     )
 
 

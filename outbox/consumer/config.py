@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -10,12 +11,16 @@ from msgspec import Meta
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
+from orderchain.errors import SettingError
 from orderchain.monitoring import counter_field, counters
 from outbox.consumer.decisions import RetryLevels
+from outbox.consumer.delivery import TrustedSenders
 from outbox.consumer.in_hand import ConsumeStart
-from outbox.destination import Name, Topic
+from outbox.destination import Name, Topic, default_confirm_topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ConsumerConfig(Config, frozen=True, kw_only=True):
@@ -34,8 +39,15 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     """Set it only for a handler whose effect is the same however often it runs. The handler gets no
     transaction and no inbox row is written; parked messages and dead letters are still stored in
     the database."""
+    confirm_topics: Annotated[tuple[Topic, ...], Meta(max_length=1_000)] = ()
+    """Where its messages may ask it to confirm; by default the name of each topic and `.confirms`.
+    A record that names another topic is passed over."""
+    keys: Annotated[tuple[str, ...], Meta(max_length=1_000)] = ()
+    """The keys of its destinations, old and new ones, as `chainctl outbox destination key` prints
+    them. A record that was made with none of them is passed over. Without keys everyone who may
+    write to its topics is believed."""
     start: ConsumeStart = ConsumeStart()
-    """Where it begins in a partition in which it has no committed offset."""
+    """Where it begins in a topic, at its first start."""
     at_once: Annotated[int, Meta(ge=1, le=1_000)] = 1
     """Messages, or batches, that are worked on at once; each holds one database connection."""
     batch_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -75,6 +87,18 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     """Deadline of a request to the broker."""
     close_seconds: Seconds = 5.0
     """Deadline of each step of the stop."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError, also for a key that is none, which is not shown."""
+        super().__post_init__()
+        if not all(map(_KEY.fullmatch, self.keys)):
+            raise SettingError("keys", "(hidden)", "64 hexadecimal digits each")
+
+    @property
+    def trusted(self) -> TrustedSenders:
+        """What a record must show to be believed."""
+        topics = self.confirm_topics or [default_confirm_topic(topic) for topic in self.topics]
+        return TrustedSenders(frozenset(topics), tuple(map(bytes.fromhex, self.keys)))
 
     def __repr__(self) -> str:
         shown = DatabaseConfig.of(self.database).shown

@@ -26,7 +26,7 @@ from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
-from orderchain.text import reason_of
+from orderchain.text import printable, reason_of
 from orderchain.tracing import following
 from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
@@ -41,6 +41,7 @@ from outbox.parts import Parts, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from random import Random
     from uuid import UUID
 
     from orderchain.monitoring import Sample
@@ -114,6 +115,9 @@ class Consumer(ClosedAtExit):
     and keeps raising it.
     """
 
+    _random: Random | None = None
+    """Draws the jitter of pauses; None: one of their own does."""
+
     def __init__(
         self,
         config: ConsumerConfig,
@@ -126,7 +130,7 @@ class Consumer(ClosedAtExit):
         self._filter = filter or MemoryFilter()
         self._connections = ConsumerConnections(config)
         self._counters = ConsumerStats()
-        self._pace = Pace(config.busy_seconds, self._counters)
+        self._pace = Pace(config.busy_seconds, self._counters, self._random)
         self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)
@@ -155,7 +159,7 @@ class Consumer(ClosedAtExit):
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = RecordIntake(
                 config=self._config, source=self._source, queues=self._queues, pace=self._pace,
-                clock=self._clock, stats=self._counters,
+                clock=self._clock, stats=self._counters, random=self._random,
             )  # fmt: skip
             retention = InboxRetention(
                 config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
@@ -164,9 +168,15 @@ class Consumer(ClosedAtExit):
             await retention.try_to_keep()  # today's partition, before the first message
             await self._confirms.start()
             await self._source.start()
+            await self._begin_topics(inbox)
         except BaseException:
             await self.close()
             raise
+        if not self._config.keys:
+            _log.warning(
+                "consumer %s has no `keys` (chainctl outbox destination key), so it believes "
+                "everyone who may write to its topics", printable(self._config.name),
+            )  # fmt: skip
         self._parts = Parts("consumer", self._pace.wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
@@ -353,6 +363,23 @@ class Consumer(ClosedAtExit):
             raise
         self._connections.give_back(connection)
         return inbox
+
+    async def _begin_topics(self, inbox: Inbox) -> None:
+        """Choose where to begin in topics that were never begun; see `ConsumeStart`."""
+        topics = self._config.topics
+        try:
+            async with self._connections.transaction() as connection:
+                starts = await inbox.starts(connection, topics)
+            if new := [topic for topic in topics if topic not in starts]:
+                chosen = await self._source.first_starts(new)
+                async with self._connections.transaction() as connection:
+                    await inbox.begin(connection, chosen)
+                # Read again, since another process may have been first.
+                async with self._connections.transaction() as connection:
+                    starts = await inbox.starts(connection, topics)
+        except DRIVER_ERRORS as error:
+            raise self._connections.refusal(error) from error
+        self._source.begin_at(starts, new)
 
     def _admission_to(self, inbox: Inbox) -> Admission:
         outcomes = Outcomes(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -16,10 +16,12 @@ from orderchain.clock import Backoff
 from orderchain.errors import SettingError
 from orderchain.text import SummedLog, reason_of
 from orderchain.tracing import following
+from outbox.errors import BadRecord
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from random import Random
     from types import TracebackType
 
     from orderchain.clients.kafka import ConsumerRecord
@@ -186,9 +188,30 @@ class Delivery(Struct, eq=False):
         return self.scope
 
 
-def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
-    """Return the content of a record. Raises BadRecord if it is not one of our messages."""
+class TrustedSenders(NamedTuple):
+    """What a record must show to be believed."""
+
+    confirm_topics: frozenset[str]
+    """It must name one of these, or none. Otherwise a stranger's record could have the consumer
+    write to any topic that its login may write to."""
+    keys: tuple[bytes, ...]
+    """It must be made with one of these; empty: everyone is believed."""
+
+
+def read_delivery(
+    record: ConsumerRecord, received_at: datetime, trusted: TrustedSenders
+) -> Delivery:
+    """Return the content of a record.
+
+    Raises BadRecord if it is not one of our messages, or not one of a sender that is trusted.
+    """
     read = read_headers(record.headers, make_id=DriverUUID)
+    if trusted.keys and not read.is_made_with(trusted.keys, record.key, record.value):
+        raise BadRecord("mac", "it was made with none of this consumer's `keys`")
+    if read.confirm_topic is not None and read.confirm_topic not in trusted.confirm_topics:
+        raise BadRecord(
+            "confirm topic", f"{read.confirm_topic} is none of this consumer's `confirm_topics`"
+        )
     return Delivery(
         message_id=read.message_id,
         destination=read.destination,
@@ -208,14 +231,16 @@ def read_delivery(record: ConsumerRecord, received_at: datetime) -> Delivery:
 class Pace:
     """When the workers of one consumer go on."""
 
-    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
+    def __init__(
+        self, busy_seconds: float, stats: ConsumerStats, random: Random | None = None
+    ) -> None:
         """`busy_seconds`: how long a message that another worker has is left alone."""
         self.is_stopping = False
         self._busy_seconds = busy_seconds
         self._stats = stats
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
-        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=random)
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property

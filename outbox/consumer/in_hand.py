@@ -124,10 +124,12 @@ class StartFrom(StrEnum):
 class ConsumeStart(Config, frozen=True, kw_only=True):
     """Where to begin in a partition.
 
-    In a consumer's settings it says where a consumer with **no committed offset yet** begins. It is
-    ignored once there is one: otherwise each restart, and each partition that moves from one
-    process to another, would skip or repeat. To move a consumer that has one, stop it and call
-    `move_start`.
+    In a consumer's settings it counts **once per consumer and topic**, at the first start: where
+    that was is kept in the inbox. If it counted again, a restart, or a partition that moves to
+    another process, would skip or repeat. So a partition that is added later, and a topic that is
+    made later, begin at their oldest record; and a consumer whose committed offsets have expired
+    begins where it first began. To move a consumer, or if a topic was made again under its name,
+    stop it and call `move_start`.
     """
 
     position: StartFrom = StartFrom.FIRST
@@ -171,16 +173,16 @@ def chosen_offset(start: ConsumeStart, ends: PartitionEnds) -> int:
             return ends.end if ends.at_time is None else ends.at_time
 
 
-def begin_offset(start: ConsumeStart, committed: int | None, ends: PartitionEnds) -> int:
-    """Return where a consumer begins: at its committed offset, otherwise where `start` says.
+def begin_offset(first_start: int | None, committed: int | None, ends: PartitionEnds) -> int:
+    """Return where a consumer begins: at its committed offset, otherwise where it first began.
 
-    A committed offset that the broker does not hold leads to the oldest record that it has: below
-    that, records were dropped unread; above the end, the log was cut and may have been rewritten.
-    Repeats are harmless, and no existing record is skipped.
+    If it had not begun there (None), the partition was added later: the oldest record is the first.
+    So it is for an offset that the broker does not hold: below what it has, records were dropped
+    unread; above the end, the log was cut and may have been rewritten. Repeats are harmless, and no
+    existing record is skipped.
     """
-    if committed is None:
-        return chosen_offset(start, ends)
-    return committed if is_held(committed, ends) else ends.first
+    wanted = first_start if committed is None else committed
+    return wanted if wanted is not None and is_held(wanted, ends) else ends.first
 
 
 def is_held(offset: int, ends: PartitionEnds) -> bool:

@@ -8,6 +8,7 @@ there: the caller decides what must commit together.
 from __future__ import annotations
 
 import asyncio
+import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from orderchain.clients.session import Connections, Session, SessionConfig
 from orderchain.clock import ns_of, time_of
 from orderchain.errors import ConnectError, RetryError
 from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
+from orderchain.text import counted
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 from outbox.message import storable
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from orderchain.clients.postgres import Connection, Record
     from outbox.consumer.config import ConsumerConfig
 
+
+_log = logging.getLogger(__name__)
 
 INBOX_SCHEMA_VERSION: Final = 1
 
@@ -130,6 +134,30 @@ class Inbox:
             row = await connection.fetchrow(_SQL["find_consumer"], consumer, timeout=seconds)
         require_version(row, INBOX_SCHEMA_VERSION, "inbox")
         return cls(row["consumer_id"], seconds)
+
+    # -- where it begins -------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        connection: Connection,
+        starts: Mapping[str, Sequence[int]],
+        *,
+        is_moved: bool = False,
+    ) -> None:
+        """Keep, by topic, the offset at which each partition begins; only the first call counts.
+
+        `is_moved`: this call counts, whatever came before.
+        """
+        await self.know_topics(connection, list(starts))
+        for topic, offsets in starts.items():
+            await self._fetch(connection, "begin", topic, offsets, is_moved)
+
+    async def starts(
+        self, connection: Connection, topics: Sequence[str]
+    ) -> dict[str, Sequence[int]]:
+        """Return what `begin` has kept of topics; those that were never begun are left out."""
+        rows = await self._fetch(connection, "starts", list(topics))
+        return {row["topic"]: row["starts"] for row in rows}
 
     # -- what was received -----------------------------------------------------------------------
 
@@ -235,7 +263,13 @@ class Inbox:
 
     async def extend(self, connection: Connection, now_ns: int) -> None:
         """Make the partitions of today and of the two days that follow."""
-        await connection.execute(_SQL["extend"], time_of(now_ns), timeout=self._seconds)
+        left_out = await connection.fetchval(_SQL["extend"], time_of(now_ns), timeout=self._seconds)
+        if left_out:
+            _log.error(
+                "%s of the inbox could not be made: too many messages with ids of that day were "
+                "applied before it; they and later ones are in inbox_default, whose rows are "
+                "removed one by one", counted(left_out, "partition"),
+            )  # fmt: skip
 
     async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
         """Keep all ids until the senders of these topics report what they may resend."""
@@ -270,6 +304,22 @@ class Inbox:
             _SQL[name], self._consumer_id, *values, timeout=self._seconds
         )
         return rows
+
+
+async def keep_moved(config: ConsumerConfig, starts: Mapping[str, Sequence[int]]) -> None:
+    """Keep, by topic, the offsets to which the partitions of a stopped consumer were moved.
+
+    Raises ConnectError, SchemaError, DurabilityError, RetryError.
+    """
+    connections = ConsumerConnections(config)
+    try:
+        async with connections.transaction() as connection:
+            inbox = await Inbox.open(connection, config.name, config.statement_seconds)
+            await inbox.begin(connection, starts, is_moved=True)
+    except DRIVER_ERRORS as error:
+        raise connections.refusal(error) from error
+    finally:
+        await connections.close()
 
 
 class InboxLog:

@@ -24,7 +24,6 @@ from orderchain.clients.kafka import (
 )
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
-from orderchain.clients.topics import describe_topics
 from orderchain.clock import Backoff, time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
 from orderchain.text import SummedLog, counted, printable, reason_of
@@ -33,14 +32,17 @@ from outbox.consumer.in_hand import (
     ConsumeProgress,
     ConsumeStart,
     PartitionEnds,
+    StartFrom,
     begin_offset,
     chosen_offset,
     is_held,
 )
+from outbox.consumer.inbox import keep_moved
 from outbox.errors import BadRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from random import Random
     from uuid import UUID
 
     from orderchain.clients.kafka import ConsumerRecord
@@ -87,6 +89,8 @@ class DestinationRecords:
         self._config = config
         self._kafka = KafkaConfig.of(config.kafka)
         self._dropped = dropped  # called for partitions that are no longer ours
+        self._starts: Mapping[str, Sequence[int]] = {}
+        self._new_topics: Collection[str] = ()
         self._consumer: AIOKafkaConsumer | None = None
 
     async def start(self) -> None:
@@ -99,6 +103,32 @@ class DestinationRecords:
             await self.close()
             raise
         consumer.subscribe(self._config.topics, listener=_Listener(self))
+
+    async def first_starts(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """Return where to begin in topics that were never begun, by partition from 0 on.
+
+        Partitions that are left out begin at their oldest record: all of them, if that is where to
+        start, and those of a topic that is not there yet. Raises ConnectError, RetryError.
+        """
+        start, found = self._config.start, dict[str, list[int]]((topic, []) for topic in topics)
+        if start.position is StartFrom.FIRST:
+            return found
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                partitions = await _all_partitions(self._config, topics)
+                ends = await _ends(self._running(), partitions, start)
+        except DRIVER_ERRORS as error:
+            raise self._unanswered("say where to begin", error) from error
+        for at in partitions:  # in the order of their numbers
+            found[at.topic].append(chosen_offset(start, ends[at]))
+        return found
+
+    def begin_at(self, starts: Mapping[str, Sequence[int]], new_topics: Collection[str]) -> None:
+        """Begin there, by topic, where there is no committed offset. Call it before `records`.
+
+        `new_topics`: those that are begun for the first time.
+        """
+        self._starts, self._new_topics = starts, new_topics
 
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
         """Return the next records, all of them new; empty if none came in time.
@@ -162,9 +192,9 @@ class DestinationRecords:
     async def _begins(
         self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        ends = await _ends(consumer, partitions, self._config.start)
+        ends = await _ends(consumer, partitions)
         committed = {at: await consumer.committed(at) for at in partitions}
-        begins = {at: begin_offset(self._config.start, committed[at], ends[at]) for at in ends}
+        begins = {at: begin_offset(self._first_start(at), committed[at], ends[at]) for at in ends}
         for at, offset in committed.items():
             if offset is not None and not is_held(offset, ends[at]):
                 _log.error(
@@ -172,10 +202,21 @@ class DestinationRecords:
                     "oldest record", at.topic, at.partition, offset, ends[at].first, ends[at].end,
                 )  # fmt: skip
         chosen = {(at.topic, at.partition): begins[at] for at in begins if committed[at] is None}
+        for (topic, number), offset in chosen.items():
+            if topic not in self._new_topics:
+                _log.warning(
+                    "%s/%d: group %s has no offset here, since the partition is new or its offset "
+                    "has expired: beginning at %d",
+                    topic, number, printable(self._config.name), offset,
+                )  # fmt: skip
         if chosen:
-            # Otherwise a crash before the first commit would choose again, and `end` would skip.
+            # From here on an offset that is missing has expired.
             await self._commit(consumer, chosen)
         return begins
+
+    def _first_start(self, at: TopicPartition) -> int | None:
+        starts = self._starts.get(at.topic, ())
+        return starts[at.partition] if at.partition < len(starts) else None
 
     async def let_go(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit what is finished, and forget partitions: work on them goes on.
@@ -239,11 +280,13 @@ class RecordIntake:
     pace: Pace
     clock: Clock
     stats: ConsumerStats
+    random: Random | None = None
     _oldest: dict[str, UUID | None] = field(default_factory=dict, init=False)
     """By topic, since the last `take_oldest`."""
 
     def __post_init__(self) -> None:
         self._passed_over = SummedLog(_log, logging.ERROR)
+        self._trusted = self.config.trusted
 
     async def run(self) -> None:
         """Never returns. A broker that is away is tried until it answers."""
@@ -253,7 +296,8 @@ class RecordIntake:
             self._passed_over.log()
 
     async def _take_all(self) -> None:
-        config, queues, pauses = self.config, self.queues, Backoff(*BROKER_PAUSE_SECONDS)
+        config, queues = self.config, self.queues
+        pauses = Backoff(*BROKER_PAUSE_SECONDS, random=self.random)
         while True:
             room = config.held_max - queues.held
             if room <= 0 or queues.held_bytes >= config.held_bytes_max:
@@ -279,12 +323,12 @@ class RecordIntake:
         return oldest
 
     def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
-        received_at = time_of(self.clock.wall_ns())
+        received_at, trusted = time_of(self.clock.wall_ns()), self._trusted
         self.stats.received += len(records)
         deliveries = []
         for record in records:
             try:
-                delivery = read_delivery(record, received_at)
+                delivery = read_delivery(record, received_at, trusted)
             except BadRecord as error:
                 self._pass_over(record, error)
                 continue
@@ -315,7 +359,7 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
 
     Going back repeats messages, which the inbox keeps from taking effect again; going forward skips
     those between, which is your responsibility. Raises SettingError if a process of this consumer
-    is running, ConnectError, RetryError.
+    is running, ConnectError, RetryError. If it raises, call it again: it may be half done.
     """
     kafka, consumer = KafkaConfig.of(config.kafka), _kafka_consumer(config)
     async with (
@@ -323,7 +367,10 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
         started(consumer, config.close_seconds),
     ):
         try:
-            partitions = await _all_partitions(config)
+            partitions = await _all_partitions(config, config.topics)
+            for topic in config.topics:
+                if TopicPartition(topic, 0) not in partitions:
+                    raise SettingError("topic", topic, "one that exists")
             consumer.assign(partitions)
             ends = await _ends(consumer, partitions, start)
             offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
@@ -331,28 +378,28 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
         except CommitFailedError as error:
             expected = "one of which no process is running: stop it first"
             raise SettingError("consumer", config.name, expected) from error
+    starts: dict[str, list[int]] = {topic: [] for topic in config.topics}
+    for at in partitions:
+        starts[at.topic].append(offsets[at])
+    await keep_moved(config, starts)
     return {(at.topic, at.partition): offset for at, offset in offsets.items()}
 
 
-async def _all_partitions(config: ConsumerConfig) -> list[TopicPartition]:
-    """Return the partitions of all topics. Raises SettingError for a topic that is not there."""
-    kafka = KafkaConfig.of(config.kafka)
+async def _all_partitions(config: ConsumerConfig, topics: Iterable[str]) -> list[TopicPartition]:
+    """Return the partitions of topics, by number; a topic that is not there has none."""
     request_ms = int(config.request_seconds * 1000)
+    kafka = KafkaConfig.of(config.kafka)
     admin = make_admin(kafka, f"consumer-{config.name}", request_timeout_ms=request_ms)
     async with started(admin, config.close_seconds):
-        found = await describe_topics(admin, kafka, config.topics)
-    for topic in config.topics:
-        if not found[topic].is_there:
-            raise SettingError("topic", topic, "one that exists")
-    return [
-        TopicPartition(topic, number)
-        for topic in config.topics
-        for number in range(found[topic].partitions)
-    ]
+        # All of them: a topic that is asked for by its name might be created by that.
+        found = {topic["topic"]: topic["partitions"] for topic in await admin.describe_topics()}
+    return [TopicPartition(topic, n) for topic in topics for n in range(len(found.get(topic, ())))]
 
 
 async def _ends(
-    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], start: ConsumeStart
+    consumer: AIOKafkaConsumer,
+    partitions: Collection[TopicPartition],
+    start: ConsumeStart = ConsumeStart(),  # noqa: B008 - it is frozen
 ) -> dict[TopicPartition, PartitionEnds]:
     firsts = await consumer.beginning_offsets(partitions)
     ends = await consumer.end_offsets(partitions)

@@ -38,7 +38,7 @@ from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import printable
 from outbox.message import Message
-from outbox.records import Headers, common_headers, record_headers, token_of
+from outbox.records import Headers, MacMaker, common_headers, record_headers, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -212,7 +212,8 @@ class MessageSender:
         self._send_seconds = send_seconds
         self.troubles = TopicTroubles()
         self.confirm_key: bytes | None = None
-        """Key of the tokens that go with messages; None: no confirm of them is asked for."""
+        """Key of the tokens and MACs that go with messages; None: they have none, and no confirm of
+        them is asked for."""
         self._producer: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
         self._turn = 0
@@ -287,9 +288,11 @@ class MessageSender:
         key = self.confirm_key if destination.confirm == "required" else None
         oldest_sent = min(oldest, *map(_ID, messages))
         headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
+        database_key = self.confirm_key
+        macs = None if database_key is None else MacMaker(database_key, destination, headers)
         batches: list[tuple[Sent, BatchBuilder]] = []
         for partition, share in self._shares(messages, partitions):
-            batches += _build(producer, destination.topic, partition, share, headers, key)
+            batches += _build(producer, destination.topic, partition, share, headers, key, macs)
         await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
         done = [sent for sent, _ in batches]
         return await self._split_too_large(destination, done, oldest)
@@ -382,6 +385,7 @@ def _build(
     messages: list[Message],
     common: Headers,
     confirm_key: bytes | None,
+    macs: MacMaker | None,
 ) -> list[tuple[Sent, BatchBuilder]]:
     """Return the messages as batches, each as large as allowed."""
     built: list[tuple[Sent, BatchBuilder]] = []
@@ -391,6 +395,8 @@ def _build(
         key = None if message.key is None else message.key.encode()
         token = None if confirm_key is None else token_of(confirm_key, message.message_id.bytes)
         headers = record_headers(message.message_id, message.headers, common, token)
+        if macs is not None:
+            macs.add(headers, message, key)
         if (
             batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
             is None

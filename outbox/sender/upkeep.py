@@ -27,6 +27,7 @@ from orderchain.clients.topics import create_topic
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_OPERATOR
+from orderchain.text import counted
 from outbox.destination import Destination, changed_destination
 from outbox.sender.config import RelayStats
 from outbox.sender.store import SQL
@@ -118,7 +119,14 @@ class Retention:
         """
         await self.session.check_durability()
         now = time_of(self.clock.wall_ns())
-        await self.session.fetch(SQL["extend"], now, self.config.partition_seconds // 3_600)
+        span = self.config.partition_seconds // 3_600
+        ((left_out,),) = await self.session.fetch(SQL["extend"], now, span)
+        if left_out:
+            _log.error(
+                "%s could not be made: too many messages with ids of that time were stored before "
+                "it; they and later ones are in the default partition, whose rows are removed one "
+                "by one", counted(left_out, "partition"),
+            )  # fmt: skip
         try:
             dropped, survivors, left = await self._drop(now)
         finally:

@@ -200,7 +200,7 @@ class MessageApi:
             check_at = self._now() + timedelta(seconds=rules.first_seconds)
         async with self._sessions.take() as session:
             for _ in range(_STORE_TRIES):
-                new = await self._new_of(session, sender, messages)
+                new = await self._new_of(session, sender, messages, is_prepared=is_prepared)
                 if await _stored(session, new, sender, check_at):
                     break
             else:
@@ -302,9 +302,18 @@ class MessageApi:
             seen.add(message.message_id)
 
     async def _new_of(
-        self, session: OutboxSession, sender: str, messages: Sequence[Message]
+        self,
+        session: OutboxSession,
+        sender: str,
+        messages: Sequence[Message],
+        *,
+        is_prepared: bool,
     ) -> list[Message]:
-        """Return those that are not stored yet. Raises HttpRefusal if another one has the id."""
+        """Return those that are not stored yet.
+
+        Raises HttpRefusal if another one has the id, or if this one was not stored by the same
+        request: an answer must not promise what will not happen.
+        """
         ids = sorted(message.message_id for message in messages)
         rows = await session.fetch(SQL["stored"], ids, ids[0], ids[-1])
         stored = {row["message_id"]: row for row in rows}
@@ -314,6 +323,13 @@ class MessageApi:
                 raise HttpRefusal(
                     409, "id_taken", "message_id", str(message.message_id),
                     "an id that is not another message's",
+                )  # fmt: skip
+        for message_id, state in (await standings(session, list(stored))).items():
+            if is_prepared == state.is_decided or (not is_prepared and state.is_cancelled):
+                expected = "undecided" if is_prepared else "one that was not prepared, or committed"
+                raise HttpRefusal(
+                    409, "stored_otherwise", "message_id", str(message_id),
+                    f"a message that is {expected}; it is {state.shown}",
                 )  # fmt: skip
         return [message for message in messages if message.message_id not in stored]
 

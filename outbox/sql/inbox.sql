@@ -19,12 +19,15 @@ CREATE TABLE inbox_consumer (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- The oldest message that the senders of a topic have not finished, as their records report. The
--- inbox must outlive it: it may come again.
+-- The topics of each consumer. The inbox must outlive the oldest message that a topic's senders have
+-- not finished, as their records report: it may come again.
 CREATE TABLE inbox_topic (
     consumer_id       integer NOT NULL REFERENCES inbox_consumer,
     topic             text    NOT NULL,
     oldest_unfinished uuid, -- NULL: the senders did not say
+    -- Where it began, or was moved to, in each partition from 0 on; in those that came later at
+    -- their oldest record. NULL: it has not begun.
+    starts            bigint[],
     PRIMARY KEY (consumer_id, topic)
 );
 
@@ -193,18 +196,22 @@ CREATE FUNCTION inbox_id_at(of_time timestamptz) RETURNS uuid
 RETURN (lpad(to_hex(floor(extract(epoch FROM of_time) * 1000)::bigint), 12, '0')
     || repeat('0', 20))::uuid;
 
--- Makes the partitions of the day of `of_time` and of the two after it. A day that already has a
--- row in the default partition gets none.
-CREATE FUNCTION inbox_extend(of_time timestamptz) RETURNS void
+-- Makes the partitions of the day of `of_time` and of the two after it. Rows of a day that are in
+-- the default partition already, since a sender's clock was ahead, are moved into it. A day with
+-- more of them than one call can move is left to it; returns how many such days there are.
+CREATE FUNCTION inbox_extend(of_time timestamptz) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s'
     -- pg_temp last: otherwise it is searched first, and a caller's own type `text` would run as the
     -- owner.
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
+    rows_max  constant integer := 100000; -- about a second, in which all claims wait
     first_day date := (of_time AT TIME ZONE 'UTC')::date;
-    begins    timestamptz;
+    new_lower uuid;
+    new_upper uuid;
     day_table text;
+    left_out  integer := 0;
 BEGIN
     -- One at a time, by a row that only the owner can lock: anybody can take an advisory lock.
     PERFORM FROM public.inbox_version FOR UPDATE;
@@ -212,20 +219,33 @@ BEGIN
         RAISE EXCEPTION 'a partition for % is out of range', first_day;
     END IF;
     FOR step IN 0..2 LOOP
-        begins := (first_day + step)::timestamp AT TIME ZONE 'UTC';
+        new_lower := inbox_id_at((first_day + step)::timestamp AT TIME ZONE 'UTC');
+        new_upper := inbox_id_at((first_day + step + 1)::timestamp AT TIME ZONE 'UTC');
         day_table := format('inbox_%s', to_char(first_day + step, 'YYYYMMDD'));
         CONTINUE WHEN to_regclass(format('public.%I', day_table)) IS NOT NULL;
-        CONTINUE WHEN EXISTS (
-            SELECT FROM public.inbox_default
-             WHERE message_id >= inbox_id_at(begins)
-               AND message_id < inbox_id_at(begins + interval '1 day')
-        );
+        IF EXISTS (SELECT FROM public.inbox_default
+                    WHERE message_id >= new_lower AND message_id < new_upper) THEN
+            -- Rows are moved, which is rare: a claim that had looked up the partitions before, and
+            -- reads them after, would find an applied message in neither.
+            LOCK TABLE ONLY public.inbox IN ACCESS EXCLUSIVE MODE;
+        END IF;
+        IF (SELECT count(*) > rows_max FROM (
+                SELECT FROM public.inbox_default
+                 WHERE message_id >= new_lower AND message_id < new_upper LIMIT rows_max + 1
+            ) AS strays) THEN
+            left_out := left_out + 1;
+            CONTINUE;
+        END IF;
         EXECUTE format('CREATE TABLE public.%I (LIKE public.inbox INCLUDING ALL)', day_table);
+        EXECUTE format('WITH moved AS (DELETE FROM public.inbox_default '
+                       ' WHERE message_id >= %L AND message_id < %L RETURNING *) '
+                       'INSERT INTO public.%I SELECT * FROM moved', new_lower, new_upper, day_table);
         EXECUTE format(
             'ALTER TABLE public.inbox ATTACH PARTITION public.%I FOR VALUES FROM (%L) TO (%L)',
-            day_table, inbox_id_at(begins), inbox_id_at(begins + interval '1 day')
+            day_table, new_lower, new_upper
         );
     END LOOP;
+    RETURN left_out;
 END
 $$;
 

@@ -8,7 +8,8 @@ INSERT INTO inbox_consumer (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
 SELECT c.consumer_id, c.horizon, v.version, v.upgrade_to
   FROM inbox_version v LEFT JOIN inbox_consumer c ON c.name = $1;
 
--- extend: make the partitions of the day of a time ($1) and of the two after it
+-- extend: make the partitions of the day of a time ($1) and of the two after it; returns how many
+-- could not be made
 SELECT inbox_extend($1);
 
 -- claim: record messages as applied, in the transaction of their effect; returns the new ones
@@ -137,6 +138,13 @@ RETURNING message_id;
 INSERT INTO inbox_topic (consumer_id, topic)
 SELECT $1, g.topic FROM unnest($2::text[]) AS g (topic)
 ON CONFLICT (consumer_id, topic) DO NOTHING;
+
+-- begin: keep where a consumer begins in the partitions of a topic; $4: although it had begun
+UPDATE inbox_topic SET starts = $3 WHERE consumer_id = $1 AND topic = $2 AND ($4 OR starts IS NULL)
+
+-- starts: where a consumer began in those of these topics in which it has begun
+SELECT topic, starts FROM inbox_topic
+ WHERE consumer_id = $1 AND topic = ANY ($2::text[]) AND starts IS NOT NULL
 
 -- heard_of_senders: the oldest message that the senders of a topic have not finished
 INSERT INTO inbox_topic (consumer_id, topic, oldest_unfinished)

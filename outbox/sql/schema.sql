@@ -156,7 +156,8 @@ CREATE TABLE outbox_consumer (
 ) WITH (fillfactor = 20);
 
 -- The key of the tokens that go with each message, by which its consumers prove that they received
--- it. Drawn here and never changed; only relays and message services may read it.
+-- it, and of the MACs, by which they know that it is their sender's. Drawn here and never changed;
+-- only relays and message services may read it.
 CREATE TABLE outbox_secret (
     only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     confirm_key bytea   NOT NULL CHECK (length(confirm_key) = 32)
@@ -361,23 +362,27 @@ END
 $$;
 
 -- Makes the partitions of both histories from the time `from_time` on until `ahead` of them come
--- after it, each of `span_hours`, and returns how many. A range in which the default partition
--- holds rows already is left to it. Partitions are made apart and then attached: CREATE ...
--- PARTITION OF would stop the writers, ATTACH locks only the default partition.
+-- after it, each of `span_hours`. Rows of a range that are in the default partition already, since
+-- a writer's clock or a writer's own ids were ahead, are moved into it. A range with more of them
+-- than one call can move is left to the default partition; returns how many such ranges there are.
+-- Partitions are made apart and then attached: CREATE ... PARTITION OF would stop the writers,
+-- ATTACH locks only the default partition.
 CREATE FUNCTION outbox_extend(from_time timestamptz, span_hours integer, ahead integer)
     RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '500ms'
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
+    rows_max    constant integer := 100000; -- a second or two, in which all writers wait
+    bytes_max   constant bigint := 268435456;
     span        bigint := span_hours * 3600;
     lower_at    timestamptz;
     new_lower   uuid;
     new_upper   uuid;
     new_suffix  text;
     parent      text;
-    is_taken    boolean;
-    made        integer := 0;
+    fits        boolean;
+    left_out    integer := 0;
 BEGIN
     IF span_hours NOT BETWEEN 1 AND 24 * 366 OR ahead NOT BETWEEN 0 AND 100 THEN
         RAISE EXCEPTION 'a span of % hours, and % ahead, are out of range', span_hours, ahead;
@@ -388,27 +393,44 @@ BEGIN
         lower_at := to_timestamp((floor(extract(epoch FROM from_time) / span) + step) * span);
         new_lower := public.outbox_id_at(lower_at);
         new_upper := public.outbox_id_at(lower_at + span * interval '1 second');
-        SELECT EXISTS (SELECT FROM public.outbox_partition
-                        WHERE lower_id < new_upper AND upper_id > new_lower)
-            OR EXISTS (SELECT FROM public.outbox_message_default
-                        WHERE message_id >= new_lower AND message_id < new_upper)
-            OR EXISTS (SELECT FROM public.outbox_done_default
-                        WHERE message_id >= new_lower AND message_id < new_upper)
-          INTO is_taken;
-        CONTINUE WHEN is_taken;
+        CONTINUE WHEN EXISTS (SELECT FROM public.outbox_partition
+                               WHERE lower_id < new_upper AND upper_id > new_lower);
+        IF EXISTS (SELECT FROM public.outbox_message_default
+                    WHERE message_id >= new_lower AND message_id < new_upper)
+           OR EXISTS (SELECT FROM public.outbox_done_default
+                       WHERE message_id >= new_lower AND message_id < new_upper) THEN
+            -- Rows are moved, which is rare: a reader that had looked up the partitions before, and
+            -- reads them after, would find a row in neither.
+            LOCK TABLE ONLY public.outbox_message, ONLY public.outbox_done
+                IN ACCESS EXCLUSIVE MODE;
+        END IF;
+        SELECT count(*) <= rows_max AND coalesce(sum(bytes), 0) <= bytes_max INTO fits FROM (
+            (SELECT length(payload) AS bytes FROM public.outbox_message_default
+              WHERE message_id >= new_lower AND message_id < new_upper LIMIT rows_max + 1)
+             UNION ALL
+            (SELECT 0 FROM public.outbox_done_default
+              WHERE message_id >= new_lower AND message_id < new_upper LIMIT rows_max + 1)
+        ) AS strays;
+        IF NOT fits THEN
+            left_out := left_out + 1;
+            CONTINUE;
+        END IF;
         new_suffix := to_char(lower_at AT TIME ZONE 'UTC', 'YYYYMMDDHH24');
         FOREACH parent IN ARRAY ARRAY['outbox_message', 'outbox_done'] LOOP
             EXECUTE format('CREATE TABLE public.%I (LIKE public.%I INCLUDING ALL)',
                            parent || '_' || new_suffix, parent);
+            EXECUTE format('WITH moved AS (DELETE FROM public.%I '
+                           ' WHERE message_id >= %L AND message_id < %L RETURNING *) '
+                           'INSERT INTO public.%I SELECT * FROM moved',
+                           parent || '_default', new_lower, new_upper, parent || '_' || new_suffix);
             EXECUTE format('ALTER TABLE public.%I ATTACH PARTITION public.%I '
                            'FOR VALUES FROM (%L) TO (%L)',
                            parent, parent || '_' || new_suffix, new_lower, new_upper);
         END LOOP;
         INSERT INTO public.outbox_partition (lower_id, upper_id, suffix)
         VALUES (new_lower, new_upper, new_suffix);
-        made := made + 1;
     END LOOP;
-    RETURN made;
+    RETURN left_out;
 END
 $$;
 

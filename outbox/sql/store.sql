@@ -194,7 +194,7 @@ ON CONFLICT (topic) DO UPDATE SET reason = EXCLUDED.reason, seen_at = now()
 -- end_troubles: topics are no longer in trouble; so are those that nobody has seen for an hour
 DELETE FROM outbox_trouble WHERE topic = ANY($1::text[]) OR seen_at < now() - interval '1 hour'
 
--- confirm_key: the key of the tokens that go with each message
+-- confirm_key: the key of the tokens and MACs that go with each message
 SELECT confirm_key FROM outbox_secret
 
 -- oldest_unfinished: the smallest id that may still be sent: below everything that is not finished,
@@ -202,7 +202,7 @@ SELECT confirm_key FROM outbox_secret
 SELECT least((SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1),
              outbox_id_at(now() - $1 * interval '1 second'))
 
--- extend: make the partitions that are needed now and next
+-- extend: make the partitions that are needed now and next; returns how many could not be made
 SELECT outbox_extend($1, $2, 2)
 
 -- partitions: oldest first, with the time at which each ends, and what it takes on disk

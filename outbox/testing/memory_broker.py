@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
+from orderchain.clients.kafka import TopicPartition
 from orderchain.errors import RetryError
 from orderchain.testing.virtual_loop import alive, is_killed
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
-from outbox.consumer.in_hand import PartitionEnds, begin_offset
+from outbox.consumer.in_hand import PartitionEnds, StartFrom, begin_offset, chosen_offset
 from outbox.consumer.record_source import DestinationRecords
 from outbox.records import encode_confirms
 
@@ -126,12 +127,23 @@ class MemorySource(DestinationRecords):
         self._broker = broker
         self._group = config.name
         self._topics = config.topics
-        self._start_at = config.start
         self._next: dict[Partition, int] = {}
 
     async def start(self) -> None:
         """See `DestinationRecords.start`."""
         await asyncio.sleep(0)
+
+    async def first_starts(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """See `DestinationRecords.first_starts`."""
+        found: dict[str, list[int]] = {topic: [] for topic in topics}
+        if self._config.start.position is StartFrom.FIRST:
+            return found
+        await self._broker.question()
+        for place in self._broker.places(topics):
+            log = self._broker.log(place)
+            ends = PartitionEnds(0, len(log), _at_time(log, self._config.start))
+            found[place[0]].append(chosen_offset(self._config.start, ends))
+        return found
 
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
         """See `DestinationRecords.records`: some of what is there, of partitions in any order."""
@@ -168,9 +180,8 @@ class MemorySource(DestinationRecords):
     def _begin(self, place: Partition) -> None:
         log = self._broker.log(place)
         committed = self._broker.committed.get((self._group, place))
-        ends = PartitionEnds(0, len(log), _at_time(log, self._start_at))
-        begin = begin_offset(self._start_at, committed, ends)
-        # Otherwise a crash before the first commit would choose again.
+        first_start = self._first_start(TopicPartition(*place))
+        begin = begin_offset(first_start, committed, PartitionEnds(0, len(log)))
         self._broker.committed.setdefault((self._group, place), begin)
         self._next[place] = begin
         self.progress.assign(place, begin)

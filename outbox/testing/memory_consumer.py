@@ -53,6 +53,7 @@ class InboxRows:
     applied: dict[UUID, Delivery] = field(default_factory=dict)
     parked: dict[UUID, ParkedMessage] = field(default_factory=dict)  # in the order of arrival
     dead: dict[UUID, DeadLetter] = field(default_factory=dict)
+    starts: dict[str, Sequence[int]] = field(default_factory=dict)
 
     def head(self, key: bytes | None) -> ParkedMessage | None:
         """Return the first parked message of a key; None if none is parked."""
@@ -99,6 +100,29 @@ class MemoryInbox(Inbox):
         self._rows = rows
         self._database = database
         self._lock = ("parked and dead", rows.consumer)
+
+    # -- where it begins ---------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        connection: Connection,
+        starts: Mapping[str, Sequence[int]],
+        *,
+        is_moved: bool = False,
+    ) -> None:
+        """See `Inbox.begin`."""
+        await self._look(connection)
+        kept = self._rows.starts
+        _of(connection).required.add(
+            lambda: kept.update(starts if is_moved else {**starts, **kept}),
+        )
+
+    async def starts(
+        self, connection: Connection, topics: Sequence[str]
+    ) -> dict[str, Sequence[int]]:
+        """See `Inbox.starts`; what this transaction has kept is there after its commit."""
+        await self._look(connection)
+        return {topic: self._rows.starts[topic] for topic in topics if topic in self._rows.starts}
 
     # -- what was received -------------------------------------------------------------------------
 
@@ -286,6 +310,7 @@ class MemoryConsumer(Consumer):
         plan: CrashPlan,
         kill: Callable[[], None],
     ) -> None:
+        self._random = broker.faults.random
         super().__init__(config, clock=virtual_clock())
         self._connections = MemoryConnections(config, database)
         self._source = MemorySource(config, self._drop, broker)

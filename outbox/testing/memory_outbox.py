@@ -9,6 +9,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from msgspec.structs import replace
+
 from orderchain.errors import OrderchainError, SettingError
 from orderchain.testing.virtual_loop import Process, VirtualLoop
 from outbox.consumer.config import ConsumerConfig
@@ -311,6 +313,8 @@ class MemoryOutbox:
         self, config: ConsumerConfig, rows: InboxRows, plan: CrashPlan, kill: Callable[[], None]
     ) -> MemoryConsumer:
         """Return a new process's consumer; for the host."""
+        # Keys of a real outbox would fit nothing here.
+        config = replace(config, keys=self._relay.keys())
         return MemoryConsumer(config, self._database, self._broker, rows, plan, kill)
 
     def bury(self, process: Process, main: asyncio.Task[None]) -> None:

@@ -20,9 +20,11 @@ from orderchain.testing.virtual_loop import virtual_clock
 from outbox.destination import OPEN_SECONDS_MAX
 from outbox.errors import MessageError
 from outbox.message import Message, smallest_id
+from outbox.record_mac import destination_key
 from outbox.records import (
     APPLIED,
     KEY_BYTES,
+    MacMaker,
     common_headers,
     decode_confirms,
     is_proven,
@@ -113,6 +115,10 @@ class MemoryRelay:
     def on_check(self, sender: str, ask: AskMemory) -> None:
         """Use `ask` for checks of the messages that `sender` has prepared and not decided."""
         self._asks[sender] = ask
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys by which consumers know its records."""
+        return tuple(destination_key(self._confirm_key, name).hex() for name in self.destinations)
 
     # -- what is stored ----------------------------------------------------------------------------
 
@@ -238,6 +244,7 @@ class MemoryRelay:
             token = token_of(self._confirm_key, message.message_id.bytes)
         headers = record_headers(message.message_id, message.headers, common, token)
         key = None if message.key is None else message.key.encode()
+        MacMaker(self._confirm_key, rules, common).add(headers, message, key)
         record = self._broker.send(
             rules.topic, key, message.payload, headers, time_ms=int(now * 1_000)
         )

@@ -46,14 +46,12 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def outbox_of(settings: Settings) -> AsyncIterator[Connection]:
+async def outbox_of(settings: Settings, role: str = OUTBOX_OPERATOR) -> AsyncIterator[Connection]:
     """Connect to the database with the outbox's tables.
 
     Raises ConnectError, and SchemaError unless they are there, in our version.
     """
-    async with connected_to(
-        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
-    ) as connection:
+    async with connected_to(settings.database_dsn(), settings.connect_seconds, role) as connection:
         if not await has_part(connection, "outbox"):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)

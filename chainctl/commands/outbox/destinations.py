@@ -13,6 +13,7 @@ from chainctl.options import Integer, SuggestingGroup, json_option, uses_setting
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
 from orderchain.errors import SettingError
+from orderchain.sql import OUTBOX_RELAY
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -130,6 +131,26 @@ def list_destinations(settings: Settings, as_json: bool) -> None:
     """Show the destinations; `show` shows all fields of one, and --json of all."""
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
     listed(run_async(_destinations(settings)), columns, as_json)
+
+
+@group.command()
+@click.argument("name")
+@uses_settings("database", "connect_seconds")
+def key(settings: Settings, name: str) -> None:
+    """Print the secret key by which consumers of a destination know its records.
+
+    It goes into their setting `keys`. Needs the login of a relay. There is one for a destination
+    that is not set up yet, too.
+    """
+    data(run_async(_key(settings, name)).hex())
+
+
+async def _key(settings: Settings, name: str) -> bytes:
+    from outbox.record_mac import destination_key
+    from outbox.sender.store import SQL as OUTBOX_SQL
+
+    async with outbox_of(settings, OUTBOX_RELAY) as connection:
+        return destination_key(await connection.fetchval(OUTBOX_SQL["confirm_key"]), name)
 
 
 def fields_listed(row: dict[str, Any], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from outbox import BadRecord, Confirm, Destination, Progress
 from outbox.destination import CONFIRM_RECORD_BYTES_MAX, CONFIRMS_MAX
+from outbox.record_mac import common_hash, destination_key, record_mac
 from outbox.records import (
     CHECK_RECORD_BYTES_MAX,
     CONFIRM_TOKEN,
@@ -193,12 +195,38 @@ KEY = bytes(range(32))
 ID_BYTES = bytes(range(16))
 TOKEN = bytes.fromhex("e6d0ed1db9b6d050d78e02ffd6950930")
 PROOF = bytes.fromhex("591a7c6a0b970ad79289b3d7d7be05cc")
+DESTINATION_KEY = "1d8c6a66d39cc7a5712399d71bfe1f3167b29d2fae3bf9570983c0cccd53f0e9"
+MAC_OF_ALL = "e3decbe92f64521f6bd8eafba5686c4c"
+MAC_OF_LITTLE = "7b86940cb3b2636a2560e19865acf3ea"
+MAC_OF_NOTHING = "720c109d260e604017cd105f88c2bc40"
 
 
 def test_token_and_proof_are_those_of_the_vectors() -> None:
     assert token_of(KEY, ID_BYTES) == TOKEN
     assert proof_of(TOKEN, "clearing", 1, 2**60) == PROOF
     assert is_proven(KEY, ID_BYTES, "clearing", 1, 2**60, PROOF)
+
+
+def test_mac_is_that_of_the_vectors() -> None:
+    key, token = destination_key(KEY, "clearing"), TOKEN.hex().encode()
+    assert key.hex() == DESTINATION_KEY
+    common = common_hash(key, b"clearing", None, b"t.confirms")
+    assert record_mac(common, ID_BYTES, token, b"k", [("a", b"1")], b"payload").hex() == MAC_OF_ALL
+    assert record_mac(common, ID_BYTES, token, None, [], b"payload").hex() == MAC_OF_LITTLE
+    bare = common_hash(key, b"clearing", None, None)
+    assert record_mac(bare, ID_BYTES, None, None, [], b"").hex() == MAC_OF_NOTHING
+
+
+SHORT, MAYBE = st.binary(max_size=3), st.none() | st.binary(max_size=3)
+OWN = st.lists(st.tuples(st.text(max_size=3), SHORT), max_size=3)
+SIGNED = st.tuples(st.tuples(SHORT, MAYBE, MAYBE), st.tuples(MAYBE, MAYBE, OWN, SHORT))
+
+
+@given(SIGNED, SIGNED)
+def test_two_records_of_one_id_share_a_mac_only_if_they_are_the_same(one: Any, other: Any) -> None:
+    """No byte may move from one part to the next."""
+    macs = [record_mac(common_hash(KEY, *ours), ID_BYTES, *rest) for ours, rest in (one, other)]
+    assert (macs[0] == macs[1]) == (one == other)
 
 
 @pytest.mark.parametrize(

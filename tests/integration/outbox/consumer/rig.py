@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.protocol.admin import DeleteGroupsRequest
 
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
@@ -104,6 +106,16 @@ class Rig:
         handle: Callable[[Delivery, Any], Awaitable[None]] | None = None,
     ) -> list[str]:
         """Run the consumer until it has handled `until`; return the notes that it was given."""
+        async with deadline(), consumer:
+            return await self.run_until(consumer, until, handle)
+
+    async def run_until(
+        self,
+        consumer: Consumer,
+        until: Message,
+        handle: Callable[[Delivery, Any], Awaitable[None]] | None = None,
+    ) -> list[str]:
+        """Do the same with a consumer that is started, and is not closed."""
         notes: list[str] = []
 
         async def handler(delivery: Delivery, connection: Any) -> None:
@@ -112,9 +124,33 @@ class Rig:
             if delivery.message_id == until.message_id:
                 consumer.stop()
 
-        async with deadline(), consumer:
+        async with deadline():
             await consumer.run(handler)
         return notes
+
+    async def add_partitions(self, count: int) -> None:
+        """Add partitions to the topic until it has so many."""
+        async with self._admin() as admin:
+            await admin.create_partitions({self.topic: NewPartitions(count)})
+        async with deadline():
+            while len(await self.producer.partitions_for(self.topic)) < count:
+                await self.producer.client.force_metadata_update()  # a round trip to the broker
+
+    async def expire_offsets(self) -> None:
+        """Have the broker forget what the group has committed, as it does after a week of rest."""
+        async with self._admin() as admin:
+            request = DeleteGroupsRequest([self.consumer_name])
+            answer = await admin._send_to_controller(request)  # which is the only broker
+        assert [code for _, code in answer.results] == [0]
+
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
 
     async def effects(self) -> Counter[str]:
         """Return how often each note took effect."""

@@ -140,14 +140,20 @@ async def test_extend_makes_the_partitions_of_three_days_once(
     assert [row["name"] for row in rows] == [*expected[:2], "inbox_default"]
 
 
-async def test_extend_with_rows_of_the_day_in_the_default_partition_goes_without(
+async def test_extend_moves_rows_of_its_days_out_of_the_default_partition(
     admin: asyncpg.Connection, inbox: Inbox, partitions: Any
 ) -> None:
+    """A sender's clock, or a stranger, was ahead: the days get their partitions all the same."""
+    ahead = [delivery(id_at(NOW + step * DAY)) for step in (0, 1, 5)]
     async with admin.transaction():
-        await inbox.claim(admin, [delivery(id_at(NOW))])
+        await inbox.claim(admin, ahead)
     await inbox.extend(admin, ns(NOW))
-    later = [f"inbox_{NOW + step * DAY:%Y%m%d}" for step in (1, 2)]
-    assert await partitions() == [*later, "inbox_default"]
+    days = [f"inbox_{NOW + step * DAY:%Y%m%d}" for step in range(3)]
+    assert await partitions() == [*days, "inbox_default"]
+    rows = await admin.fetch("SELECT tableoid::regclass::text FROM inbox ORDER BY message_id")
+    assert [row[0] for row in rows] == [*days[:2], "inbox_default"]
+    async with admin.transaction():
+        assert await inbox.claim(admin, ahead) == set()
 
 
 async def test_retire_drops_old_days_and_what_is_older_is_not_worked_on(

@@ -113,7 +113,8 @@ async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) 
         ],
     )
     await rig.send(last)
-    consumer = rig.consumer(request_seconds=1.0)
+    topics = (missing, rig.destination.confirm_topic)
+    consumer = rig.consumer(request_seconds=1.0, confirm_topics=topics)
     assert await rig.work_off(consumer, until=last) == ["one", "last"]
     assert await rig.effects() == {"one": 1, "last": 1}
     assert await rig.committed() == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from outbox.consumer.record_source import move_start
 from outbox.records import common_headers, record_headers
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
+
+from .conftest import PARTITIONS
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -47,8 +50,6 @@ async def test_start_at_the_end_gets_only_what_comes_from_then_on(
     new = rig.message("new")
     notes: list[str] = []
     async with deadline(), consumer:
-        # The chosen start is committed at once: by that it is known that the choice was made.
-        await rig.until_committed(-1)
         await rig.send(new)
         async for delivery in consumer:
             async with delivery.transaction():
@@ -90,7 +91,7 @@ async def test_start_at_the_end_with_a_restart_skips_nothing(
 ) -> None:
     """What comes while the consumer is down must not be skipped by choosing the end again."""
     async with rig.consumer(start=ConsumeStart(position=StartFrom.END)):
-        await rig.until_committed(-1)
+        pass
     meanwhile = rig.message("meanwhile")
     await rig.send(meanwhile)
     again = rig.consumer(start=ConsumeStart(position=StartFrom.END))
@@ -98,10 +99,56 @@ async def test_start_at_the_end_with_a_restart_skips_nothing(
     assert len(messages) == 10
 
 
+@pytest.mark.parametrize(
+    ("start", "skipped"),
+    [(ConsumeStart(position=StartFrom.END), 10), (at_ms(FIRST_MS + 5 * STEP_MS), 5)],
+    ids=["end", "time"],
+)
+async def test_start_counts_once_so_a_new_partition_or_an_expired_offset_loses_no_message(
+    rig: Rig,
+    messages: list[Message],
+    start: ConsumeStart,
+    skipped: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = {message.payload.decode() for message in messages[skipped:]}
+    async with rig.consumer(start=start):  # it has begun, and got nothing done
+        assert "no offset here" not in caplog.text
+    for is_restarted, partition in ((False, PARTITIONS), (True, 0)):
+        # Older than the time to begin at, but sent after the beginning.
+        last = rig.message(f"in {partition}")
+        expected.add(last.payload.decode())
+        if is_restarted:
+            await rig.expire_offsets()
+            await rig.send(last, partition=partition, timestamp_ms=FIRST_MS)
+            await rig.work_off(rig.consumer(start=start), until=last)
+        else:
+            async with rig.consumer(start=start) as consumer:
+                await rig.until_committed(-1)
+                await rig.add_partitions(PARTITIONS + 1)
+                await rig.send(last, partition=partition, timestamp_ms=FIRST_MS)
+                await rig.run_until(consumer, last)
+        assert f"{rig.topic}/{partition}: group {rig.topic} has no offset here" in caplog.text
+    assert await rig.effects() == Counter(expected)
+
+
+async def test_moved_consumer_whose_offsets_expire_begins_where_it_was_moved_to(
+    rig: Rig, messages: list[Message]
+) -> None:
+    async with rig.consumer(start=ConsumeStart(position=StartFrom.END)):
+        pass
+    await move_start(rig.config(), at_ms(FIRST_MS + 7 * STEP_MS))
+    await rig.expire_offsets()
+    assert await rig.work_off(rig.consumer(), until=messages[-1]) == NOTES[7:]
+
+
 async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> None:
     later = f"{rig.topic}.later"
     message = rig.message("one")
-    consumer = rig.consumer(topics=(later,))
+    consumer = rig.consumer(
+        topics=(later,), confirm_topics=(rig.destination.confirm_topic,),
+        start=ConsumeStart(position=StartFrom.END),
+    )  # fmt: skip
     notes: list[str] = []
     async with deadline(), consumer:
         await make_topics(rig.bootstrap, later)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -122,6 +123,35 @@ async def test_partitions_are_made_ahead_and_new_messages_do_not_go_to_the_defau
         before = await tables(sender)
         await relay.keep()  # nothing left to make
         assert await tables(sender) == before
+
+
+async def test_ids_of_coming_days_keep_no_partition_from_being_made(
+    sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock is ahead, or a business draws such ids: its messages are moved, and sent."""
+    clearing = await sender.set_up()
+    ahead = [(await store(sender, hours=hours))[0] for hours in (24, 30, 36)]
+    flood = 24 * 30
+    await sender.admin.execute(
+        "INSERT INTO outbox_message (message_id, destination, payload) SELECT overlay("
+        "outbox_new_id()::text PLACING left(outbox_id_at(now() + $1 * interval '1 hour')::text, 13)"
+        " FROM 1 FOR 13)::uuid, 'clearing', '' FROM generate_series(0, 100000)", flood,
+    )  # fmt: skip
+    clock = HandClock(at_hours(20))
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        await sender.until_status(ahead[-1], Status.CONFIRMED)
+        for hours in (20, 26, 36):
+            clock.now_ns = at_hours(hours)
+            await relay.keep()
+        strays = "SELECT count(*) FROM outbox_message_default WHERE message_id < outbox_id_at($1)"
+        soon = datetime.fromtimestamp(at_hours(48) / 1e9, UTC)
+        assert await sender.admin.fetchval(strays, soon) == 0
+        assert set(await sender.sent(clearing)) == set(ahead) <= await kept(sender)
+        assert "could not be made" not in caplog.text
+        # More than one call can move: that time goes without, and it is said.
+        clock.now_ns = at_hours(flood)
+        await relay.keep()
+        assert "1 partition could not be made" in caplog.text
 
 
 async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinished(

@@ -205,6 +205,33 @@ async def test_same_request_again_stores_nothing_twice(sender: Sender) -> None:
     assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 12
 
 
+async def test_same_id_by_the_other_request_is_refused_and_changes_nothing(sender: Sender) -> None:
+    """A 200 would promise that nothing is sent before a commit, or that all of it is."""
+    destination = await sender.set_up()
+    sent, prepared, committed, undone, new = messages(5)
+    async with running(sender) as service:
+        call = caller(service)
+        await call.send([sent])
+        await call.prepare([prepared, committed, undone])
+        await call.prepare([prepared])
+        await call.commit([committed.message_id])
+        await call.rollback([undone.message_id])
+        await call.send([committed])
+        for request, message in (
+            (call.prepare, sent), (call.prepare, committed), (call.prepare, undone),
+            (call.send, prepared), (call.send, undone),
+        ):  # fmt: skip
+            with pytest.raises(CallRefused, match="stored_otherwise") as caught:
+                await request([new, message])
+            assert caught.value.status == 409
+        await sender.until_status(sent.message_id, Status.CONFIRMED)
+        await sender.until_status(committed.message_id, Status.CONFIRMED)
+        with pytest.raises(CallRefused, match="unknown_message"):
+            await call.get(new.message_id)
+        await sender.until_status(prepared.message_id, Status.PREPARED)
+    assert sorted(await sender.sent(destination)) == sorted([sent.message_id, committed.message_id])
+
+
 async def test_list_has_every_delivery_of_the_client_page_by_page(sender: Sender) -> None:
     await sender.set_up(consumers=("ledger", "risk"))
     async with running(sender) as service:

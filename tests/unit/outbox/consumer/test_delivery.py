@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from orderchain.errors import SettingError
-from outbox.consumer.delivery import read_delivery
+from outbox.consumer.delivery import Delivery, TrustedSenders, read_delivery
 from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination
 from outbox.errors import BadRecord
@@ -16,6 +16,13 @@ from outbox.records import common_headers, record_headers
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 CLEARING = Destination(name="clearing", topic="trades", consumers=("ledger",))
+
+
+TRUSTED = TrustedSenders(frozenset({"trades.confirms"}), ())
+
+
+def read_delivered(record: Any) -> Delivery:
+    return read_delivery(record, NOW, TRUSTED)
 
 
 class Record:
@@ -34,7 +41,7 @@ class Record:
 
 def test_delivery_holds_what_the_record_says() -> None:
     record = Record()
-    read = read_delivery(record, NOW)
+    read = read_delivered(record)
     assert (read.message_id, read.oldest_unfinished) == (record.message_id, record.oldest)
     assert (read.destination, read.confirm_topic) == ("clearing", "trades.confirms")
     assert (read.key, read.payload, read.headers) == ("anna", b"note", {"trace": b"a b"})
@@ -43,29 +50,29 @@ def test_delivery_holds_what_the_record_says() -> None:
 
 
 def test_record_without_a_value_has_an_empty_payload() -> None:
-    assert read_delivery(Record(value=None), NOW).payload == b""
+    assert read_delivered(Record(value=None)).payload == b""
 
 
 def test_messages_of_one_key_share_a_lane_and_others_have_their_own() -> None:
-    first, second = read_delivery(Record(), NOW), read_delivery(Record(), NOW)
+    first, second = read_delivered(Record()), read_delivered(Record())
     assert first.queue_key == second.queue_key
-    alone = read_delivery(Record(key=None), NOW)
+    alone = read_delivered(Record(key=None))
     assert alone.queue_key == alone.message_id.bytes
-    assert read_delivery(Record(key=b""), NOW).queue_key not in (first.queue_key, alone.queue_key)
+    assert read_delivered(Record(key=b"")).queue_key not in (first.queue_key, alone.queue_key)
 
 
 def test_key_that_is_no_text_is_shown_all_the_same() -> None:
-    assert read_delivery(Record(key=b"\xffk"), NOW).key == "\\xffk"
+    assert read_delivered(Record(key=b"\xffk")).key == "\\xffk"
 
 
 @pytest.mark.parametrize("headers", [(), (("orderchain-message-id", b"{1}"),)])
 def test_record_that_is_no_message_is_refused(headers: tuple[tuple[str, bytes], ...]) -> None:
     with pytest.raises(BadRecord, match="headers"):
-        read_delivery(Record(headers=headers), NOW)
+        read_delivered(Record(headers=headers))
 
 
 def test_delivery_of_a_handler_has_no_block_of_its_own() -> None:
-    read = read_delivery(Record(), NOW)
+    read = read_delivered(Record())
     with pytest.raises(SettingError, match="async for"):
         read.transaction()
     with pytest.raises(SettingError, match="async for"):

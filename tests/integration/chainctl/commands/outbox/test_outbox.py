@@ -14,6 +14,7 @@ import outbox
 from local_stack.postgres import SUPERUSER
 from orderchain.sql import OUTBOX_OPERATOR
 from outbox import Message, draw_message_ids
+from outbox.record_mac import destination_key
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
@@ -324,6 +325,16 @@ def test_destination_is_shown_as_it_was_set_up_and_bad_ones_are_refused(
     assert "topic" in refused(*bad, "a b", settings=settings)
     assert "resend_seconds_max" in refused(*bad, "t", "--resend-seconds-max", 1, settings=settings)
     assert "consumers" in refused(*bad, "t", "--consumer", "", settings=settings)
+
+
+def test_key_of_a_destination_is_printed_and_refused_to_an_operator(
+    call: Call, refused: Refused, settings: dict[str, str], database: str
+) -> None:
+    (secret,) = rows(database, "SELECT confirm_key FROM outbox_secret")
+    owner = {**settings, "CHAINCTL_DATABASE": database}
+    done = call("outbox", "destination", "key", "clearing", settings=owner)
+    assert done.out == destination_key(secret["confirm_key"], "clearing").hex() + "\n"
+    assert "outbox_relay" in refused("outbox", "destination", "key", "clearing", settings=settings)
 
 
 def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
