@@ -368,6 +368,7 @@ class Receiver:
         effect and checkpoint are committed or rolled back together; after a rollback, call again
         with the same run. A run that an earlier call has covered is left alone. `reports` get the
         place, too; without a store that is all that is done.
+        Raises SettingError for a `connection` outside of a transaction.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
         """

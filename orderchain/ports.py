@@ -387,8 +387,9 @@ class CheckpointStore(Closable, Protocol):
         beginning of the chain (`first_pid` is 0); else it was lost, and CheckpointLost is raised.
         `connection` is the caller's own, inside its transaction: then nothing is stored until that
         commits. Raises CheckpointLost where the place is not at `first_pid`; SettingError for an
-        `end` before `first_pid`; RetryError when it is not known whether it was stored: the caller
-        may repeat the call, or make one for a later end. The same holds after a cancellation.
+        `end` before `first_pid`, and a `connection` outside of a transaction; RetryError when it is
+        not known whether it was stored: the caller may repeat the call, or make one for a later
+        end. The same holds after a cancellation.
         """
         ...
 

@@ -401,7 +401,7 @@ class PostgresCheckpointStore(ClosedAtExit):
             raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
         return _mark_of(row)
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
         """Move the place from `first_pid` to `end`; see `orderchain.ports.CheckpointStore.save`.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
@@ -411,8 +411,12 @@ class PostgresCheckpointStore(ClosedAtExit):
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
         if connection is None:
             await self._save_alone(first_pid, end)
-        else:
-            await self._move(partial(self._fetch_with, connection), first_pid, end)
+            return
+        if not connection.is_in_transaction():
+            # It would be stored at once: after a crash, the effect of the run is repeated or lost.
+            expected = "one in a transaction: the place is stored with the effect of the run"
+            raise SettingError("connection", "outside of a transaction", expected)
+        await self._move(partial(self._fetch_with, connection), first_pid, end)
 
     async def _save_alone(self, first_pid: int, end: Mark) -> None:
         try:

@@ -316,6 +316,11 @@ class MemoryTransaction:
     def __init__(self) -> None:
         self._checks: list[Callable[[], None]] = []
         self._effects: list[Callable[[], None]] = []
+        self._is_over = False
+
+    def is_in_transaction(self) -> bool:
+        """Whether it has not been committed yet, as a driver's connection tells it."""
+        return not self._is_over
 
     def add(self, effect: Callable[[], None]) -> None:
         """Have `effect` take place at the commit."""
@@ -327,6 +332,7 @@ class MemoryTransaction:
 
     async def commit(self) -> None:
         """Take effect at one instant. Raises CheckpointLost, as a wait for the row's lock would."""
+        self._is_over = True
         for check in self._checks:
             check()
         for effect in self._effects:
@@ -369,7 +375,10 @@ class MemoryCheckpointStore:
         """
         if end.id < first_pid:
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
-        if isinstance(connection, MemoryTransaction):
+        if connection is not None:
+            if not (isinstance(connection, MemoryTransaction) and connection.is_in_transaction()):
+                expected = "a MemoryTransaction in a transaction: the place is stored with it"
+                raise SettingError("connection", "outside of a transaction", expected)
             first_pid = self._from(first_pid)
             self._check(first_pid, end)
             connection.check(lambda: self._check(first_pid, end))

@@ -56,6 +56,19 @@ async def test_save_in_the_callers_transaction_stands_with_it(
     assert await store.load() == mark_at(5)
 
 
+async def test_save_over_a_connection_outside_of_a_transaction_is_refused_and_stores_nothing(
+    open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
+) -> None:
+    """Stored at once, the place would be ahead of an effect that a crash takes back."""
+    store = open_checkpoints()
+    await store.save(0, mark_at(0))
+    async with open_transaction() as connection:
+        pass
+    with pytest.raises(SettingError, match="connection was 'outside of a transaction'"):
+        await store.save(0, mark_at(5), connection)
+    assert await store.load() == mark_at(0)
+
+
 async def test_save_in_the_callers_transaction_falls_with_it(
     open_checkpoints: OpenCheckpoints, open_transaction: OpenTransaction
 ) -> None:
