@@ -81,6 +81,7 @@ class LostPrimary(World):
             sources="primary",
             topic_records=0,
             starts_need_broker=False,
+            refuses_without_kafka=False,  # the broker may be lost, and stays so
             pairs=(),
             takeover_skip_ids=DEFAULTS.takeover_skip_ids,
         )

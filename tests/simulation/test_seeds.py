@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import fields
 
 from .hosts import sequencer_config
+from .pairs import PAIRS
 from .plan import Plan
 from .receiver_host import receiver_config
 from .world import simulate
@@ -104,4 +105,5 @@ def test_worlds_are_worth_their_time() -> None:
     assert sum(len(world.chain.intake) for world in worlds) > 30, "hardly a topic was read"
     assert sum(len(world.chain.rejects) for world in worlds) > 5
     assert sum(len(world.chain.skips) for world in worlds) > 5, "no queue was ever full"
+    assert {name for world in worlds for name in world.plan.pairs} == PAIRS.keys()
     assert sum(world.checker.too_old for world in worlds) > 3, "hardly a key grew too old"
