@@ -97,7 +97,7 @@ MUTATIONS = (
         {**FULL_QUEUE, "publish_wait_seconds": 1.0},
     ),
     Mutation(sequencing.part_that_dies_in_silence, 100, ("L4", "L2")),
-    Mutation(sequencing.callers_in_no_list, 300, ("L2",), LED_FOR_LONG),
+    Mutation(sequencing.callers_in_no_list, 300, ("L2", "a caller waits"), LED_FOR_LONG),
     Mutation(sequencing.warning_taken_for_success, 150, ("S3 not replicated",)),
     Mutation(
         sequencing.mark_before_orders,

@@ -21,7 +21,7 @@ def test_engine_with_a_wrong_is_found_out_within_the_stated_seeds(mutation: Muta
         found = first_failure(mutation)
     assert found is not None, f"not found within {mutation.seeds} seeds"
     assert f"SEED={found.seed}" in str(found), "how to see it again"
-    assert any(word in str(found) for word in mutation.found_by)
+    assert any(word in str(found) for word in mutation.found_by), str(found)
 
 
 def first_failure(mutation: Mutation) -> SeedFailed | None:

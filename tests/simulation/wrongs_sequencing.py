@@ -14,7 +14,7 @@ from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.keys.memory import ClientNumbers, KeyIndex, KeyMemory
-from sequencer.leadership import LeaseWatch
+from sequencer.leadership import Leadership, LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
 
@@ -244,41 +244,36 @@ def mark_before_orders() -> Iterator[None]:
 @contextmanager
 def take_over_needs_the_broker() -> Iterator[None]:
     """Whoever has taken over ends where the broker does not answer, whoever led before."""
-    with patch.object(Sequencer, "_start", _with_sink(RetryError, ConnectError)):
+    with patch.object(Leadership, "acquire", _with_sink(RetryError, ConnectError)):
         yield
 
 
 @contextmanager
 def take_over_needs_the_topic() -> Iterator[None]:
     """Whoever has taken over ends where the topic is gone."""
-    with patch.object(Sequencer, "_start", _with_sink(TopicError)):
+    with patch.object(Leadership, "acquire", _with_sink(TopicError)):
         yield
 
 
 def _with_sink(*ends: type[Exception]) -> Any:
-    start = Sequencer._start
+    acquire = Leadership.acquire
 
-    async def check_first(self: Sequencer, term: Term) -> Publisher:
+    async def check_after(self: Leadership) -> Term:
+        term = await acquire(self)
         try:
             await self._sink.start(term.topic, term.partition)
         except (RetryError, ConnectError, TopicError) as error:
             if isinstance(error, ends):
                 raise
-        return await start(self, term)
+        return term
 
-    return check_first
+    return check_after
 
 
 @contextmanager
 def start_ends_with_its_connection() -> Iterator[None]:
     """A read between take-over and open is not tried again."""
-    start = Sequencer._start
-
-    async def read_once(self: Sequencer, term: Term) -> Publisher:
-        await self._store.rows_after(term.published_id, 1)
-        return await start(self, term)
-
-    with patch.object(Sequencer, "_start", read_once):
+    with patch.object(Committer, "taking_over_again", lambda _, work: work()):
         yield
 
 
