@@ -319,7 +319,7 @@ class MemoryTransaction:
         self._is_over = False
 
     def is_in_transaction(self) -> bool:
-        """Whether it has not been committed yet, as a driver's connection tells it."""
+        """Whether it has not been committed yet, as a driver's connection reports it."""
         return not self._is_over
 
     def add(self, effect: Callable[[], None]) -> None:

@@ -90,7 +90,7 @@ class WiredChainStore:
         self._connection: MemoryChainStore | None = None
         self._boots = 0
         self._follower: _WiredCommit | None = None
-        # Of take-overs whose answers may have been lost: what they lead is ours all the same.
+        # The nonces of take-overs whose answers may have been lost: what they lead is ours.
         self._drawn: set[bytes] = set()
 
     async def look(self) -> LeaseSight:
