@@ -336,6 +336,7 @@ async def test_topic_limit_lowered_at_run_time_is_met_by_smaller_frames(
     chain = await chain_on_breakable_kafka()
     async with open_sequencer(chain.config) as sequencer:
         await sequencer.submit_many(make_orders(2_000, size=200))
+        await until_published(sequencer)
         await set_topic_limit(kafka_to_break, chain.topic, 50_000)
         await sequencer.submit_many(make_orders(2_000, start=5_000, size=200))
         await until_published(sequencer)
@@ -375,6 +376,7 @@ async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
     )
     async with open_sequencer(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(20, size=100))
+        await until_published(sequencer)
         many = make_orders(40_000, start=100, size=1)  # made before: it takes a while
         kafka_to_break.freeze()
         with pytest.raises(BrokerAway, match="has not answered for"):
