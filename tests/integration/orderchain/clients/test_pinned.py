@@ -18,7 +18,7 @@ from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 HARMFUL = {
     "search_path": "pg_catalog",
@@ -31,11 +31,12 @@ TRIES = 6
 
 
 @pytest.fixture
-async def stored(database: str) -> StoredChain:
+async def stored(database: str) -> AsyncIterator[StoredChain]:
     connection = await asyncpg.connect(database)
     chain = await StoredChain.create(connection, 7)
     await chain.commit(5)
-    return chain
+    yield chain
+    await connection.close()
 
 
 async def test_settings_that_a_role_has_made_for_itself_stop_no_receiver_and_are_named(
