@@ -83,12 +83,7 @@ table per row. So every plan uses the indexes, and is made once."""
 SESSION_SETTINGS: Final = PLAN_SETTINGS | {
     # A process that stops in the middle of a transaction must not hold its claims forever.
     "idle_in_transaction_session_timeout": "60s",
-    # Settings that a database or a role has for others must not end our sessions, nor fail sound
-    # statements: our sessions have their own deadlines.
-    "idle_session_timeout": "0",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
 }
 
 

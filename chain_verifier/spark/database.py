@@ -29,6 +29,7 @@ from chain_verifier.spark.table import (
 from chain_verifier.verification import CONTENT
 from orderchain.clients.database_config import DatabaseConfig, warn_of_exposure
 from orderchain.clients.options import JdbcAddress, jdbc_address
+from orderchain.clients.postgres import PINNED
 from orderchain.errors import ChainMissing
 from orderchain.sql import require_version
 
@@ -45,6 +46,7 @@ _DEFAULTS: Final = {
     "ApplicationName": "chain_verifier",
     "socketTimeout": str(READ_TIMEOUT_S),
     "tcpKeepAlive": "true",
+    "options": " ".join(f"-c {name}={value}" for name, value in PINNED.items() if " " not in value),
 }
 
 

@@ -93,6 +93,19 @@ WITH relation AS (
         ON named.has_it
      GROUP BY object
     UNION ALL
+    -- Every role may set these for itself. Our sessions pin them; who looks with psql is led astray.
+    SELECT coalesce(role.object, 'database'), 'session setting ' || split_part(setting, '=', 1),
+           substr(setting, strpos(setting, '=') + 1)
+      FROM pg_db_role_setting AS stored
+     CROSS JOIN LATERAL unnest(stored.setconfig) AS setting
+      LEFT JOIN role ON role.oid = stored.setrole
+     WHERE (role.oid IS NOT NULL OR stored.setrole = 0)
+       AND stored.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+       AND split_part(setting, '=', 1) IN (
+           'search_path', 'role', 'session_replication_role', 'default_transaction_isolation',
+           'default_transaction_read_only', 'statement_timeout', 'lock_timeout'
+       )
+    UNION ALL
     SELECT object, 'kind', concat_ws(' ',
                CASE relpersistence WHEN 'u' THEN 'unlogged' WHEN 't' THEN 'temporary' END,
                CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view'

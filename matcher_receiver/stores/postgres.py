@@ -181,6 +181,7 @@ class StoredReceiver:
                 database=DatabaseConfig.of(config.database),
                 application_name="orderchain receiver",
                 role=RECEIVER_WRITER,
+                settings={"default_transaction_read_only": "off"},
                 # A place that a standby may lack is stored again, until the standby has it.
                 watches_standby=True,
                 connect_seconds=config.connect_seconds,

@@ -88,6 +88,22 @@ _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 """The same for a host's name, and for its address, that the certificate does not have."""
 
 
+PINNED: Final = {
+    # A role may set each of these for itself (ALTER ROLE), and what is set so holds for all its
+    # later sessions. The options of a connection take precedence over it.
+    "search_path": "public",
+    "default_transaction_isolation": "read committed",
+    # Our deadlines count.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    # A backend that waits for a lock does not notice otherwise that its client has given up, and
+    # each try leaves one more, until the server has no connection left (PostgreSQL 14).
+    "client_connection_check_interval": "2s",
+}
+"""What every session of ours depends on. An option of the same name in the URL takes precedence."""
+
+
 class PoolerFound(ConnectError):
     """A pooler is in between, and another session may serve each transaction."""
 
@@ -168,7 +184,8 @@ async def connect(
     """Return a new connection to the first acceptable server of those that `config` names.
 
     Each of them gets its share of `within_seconds`, so that an unresponsive one does not keep us
-    from the next. `settings` are those of the session; those of `config` take precedence.
+    from the next. `settings` are those of the session, beside what is `PINNED`; those of `config`
+    take precedence.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
     The first connection to a host where another machine may pose as the server logs a warning.
@@ -177,7 +194,7 @@ async def connect(
     SettingError for files that are gone.
     """
     warn_of_exposure(config)
-    options = _options(config, application_name, settings or {})
+    options = _options(config, application_name, settings or {}, is_pooled=is_pooled)
     options["command_timeout"] = statement_seconds
     if is_pooled:
         options["statement_cache_size"] = 0
@@ -468,9 +485,10 @@ async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError |
 
 
 def _options(
-    config: DatabaseConfig, application_name: str, settings: Mapping[str, str]
+    config: DatabaseConfig, application_name: str, settings: Mapping[str, str], *, is_pooled: bool
 ) -> dict[str, Any]:
     given = {"application_name": config.application_name, "options": config.options}
+    pinned = {name: value for name, value in PINNED.items() if name not in (config.options or "")}
     return {
         "user": config.login,
         "database": config.database,
@@ -480,6 +498,7 @@ def _options(
         "direct_tls": config.sslnegotiation == "direct",
         "server_settings": {
             "application_name": application_name,
+            **({} if is_pooled else pinned),
             **settings,
             **{name: value for name, value in given.items() if value},
         },

@@ -18,6 +18,7 @@ from msgspec import Struct
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import (
     CLOSE_SECONDS,
+    PINNED,
     SERVER_ERRORS,
     PoolerFound,
     close_connection,
@@ -369,7 +370,8 @@ async def open_connection(
 
 def _begin_reading(settings: Mapping[str, str]) -> str:
     """Return what begins a transaction with its own settings; they are ours, not a caller's."""
-    pinned = (f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+    own = {**PINNED, **settings}.items()
+    pinned = (f"SET LOCAL {name} = '{value}'" for name, value in own)
     return "; ".join(("BEGIN READ ONLY", *pinned))
 
 

@@ -73,16 +73,11 @@ def literal(value: object) -> str:
 
 _PINNED: Final = {
     "jit": "off",
-    # We set the deadlines: what the server ends by its own costs an epoch, or an answer.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_session_timeout": "0",
     # A session that stops in mid-transaction must not hold a row forever.
     "idle_in_transaction_session_timeout": "60s",
     # The statements and their literals are written for these.
     "client_encoding": "UTF8",
     "standard_conforming_strings": "on",
-    "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
     # The message that a standby was not waited for is only a warning.

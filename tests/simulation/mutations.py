@@ -40,7 +40,7 @@ TOO_OLD: dict[str, object] = {"key_window_rows": 8, "key_piece_rows": 4}
 
 LED_FOR_LONG: dict[str, object] = {
     "sequencers": 1, "clients": 3, "calls_per_client": 15, "database_loss": 0.0, "commit_loss": 0.0,
-    "fault_seconds": 6.0, "faults_per_second": 2.0,
+    "fault_seconds": 6.0, "faults_per_second": 2.0, "pairs": (),
 }  # fmt: skip
 """A leader that has callers when its clock jumps."""
 
