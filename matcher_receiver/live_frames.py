@@ -38,7 +38,7 @@ from orderchain.errors import (
     TopicError,
 )
 from orderchain.frame import decode_header
-from orderchain.text import SummedLog
+from orderchain.text import SummedLog, reason_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -72,12 +72,19 @@ class OptionalFrames:
     """
 
     def __init__(
-        self, frames: FrameSource, start_seconds: float, random: Random | None = None
+        self,
+        frames: FrameSource,
+        start_seconds: float,
+        random: Random | None = None,
+        *,
+        is_broker_required: bool = False,
     ) -> None:
         self._frames = frames
+        self._is_broker_required = is_broker_required
         self._start_seconds = start_seconds
         self._backoff = Backoff(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS_MAX, random=random)
         self._starting: asyncio.Task[None] | None = None
+        self._why_away = "the broker has not answered yet"
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -85,7 +92,14 @@ class OptionalFrames:
         return self._frames.place
 
     async def start(self) -> None:
-        """Go to the live end if the broker answers soon."""
+        """Go to the live end if the broker answers soon.
+
+        If it is required, it must answer, with any topic. Raises ConnectError, RetryError then.
+        """
+        if self._is_broker_required:
+            with suppress(TopicError):
+                await self._frames.start()
+                return
         self._starting = asyncio.create_task(self._start(), name="orderchain broker start")
         await self._wait(self._starting, self._start_seconds)
 
@@ -93,7 +107,7 @@ class OptionalFrames:
         """Return the next records; see `orderchain.ports.FrameSource.records`."""
         starting = self._starting
         if starting is not None and not await self._wait(starting, timeout_seconds):
-            raise RetryError("the broker has not answered yet")
+            raise RetryError(self._why_away)
         self._starting = None
         return await self._frames.records(timeout_seconds)
 
@@ -112,8 +126,10 @@ class OptionalFrames:
             try:
                 await self._frames.start()
             except (ConnectError, RetryError, TopicError) as error:
-                level = logging.ERROR if isinstance(error, TopicError) else logging.WARNING
-                _log.log(level, "%s; rows come from the database until it is there", error)
+                if (why := reason_of(error)) != self._why_away:
+                    level = logging.ERROR if isinstance(error, TopicError) else logging.WARNING
+                    _log.log(level, "%s; rows come from the database until it is there", why)
+                self._why_away = why
                 await asyncio.sleep(self._backoff.next_seconds())
             else:
                 return

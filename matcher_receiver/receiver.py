@@ -186,9 +186,10 @@ class Receiver:
         random: Random | None = None,
     ) -> None:
         self._config = config
-        if config.kafka_at_start == "optional":
-            frames = OptionalFrames(frames, config.poll_after_seconds, random)
-        self._frames = frames
+        is_required = config.kafka_at_start == "required"
+        self._frames = OptionalFrames(
+            frames, config.poll_after_seconds, random, is_broker_required=is_required
+        )
         self._gap_source = gap_source
         self._checkpoints = checkpoints
         self._reports = reports

@@ -256,9 +256,9 @@ class FrameSink(Closable, Protocol):
         `traceparents` names the trace of each frame, or nothing for none; it travels beside the
         frame, whose bytes it does not change.
 
-        Raises RetryError when it did not in time: some may be stored anyway, all are resent, and
-        the receiver drops what it has seen. When one is refused as too large, `frame_bytes_max` is
-        read again.
+        Raises TopicError when the topic is gone or unfit; RetryError when it did not in time: some
+        may be stored anyway, all are resent, and the receiver drops what it has seen. When one is
+        refused as too large, `frame_bytes_max` is read again.
         """
         ...
 

@@ -135,8 +135,7 @@ _LAST_RECORDS: Final = 4
 
 _LAST_RECORDS_SHARE: Final = 0.4
 _LAST_RECORDS_SECONDS_MAX: Final = 5.0
-"""How long to wait for the broker, as a share of the lease and at most. A new leader first renews
-its lease after that, a fifth of the lease later."""
+"""How long to wait for the broker, as a share of the lease and at most: callers wait as long."""
 
 
 class Leadership:
@@ -166,8 +165,6 @@ class Leadership:
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
         self._has_handed_over = False
-        # Why the topic's last frames were not looked at; empty if they were, or it was logged.
-        self._why_not_looked = ""
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property
@@ -185,6 +182,7 @@ class Leadership:
         else as `ChainStore.look`, and for a chain that nobody has led yet as `FrameSink.start`.
         """
         watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
+        gives_up_ns = self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
         while True:
             try:
                 sight = await self._store.look()
@@ -192,15 +190,19 @@ class Leadership:
                 if not watch.has_looked:
                     await self._check_broker(sight)
                 if watch.may_take_over(sight, self._clock.monotonic_ns()):
-                    return await self._begin(await self._store.take_over(self._config.name, sight))
+                    return self._begin(await self._store.take_over(self._config.name, sight))
                 if watch.is_led and not self._config.standby:
                     raise ChainLed(self._config.chain_id, sight.owner)
             except Fenced:
                 # Another process was faster, or the leader has just renewed its lease: look again.
                 _log.info("chain %d: another process was faster", self._config.chain_id)
+            except ChainLed:
+                raise
             except (RetryError, ConnectError) as error:
-                # A standby survives an outage of its database; a start does not.
-                if not (self._config.standby and watch.has_looked):
+                # The address of a database that was never reached may be wrong. Any other outage is
+                # waited for: by a start for as long as by a leader, by a standby for ever.
+                is_over = self._clock.monotonic_ns() >= gives_up_ns
+                if not watch.has_looked or (is_over and not self._config.standby):
                     raise
                 chain_id = self._config.chain_id
                 why = reason_in_chain(chain_id, error)
@@ -227,23 +229,9 @@ class Leadership:
         # Set until it has succeeded: the answer of a take-over may be lost, and then the lease is
         # at an epoch of ours that we do not know yet.
         self._is_changing = True
-        term = await self._begin(await self._store.take_over_again(self._config.name, self.term))
+        term = self._begin(await self._store.take_over_again(self._config.name, self.term))
         self._is_changing = False
-        self.warn_of_topic()
-        return term
-
-    def warn_of_topic(self) -> None:
-        """Log that the topic's last frames were not looked at, once per take-over.
-
-        It is separate from the take-over, which may be one of several tries.
-        """
-        if self._why_not_looked:
-            _log.warning(
-                "chain %d: the topic's last frames were not looked at: %s",
-                self._config.chain_id,
-                self._why_not_looked,
-            )
-            self._why_not_looked = ""
+        return await self.look_at_topic(term)
 
     async def keep(self) -> None:
         """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads."""
@@ -275,8 +263,17 @@ class Leadership:
             chain_id = term.chain_id
             self._outage.repeat(f"chain {chain_id}: lease: {reason_in_chain(chain_id, error)}")
 
-    async def _begin(self, term: Term) -> Term:
-        """Hold `term`, with the highest id in the topic's last frames that the database lacks."""
+    def _begin(self, term: Term) -> Term:
+        self.term = term
+        self._renewed_ns = self._clock.monotonic_ns()
+        self.take_overs += 1
+        return term
+
+    async def look_at_topic(self, term: Term) -> Term:
+        """Return `term`, with the highest id in the topic's last frames that the database lacks.
+
+        No id may be given out under a term before.
+        """
         seen_id = highest_id(await self._last_records(term), term.chain_id)
         if seen_id > term.last_id:
             _log.warning(
@@ -286,10 +283,7 @@ class Leadership:
                 seen_id,
                 term.last_id,
             )
-            term = replace(term, seen_id=seen_id)
-        self.term = term
-        self._renewed_ns = self._clock.monotonic_ns()
-        self.take_overs += 1
+            self.term = term = replace(term, seen_id=seen_id)
         return term
 
     async def close(self) -> None:
@@ -319,7 +313,9 @@ class Leadership:
                 return await asyncio.shield(looking)
         except (RetryError, TimeoutError) as error:
             is_silent = isinstance(error, TimeoutError)
-            self._why_not_looked = "no answer" if is_silent else reason_of(error)
+            why = "no answer" if is_silent else reason_of(error)
+            chain_id = term.chain_id
+            _log.warning("chain %d: the topic's last frames were not looked at: %s", chain_id, why)
             return []
         finally:
             looking.cancel()

@@ -303,6 +303,12 @@ class Publisher:
                     self._backoff.reset()
                     has_failed = False
                     self._outage.log()
+            except TopicError as error:
+                has_failed = True
+                self.send_failures += 1
+                if self.refusal != str(error):
+                    self._refuse(error)
+                await asyncio.sleep(self._backoff.next_seconds())
             except RetryError as error:
                 has_failed = True
                 self.send_failures += 1
@@ -316,15 +322,19 @@ class Publisher:
         try:
             await self._sink.start(self._term.topic, self._term.partition)
         except (ConnectError, RetryError, TopicError) as error:
-            self.refusal = str(error)
-            _log.error(
-                "chain %d: %s; leading without it: receivers read the database",
-                self._term.chain_id,
-                error,
-            )
+            self._refuse(error)
             return False
         self._unanswered_since_ns = None
         return True
+
+    def _refuse(self, error: Exception) -> None:
+        """Log once what the next sends will meet, too, until a person does something."""
+        self.refusal = str(error)
+        _log.error(
+            "chain %d: %s; leading without it: receivers read the database",
+            self._term.chain_id,
+            error,
+        )
 
     async def drain(self) -> None:
         """Return once all that was offered is published. The caller sets the deadline."""

@@ -342,13 +342,15 @@ class Sequencer:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
     async def _start(self) -> Publisher:
-        """Load what a leader must know, and queue the unpublished tail: from the database alone."""
+        """Load what a leader must know, and queue the unpublished tail; then look at the topic.
+
+        A silent broker comes last: its wait is none between two reads of the database.
+        """
         term = self._leadership.term
         if term is None:
             raise RetryError("not the leader yet")
         self._committer.lead(term)
         await self._keys.load(term)
-        self._leadership.warn_of_topic()
         publisher = Publisher(
             self._config,
             self._sink,
@@ -359,6 +361,8 @@ class Sequencer:
             tracing=self._tracing,
         )
         await self._publish_tail(publisher, term.published_id, term.last_id)
+        self._committer.lead(term := await self._leadership.look_at_topic(term))
+        publisher.lead(term)
         return publisher
 
     async def _publish_tail(self, publisher: Publisher, after_id: int, last_id: int) -> None:

@@ -20,7 +20,7 @@ from orderchain.clients.kafka import (
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
 from orderchain.clients.topics import TopicDescription, describe_topic, durability_warning
-from orderchain.errors import OrderchainError, RetryError
+from orderchain.errors import OrderchainError, RetryError, TopicError
 from orderchain.frame import topic_refusal
 from orderchain.text import reason_of
 from orderchain.tracing import TRACEPARENT
@@ -101,6 +101,8 @@ class KafkaFrameSink:
                 await asyncio.gather(*acks)
         except OrderchainError as error:
             await self.close()
+            if isinstance(error, TopicError):
+                raise
             raise RetryError(reason_of(error)) from error
         except DRIVER_ERRORS as error:
             await self.close()

@@ -181,6 +181,25 @@ async def test_chain_that_was_led_before_is_led_again_whatever_its_broker_and_to
         await inspect_topic(chain, rows)
 
 
+async def test_topic_that_goes_under_a_leader_is_an_error_until_it_is_back(
+    chain_on_breakable_kafka: MakeChain,
+    kafka_to_break: KafkaServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+    async with open_sequencer(chain.config) as sequencer:
+        await submit_each(sequencer, make_orders(5, size=100))
+        await change_topics(chain, lambda admin: admin.delete_topics([chain.topic]))
+        expected = "expected a topic that exists"
+        await until(lambda: expected in sequencer.stats().broker_refusal)
+        await submit_each(sequencer, make_orders(5, start=100, size=100))
+        await make_topics(kafka_to_break.bootstrap, chain.topic)
+        await until_published(sequencer)
+    assert expected in "".join(r.message for r in caplog.records if r.levelname == "ERROR")
+    published = [event for _, events in await chain.frames() for event in events]
+    assert published[-5:] == (await inspect(chain))[-5:]
+
+
 async def change_topics(chain: Chain, act: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=chain.config.kafka)
     await admin.start()

@@ -25,7 +25,6 @@ from orderchain.errors import (
     ForkFound,
     RowsMissing,
     SettingError,
-    TopicError,
 )
 from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
@@ -254,19 +253,26 @@ async def test_receiver_with_another_database_at_the_same_address_halts(
         assert receiver.state is State.HALTED
 
 
-async def test_receiver_with_its_topic_missing_says_so_and_closes(
-    stored: StoredChain, make_receiver: MakeReceiver, bootstrap: str, topic: str
+async def test_receiver_with_its_topic_missing_says_so_and_reads_the_database(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    bootstrap: str,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from aiokafka.admin import AIOKafkaAdminClient
+
+    await stored.commit(5)
 
     client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await client.start()
     await client.delete_topics([topic])
     await client.close()
-    receiver = make_receiver()
-    with pytest.raises(TopicError, match=topic):
-        async with receiver:
-            pass
+    async with make_receiver() as receiver, deadline():
+        run = await anext(receiver)
+    assert list(run.events) == stored.chain.events
+    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert f"topic was '{topic}', expected a topic that exists" in line
 
 
 @pytest.mark.parametrize("part", ["gap source", "checkpoints", "name", "topic"])

@@ -67,7 +67,10 @@ def test_start_without_an_optional_broker_delivers_from_the_database_and_then_li
     run_virtual(receive())
 
 
-def test_topic_that_is_not_fit_is_a_broker_that_is_away_until_it_is_made_right() -> None:
+@pytest.mark.parametrize("kafka_at_start", ["required", "optional"])
+def test_topic_that_is_not_fit_is_a_broker_that_is_away_until_it_is_made_right(
+    kafka_at_start: str,
+) -> None:
     class Unfit(MemoryFrameSource):
         is_fit = False
 
@@ -79,7 +82,7 @@ def test_topic_that_is_not_fit_is_a_broker_that_is_away_until_it_is_made_right()
     async def receive() -> None:
         chain, log = make_chain([4]), MemoryLog()
         frames = Unfit(log)
-        async with receiver_of(chain, frames, kafka_at_start="optional") as receiver:
+        async with receiver_of(chain, frames, kafka_at_start=kafka_at_start) as receiver:
             assert ids_of(await take(receiver, chain.mark().id)) == chain.ids
             frames.is_fit = True
             await asyncio.sleep(3.0)
