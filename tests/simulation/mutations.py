@@ -63,7 +63,8 @@ MUTATIONS = (
     Mutation(receiving.gap_skipped, 150, ("S5", "rows missing")),
     Mutation(receiving.senders_believed, 100, ("S2", "S5")),
     Mutation(receiving.silence, 50, ("L1",)),
-    Mutation(receiving.checkpoint_before_delivery, 100, ("S5",)),
+    # Where the run that is lost was the last one, nothing comes after the hole.
+    Mutation(receiving.checkpoint_before_delivery, 100, ("S5", "L1")),
     Mutation(receiving.checkpoint_without_comparing, 150, ("S5",)),
     Mutation(sequencing.offsets_before_rows, 20, ("S4 intake passed by",)),
     Mutation(sequencing.offsets_after_rows, 20, ("S4 intake: row without",)),
