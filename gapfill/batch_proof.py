@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
@@ -88,7 +89,7 @@ class BatchMarks:
         self._ahead: deque[StoredBatch] = deque(ahead)
         self._limit = FIRST_BATCHES
         # The pages of the next batch so far; None where its first rows are not in this fill.
-        self._pages: list[PageImage] | None = [] if start.is_batch_end else None
+        self._pages: list[ReadPage] | None = [] if start.is_batch_end else None
 
     async def cover(self, at_id: int) -> None:
         """Read batches until one ends at or after `at_id`: its own batch, or a later one.
@@ -126,9 +127,7 @@ class BatchMarks:
         """
         at_id = after.id
         for page in pages:
-            if isinstance(page, CutPage):
-                self._pages = None
-            elif self._pages is not None:
+            if self._pages is not None:
                 self._pages.append(page)
             batch, at_id = self._ahead[0], page.last_id
             if at_id >= batch.last_id:
@@ -145,7 +144,11 @@ class BatchMarks:
         goes_on = page.last_id > batch.last_id
         if self._pages is None and not goes_on:
             return None
-        alone = event_pages(page.events) if isinstance(page, CutPage) else [page]
+        # A cut page may be here, too: its row claims ends that are not those of its rows.
+        pages = (
+            event_pages(each.events) if isinstance(each, CutPage) else (each,)
+            for each in self._pages or [page]
+        )
         found = next_seal(
             self._batch.seal,
             epoch=batch.epoch,
@@ -153,7 +156,7 @@ class BatchMarks:
             last_id=batch.last_id,
             row_count=batch.row_count,
             committed_at_us=batch.committed_at_us,
-            pages=self._pages or alone,
+            pages=list(chain.from_iterable(pages)),
         )
         if found == batch.seal and not goes_on:
             return None

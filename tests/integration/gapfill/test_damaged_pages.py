@@ -115,6 +115,32 @@ def damaged(pages: list[Rows]) -> Iterator[tuple[str, list[Rows]]]:
 
 
 @pytest.mark.invariant("S11", "S13")
+async def test_fill_of_pages_that_claim_other_ends_hands_on_what_the_seals_prove(
+    make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
+) -> None:
+    """A page that claims to begin before the fill, or to end after it, looks like one of its ends,
+    whose batch has no proof."""
+    stored = await make_stored(BATCHES)
+    pages = await pages_of(admin)
+    await admin.execute(LET_LACK_VALUES)
+    await admin.execute("ALTER TABLE chain_page DISABLE TRIGGER ALL")
+    config = GapReaderConfig(database=gap_dsn, chain_id=CHAIN_ID)
+    async with GapReader(config) as reader:
+        for number, rows in enumerate(pages):
+            evil = [*pages[:number], with_row(rows, 0, payload=b"evil"), *pages[number + 1 :]]
+            for first, last in ((0, 0), (rows[0].id - 1, 0), (0, 1), (rows[0].id - 1, 1)):
+                await store_pages(admin, evil)
+                await admin.execute(
+                    "UPDATE chain_page SET first_id = $3, last_id = last_id + $4 "
+                    "WHERE chain_id = $1 AND last_id = $2",
+                    CHAIN_ID, rows[-1].id, first, last,
+                )  # fmt: skip
+                handed_on, error = await fill(reader, stored)
+                assert handed_on == proven(stored, evil), (number, first, last)
+                assert error is not None
+
+
+@pytest.mark.invariant("S11", "S13")
 async def test_fill_of_damaged_pages_hands_on_what_the_seals_prove_and_no_row_more(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
 ) -> None:
