@@ -200,7 +200,7 @@ class Leadership:
                 raise
             except (RetryError, ConnectError) as error:
                 # The address of a database that was never reached may be wrong. Any other outage is
-                # waited for: by a start for as long as by a leader, by a standby for ever.
+                # waited for: by a start for as long as by a leader, by a standby forever.
                 is_over = self._clock.monotonic_ns() >= gives_up_ns
                 if not watch.has_looked or (is_over and not self._config.standby):
                     raise

@@ -14,6 +14,7 @@ from matcher_receiver import (
     PostgresHeadReports,
     ReceiverConfig,
 )
+from matcher_receiver.live_frames import OptionalFrames
 from orderchain import KafkaConfig, SettingError, open_receiver
 from tests.builders.chains import CHAIN_ID
 
@@ -40,7 +41,8 @@ def parts_of(receiver: Receiver) -> dict[str, object]:
 
 def test_one_config_makes_all_parts() -> None:
     parts = parts_of(open_receiver(config()))
-    assert isinstance(parts["frames"], ChainFrames)
+    assert isinstance(parts["frames"], OptionalFrames)
+    assert isinstance(parts["frames"]._frames, ChainFrames)
     assert isinstance(parts["gap_source"], GapReader)
     assert isinstance(parts["checkpoints"], PostgresCheckpointStore)
     assert (parts["checkpoints"].chain_id, parts["checkpoints"].receiver) == (CHAIN_ID, "mine")
