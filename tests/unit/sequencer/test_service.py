@@ -365,7 +365,11 @@ class SlowSink(MemoryFrameSink):
 
 async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: World) -> None:
     world.sink = sink = SlowSink(world.log)
-    sequencer = world.sequencer(publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=60)
+    sequencer = world.sequencer(
+        publish_queue_bytes_max=FRAME_BYTES_MAX,
+        publish_wait_seconds=60,
+        heartbeat_seconds=60,  # none takes what is let go below
+    )
     async with sequencer:
         for n in range(34):  # as many as the queue takes, and one
             await sequencer.submit(f"k{n}", bytes(250_000))
