@@ -17,6 +17,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import InputError, SettingError
+from orderchain.files import open_regular
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.seal import SEAL_BYTES
 
@@ -264,6 +265,8 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
         for source in request.sources:
             if isinstance(source, JournalSource):
                 require_readable(source)
+            elif isinstance(source, ParquetSource):
+                _refuse_pipe(source)
     for folder in {request.findings_folder for request in requests}:
         if folder is not None and not is_url(folder):
             _require_free(Path(folder))
@@ -272,10 +275,15 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
 def require_readable(source: JournalSource) -> None:
     """Raise InputError unless there is a file that can be read."""
     try:
-        with Path(source.path).open("rb"):
-            pass
+        open_regular(source.path).close()
     except OSError as error:
         raise InputError("journal", source.path, f"a readable file ({error.strerror})") from error
+
+
+def _refuse_pipe(source: ParquetSource) -> None:
+    path = Path(source.path)  # it may be a URL, or a pattern: then there is no such file
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError("parquet", source.path, "a regular file, or a folder")
 
 
 def _require_distinct(request: VerifyRequest) -> None:

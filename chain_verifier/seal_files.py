@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
 
 from chain_verifier.config import KeptSeal
 from orderchain.errors import InputError, SettingError
-from orderchain.files import PRIVATE_MODE
+from orderchain.files import PRIVATE_MODE, read_bounded
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 VERSION: Final = 1
+
+_FILE_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a file of a seal or of a key; a signed seal has some 700."""
 
 _Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
@@ -122,7 +127,8 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text().strip()))
+        text = read_bounded(path, _FILE_BYTES_MAX).decode("ascii").strip()
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
     except OSError as error:
         raise SettingError("--sign", path, f"a file to read ({error.strerror})") from error
     except ValueError as error:
@@ -144,18 +150,35 @@ def load(path: Path, public_keys: Collection[str] = ()) -> SealFile:
     With `public_keys`, one of them must have signed it. Raises InputError, which names the file.
     """
     try:
-        seal = msgspec.json.decode(path.read_bytes(), type=SealFile)
+        seal = msgspec.json.decode(read_bounded(path, _FILE_BYTES_MAX), type=SealFile)
     except OSError as error:
         raise InputError("seal file", path, f"a file to read ({error.strerror})") from error
-    except msgspec.MsgspecError as error:
-        raise InputError("seal file", path, f"an exported seal ({error})") from error
+    except (ValueError, RecursionError) as error:
+        reason = reason_of(error)
+        raise InputError("seal file", path, f"an exported seal ({reason})") from error
     if public_keys and seal.public_key not in public_keys:
         raise InputError(f"public_key of {path}", seal.public_key, f"{' or '.join(public_keys)}")
     if (seal.signature is None) != (seal.public_key is None):
         raise InputError(f"signature of {path}", seal.signature, "one beside every public key")
     if seal.signature is not None and not _is_signed(seal):
         raise InputError(f"signature of {path}", seal.signature[:16], "one that its key has made")
+    _check_values(path, seal)
     return seal
+
+
+def _check_values(path: Path, seal: SealFile) -> None:
+    for name in ("committed_at", "exported_at"):
+        time = getattr(seal, name)
+        try:
+            has_zone = datetime.fromisoformat(time).tzinfo is not None
+        except ValueError:
+            has_zone = False
+        if not has_zone:
+            raise InputError(f"{name} of {path}", time, "a time with its zone")
+    try:
+        UUID(seal.database_id)
+    except ValueError:
+        raise InputError(f"database_id of {path}", seal.database_id, "a UUID") from None
 
 
 def stored(folder: Path, chain_id: int | None = None) -> list[Path]:

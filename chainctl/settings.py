@@ -24,6 +24,7 @@ from chainctl.units import bytes_of, seconds_of, shown_span
 from orderchain.clients.database_config import parse
 from orderchain.config import mask_dsn
 from orderchain.errors import SettingError
+from orderchain.files import read_bounded
 from orderchain.limits import BATCH_ROWS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -524,15 +525,10 @@ def _read_config(
 def _parse_config(path: Path, field: str) -> dict[str, object]:
     """Return the content of a TOML file. It is never quoted: it may hold a password."""
     try:
-        with path.open("rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
+        content = read_bounded(path, CONFIG_BYTES_MAX)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SettingError(field, str(path), f"a readable TOML file: {reason}") from None
-    except ValueError:  # a NUL in the name
-        raise SettingError(field, str(path), "the path of a TOML file") from None
-    if len(content) > CONFIG_BYTES_MAX:
-        raise SettingError(field, str(path), f"at most {CONFIG_BYTES_MAX} bytes of TOML")
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:

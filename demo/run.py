@@ -22,6 +22,7 @@ from demo.spark_check import STEPS, checked_by, require_spark, starting_spark
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
+from orderchain.files import read_bounded
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class LastDemo(Struct, frozen=True, kw_only=True):
 def last_demo(stack: LocalStack) -> LastDemo | None:
     """Return what the last demo on `stack` has left; None where none has run to its end."""
     try:
-        return msgspec.json.decode((stack.directory / FOLDER / LAST).read_bytes(), type=LastDemo)
-    except (FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(
+            read_bounded(stack.directory / FOLDER / LAST, 64 * 1024), type=LastDemo
+        )
+    except (OSError, ValueError):
         return None
 
 

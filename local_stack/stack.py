@@ -27,6 +27,7 @@ from local_stack.folders import (
 from local_stack.kafka import KafkaServer, KafkaServerConfig
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
 from local_stack.process import ProcessIdentity, free_port, is_free
+from orderchain.files import read_bounded
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES
 from orderchain.text import reason_of, silent
 
@@ -64,7 +65,7 @@ def load_state(path: Path) -> StackState | None:
         FolderUnusable: it belongs to somebody else, or is damaged or of another version.
     """
     try:
-        state = msgspec.json.decode(path.read_bytes(), type=StackState)
+        state = msgspec.json.decode(read_bounded(path, 64 * 1024), type=StackState)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Files that hold orders: only their user may read them. The format of a receiver's journal.
+"""Files that others may have made are read with a bound; those with orders are their user's alone.
+
+The format of a receiver's journal.
 
 A journal is JSON Lines, one row of the chain per line.
 
@@ -10,14 +12,16 @@ journals; both modes of the verifier read those in base64.
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Final
+import stat
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import InputError
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
+from orderchain.limits import CHAIN_ID_MAX, ID_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +40,32 @@ END_BYTES: Final = 2 * LINE_BYTES_MAX
 
 _SHOWN_CHARACTERS_MAX: Final = 120
 """Enough of a line to recognise it."""
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file to read. Raises OSError, also for a pipe or a device: it may have no end."""
+    try:
+        # A pipe that has no writer is not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError:
+        raise OSError(errno.EINVAL, "no such name", str(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: str | Path, bytes_max: int) -> bytes:
+    """Return what a regular file holds. Raises OSError, also for more than `bytes_max` bytes."""
+    with open_regular(path) as file:
+        # Its size is looked at first: a file of 2 GB without content takes no place on a disk.
+        if os.fstat(file.fileno()).st_size <= bytes_max:
+            content = file.read(bytes_max + 1)
+            if len(content) <= bytes_max:
+                return content
+    raise OSError(errno.EFBIG, f"it has more than {bytes_max} bytes", str(path))
 
 
 class JournalRow(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -61,7 +91,7 @@ class FoundRow(Struct, gc=False):
     pid: _Long | None = None
     key: str | None = None
     event_time_ns: _Long | None = None
-    payload: bytes | None = None
+    payload: Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_MAX)] | None = None
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -95,15 +125,30 @@ def no_row(journal: str, line: str, number: int | None) -> InputError:
     return InputError(journal, line[:_SHOWN_CHARACTERS_MAX], expected, number)
 
 
-def last_id(lines: Sequence[bytes]) -> int | None:
-    """Return the id on the last of whole lines, at least 0: an estimate of how far the ids go.
+class JournalEnd(NamedTuple):
+    """Where a journal ended when it was looked at."""
 
-    0 if there is no line; None if the last one is no row.
-    """
-    if not lines:
-        return 0
-    row = found_row(lines[-1])
-    return None if row is None else max(0, row.id or 0)
+    size: int
+    is_torn: bool
+    """Whether an incomplete line comes after the last whole one."""
+    last_id: int | None
+    """The id on the last whole line, at least 0: an estimate of how far the ids go. 0 where there
+    is no line; None if it is no row."""
+
+
+def journal_end(path: Path) -> JournalEnd:
+    """Look at the end of a journal. Raises InputError for a file that cannot be one."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - END_BYTES))
+            *lines, torn = file.read(END_BYTES).split(b"\n")
+    except OSError as error:
+        raise InputError("journal", path, f"a readable file ({error.strerror})") from error
+    if len(torn) > LINE_BYTES_MAX:
+        raise InputError("journal", path, f"lines of at most {LINE_BYTES_MAX} bytes")
+    row = found_row(lines[-1]) if lines else FoundRow()
+    return JournalEnd(size, bool(torn), None if row is None else max(0, row.id or 0))
 
 
 def lines_of(chain_id: int, events: Sequence[Event], payloads: Sequence[object]) -> bytes:

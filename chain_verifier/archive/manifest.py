@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orderchain.errors import InputError
+from orderchain.files import read_bounded
+from orderchain.limits import ID_MAX
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ VERSION: Final = 1
 _NAME: Final = "_manifest.json"
 """Begins with `_`, as the folder of batches does: readers of Parquet skip such names."""
 
+_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of a manifest: of 80,000 parts, each of which is a partition of the database."""
+
+_Id = Annotated[int, Meta(ge=0, le=ID_MAX)]
 _Sha = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Meta(pattern="^[a-z_]+(/[a-z]+)?-[0-9]+-[0-9]+[.]parquet$")]
 
@@ -35,12 +41,12 @@ class StoredFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ArchivePart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Consecutive batches of one partition of the database, in two files."""
 
-    after_id: int
+    after_id: _Id
     """The row before its first; 0 for the beginning of the chain."""
-    first_id: int
-    last_id: int
-    row_count: int
-    batch_count: int
+    first_id: _Id
+    last_id: _Id
+    row_count: _Id
+    batch_count: _Id
     seal_before: _Sha
     seal_after: _Sha
     rows: StoredFile
@@ -52,7 +58,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     version: Annotated[int, Meta(ge=VERSION, le=VERSION)] = VERSION
     chain_id: int
-    database_id: str
+    database_id: Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
     parts: tuple[ArchivePart, ...] = ()
 
     @property
@@ -73,14 +79,14 @@ def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
     """
     path = chain_folder(archive, chain_id) / _NAME
     try:
-        text = path.read_bytes()
+        text = read_bounded(path, _BYTES_MAX)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError("archive", str(path), f"a readable file ({error.strerror})") from error
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("archive", str(path), f"a manifest ({reason_of(error)})") from error
     if manifest.chain_id != chain_id:
         raise InputError("archive", f"chain {manifest.chain_id}", f"chain {chain_id}")

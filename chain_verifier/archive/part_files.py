@@ -6,6 +6,7 @@ A whole archive is proven part by part, from its first row to its last.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from hashlib import file_digest
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,11 @@ from chain_verifier.archive.manifest import (
     load_manifest,
     sync_folder,
 )
+from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from orderchain.errors import InputError
+from orderchain.files import open_regular
+from orderchain.limits import BATCH_ROWS_MAX
 from orderchain.seal import genesis_seal
 from orderchain.text import reason_of
 
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-
-_PAGE_ROWS: Final = 10_000
 
 _ROWS: Final = pa.schema(
     [
@@ -176,6 +178,8 @@ def _proven_content(
     rows = _rows_of(folder / part.rows.name)
     batches = row_count = 0
     for batch in batches_of(folder, part):
+        if batch.row_count > BATCH_ROWS_MAX:
+            raise BrokenPart(f"the batch up to {batch.last_id} claims {batch.row_count} rows")
         taken = list(islice(rows, batch.row_count))
         fault = run.fault(batch, taken)
         if fault is not None:
@@ -191,7 +195,7 @@ def _proven_content(
 
 def batches_of(folder: Path, part: ArchivePart) -> Iterator[SealedBatch]:
     """Yield the batches of a part without their rows, unproven."""
-    for page in _records(folder / part.batches.name, _BATCHES.names):
+    for page in _records(folder / part.batches.name, _BATCHES):
         for record in page:
             yield SealedBatch(**dict(zip(_BATCHES.names, record, strict=True)))
 
@@ -201,25 +205,31 @@ def last_row_up_to(folder: Path, part: ArchivePart, until_id: int) -> int | None
 
     Raises OSError or ArrowException.
     """
+    found = None
     path = folder / part.rows.name
-    ids = pq.read_table(path, columns=["id"], filters=[("id", "<=", until_id)])["id"]
-    return int(ids[-1].as_py()) if len(ids) else None
+    with open_parquet(path) as file:
+        for (ids,) in column_pages(path, file, ["id"]):
+            if at := bisect_right(ids, until_id):
+                found = int(ids[at - 1])
+            if at < len(ids):
+                break
+    return found
 
 
 def _rows_of(path: Path) -> Iterator[ArchivedRow]:
-    names = _ROWS.names[1:]
-    return chain.from_iterable(_records(path, names))
+    return (record[1:] for record in chain.from_iterable(_records(path, _ROWS)))
 
 
-def _records(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for page in file.iter_batches(_PAGE_ROWS, columns=list(names)):
-            columns = page.to_pydict()
-            yield zip(*(columns[name] for name in names), strict=True)
+def _records(path: Path, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
+    with open_parquet(path) as file:
+        if not file.schema_arrow.equals(schema):
+            raise BrokenPart(f"{path.name} has other columns than an archive")
+        for columns in column_pages(path, file, schema.names):
+            yield zip(*columns, strict=True)
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 

@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
-from chain_verifier.local.table import PAGE_ROWS, Row
 from chain_verifier.verification import CONTENT, require_columns
 from orderchain.errors import InputError, RetryError, SourceBroken
 from orderchain.text import reason_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from chain_verifier.config import ParquetSource
     from chain_verifier.findings import Finding, Findings
+    from chain_verifier.local.table import Row
 
 
 _KINDS: Final = {
@@ -56,7 +57,7 @@ class LocalParquetTable:
 
     def _look_at(self, path: Path) -> tuple[int, int] | None:
         """Check the columns of a file; return its lowest and highest id, None if it names none."""
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             self._require_columns(file.schema_arrow)
             groups = [_ids_of(file, index) for index in range(file.num_row_groups)]
         known = [ids for ids in groups if ids is not None]
@@ -74,8 +75,8 @@ class LocalParquetTable:
         """Yield the rows; row groups whose statistics are outside of `ids` are not read."""
         try:
             for path in self._paths:
-                with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    yield from _pages(file, ids)
+                with open_parquet(path) as file:
+                    yield from _pages(path, file, ids)
         except (OSError, pa.ArrowException) as error:
             raise SourceBroken(self.name, reason_of(error)) from error
 
@@ -86,7 +87,7 @@ class LocalParquetTable:
 
 def _files(path: Path) -> list[Path]:
     """Return the files of a folder, except those that Spark leaves out too."""
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     found = [file for file in sorted(path.rglob("*")) if file.is_file() and _counts(file, path)]
     if not found:
@@ -107,7 +108,11 @@ def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - 
     return statistics.min, statistics.max
 
 
-def _pages(file: Any, ids: tuple[int, int] | None) -> Iterator[Sequence[Row]]:  # noqa: ANN401
+def _pages(
+    path: Path,
+    file: Any,  # noqa: ANN401 - pyarrow's own
+    ids: tuple[int, int] | None,
+) -> Iterator[Sequence[Row]]:
     groups = [
         index
         for index in range(file.num_row_groups)
@@ -115,9 +120,8 @@ def _pages(file: Any, ids: tuple[int, int] | None) -> Iterator[Sequence[Row]]:  
         or (found := _ids_of(file, index)) is None
         or (found[0] < ids[1] and found[1] >= ids[0])
     ]
-    for batch in file.iter_batches(PAGE_ROWS, row_groups=groups, columns=list(CONTENT)):
-        columns = batch.select(CONTENT).to_pydict()
-        yield list(zip(*(columns[name] for name in CONTENT), strict=True))
+    for columns in column_pages(path, file, CONTENT, groups):
+        yield list(zip(*columns, strict=True))
 
 
 _ARROW: Final = {

@@ -6,7 +6,6 @@ table on disk, so that memory stays constant for any amount.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chain_verifier.verification import OpenTable
-from orderchain.errors import InputError, SourceBroken
-from orderchain.files import END_BYTES, LINE_BYTES_MAX, found_row, last_id, no_row
+from orderchain.errors import SourceBroken
+from orderchain.files import LINE_BYTES_MAX, found_row, journal_end, no_row, open_regular
 from orderchain.sql import load_sql
 from orderchain.text import reason_of
 
@@ -59,14 +58,7 @@ class LocalJournalTable:
         self.name = source.name
         self._path = Path(source.path)
         self._is_torn = False
-        try:
-            with self._path.open("rb") as file:
-                self._bytes = file.seek(0, os.SEEK_END)
-                file.seek(max(0, self._bytes - END_BYTES))
-                self.span = last_id(file.read().split(b"\n")[:-1])
-        except OSError as error:
-            expected = f"a readable file ({error.strerror})"
-            raise InputError("journal", source.path, expected) from error
+        self._bytes, _, self.span = journal_end(self._path)
 
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
@@ -86,7 +78,7 @@ class LocalJournalTable:
         """Yield the lines up to where the file ended when it was opened."""
         left = self._bytes
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 while left:
                     line = file.readline(min(left, LINE_BYTES_MAX))
                     if not line:

@@ -6,7 +6,6 @@ each keeps its place and none is misread.
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.config import literal_path, require_readable
+from chain_verifier.config import literal_path
 from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.table import (
     BLOCK,
@@ -26,11 +25,11 @@ from chain_verifier.spark.table import (
 )
 from chain_verifier.verification import CONTENT, EVENT_TYPES, require_columns
 from orderchain.errors import InputError
-from orderchain.files import END_BYTES, last_id, no_row
+from orderchain.files import LINE_BYTES_MAX, journal_end, no_row
+from orderchain.limits import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -58,20 +57,11 @@ class JournalTable:
     def __init__(self, spark: SparkSession, source: JournalSource) -> None:
         self.name = source.name
         self._path = Path(source.path).absolute()
-        require_readable(source)
-        with self._path.open("rb") as file:
-            self._look_at_end(file)
+        self._bytes, self._is_torn, self.span = journal_end(self._path)
         # Made once: Spark lists the file now, and reads no line that begins after this end.
         self._lines = _numbered_lines(spark, self._path)
         if self._bytes and not self._lines.inputFiles():
             raise InputError("journal", source.path, "a file name that begins with neither _ nor .")
-
-    def _look_at_end(self, file: BinaryIO) -> None:
-        self._bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, self._bytes - END_BYTES))
-        *lines, torn = file.read().split(b"\n")
-        self._is_torn = bool(torn)
-        self.span = last_id(lines)
 
     def may_end_torn(self) -> bool:
         """Whether the last line may be cut off: by a crash, or because a receiver is writing it."""
@@ -86,7 +76,8 @@ class JournalTable:
             "payload", F.try_to_binary(_TEXT, F.lit("base64"))
         )
         is_no_base64 = F.col(_TEXT).isNotNull() & F.col("payload").isNull()
-        is_malformed = F.col(_CORRUPT).isNotNull() | ~_is_one_object() | is_no_base64
+        is_large = F.coalesce(F.octet_length("payload") > PAYLOAD_BYTES_MAX, F.lit(False))
+        is_malformed = F.col(_CORRUPT).isNotNull() | ~_is_one_object() | is_no_base64 | is_large
         return (
             decoded.withColumn(MALFORMED, is_malformed)
             .withColumn(HAS_NULL, any_null())
@@ -101,7 +92,8 @@ class JournalTable:
 
     def _number_of(self, line: str) -> int | None:
         with self._path.open("rb") as file:
-            for number, found in enumerate(file, 1):
+            lines = iter(lambda: file.readline(LINE_BYTES_MAX), b"")
+            for number, found in enumerate(lines, 1):
                 if found.rstrip(b"\n").decode(errors="replace") == line:
                     return number
         return None

@@ -44,7 +44,7 @@ from chain_verifier.verification import CONTENT
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import spark_kafka_options
 from orderchain.errors import InputError
-from orderchain.files import private_opener
+from orderchain.files import private_opener, read_bounded
 from orderchain.monitoring import Metric
 from orderchain.text import reason_of
 
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 
 _STATE: Final = "state.json"
+_STATE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of a state: it names the places that are still open, some 100 bytes each."""
 _FINDINGS: Final = "findings.jsonl"
 
 
@@ -125,8 +127,8 @@ class FollowLog:
         if not path.exists():
             return None
         try:
-            step = msgspec.json.decode(path.read_bytes(), type=Step)
-        except msgspec.DecodeError as error:
+            step = msgspec.json.decode(read_bounded(path, _STATE_BYTES_MAX), type=Step)
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(
                 "checkpoint", str(path), f"the state of a follower ({reason_of(error)})"
             ) from error

@@ -20,6 +20,7 @@ from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import talk
 from chainctl.units import Span
 from orderchain.errors import SettingError
+from orderchain.files import open_regular
 
 if TYPE_CHECKING:
     import socket
@@ -110,7 +111,7 @@ def _token_in(path: Path) -> str:
     """Return the token that a file holds. Raises SettingError, which shows nothing of it."""
     low, high = _TOKEN_CHARACTERS
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(high + 2)
     except OSError as error:

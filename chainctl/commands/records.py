@@ -26,7 +26,8 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from orderchain.errors import FrameError, OrderchainError, SettingError
-from orderchain.text import counted, printable
+from orderchain.files import LINE_BYTES_MAX, open_regular
+from orderchain.text import counted, printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -313,7 +314,7 @@ def find_in_journal(path: Path, row_id: int) -> ShownRow | None:
     from orderchain.files import JournalRow
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             low, high = 0, path.stat().st_size
             while low < high:
                 middle = (low + high) // 2
@@ -327,8 +328,8 @@ def find_in_journal(path: Path, row_id: int) -> ShownRow | None:
                 low, high = (begin + len(line), high) if row.id < row_id else (low, middle)
     except OSError as error:
         raise SettingError("--journal", path, f"a file to read ({error.strerror})") from error
-    except msgspec.MsgspecError as error:
-        raise SettingError("--journal", path, f"a journal ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingError("--journal", path, f"a journal ({reason_of(error)})") from error
     return None
 
 
@@ -337,8 +338,11 @@ def _line_from(file: BinaryIO, at: int, low: int) -> tuple[int, bytes]:
     file.seek(at)
     if at > low:
         file.seek(at - 1)
-        file.readline()  # the rest of a line that began before, or its line break
-    return file.tell(), file.readline()
+        file.readline(LINE_BYTES_MAX)  # the rest of a line that began before, or its line break
+    begin, line = file.tell(), file.readline(LINE_BYTES_MAX)
+    if len(line) == LINE_BYTES_MAX:
+        raise ValueError(f"a line has more than {LINE_BYTES_MAX} bytes")
+    return begin, line
 
 
 def _find_in_archive(archive: Path, chain_id: int, row_id: int) -> ShownRow | None:

@@ -28,6 +28,7 @@ from chainctl.console.feed import TooManyViewers
 from chainctl.exits import error_line
 from chainctl.options import act_by_hand
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SettingError
+from orderchain.files import read_bounded
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.text import counted, reason_of
 from outbox.acts import Act, Changed, DeadLetterFilter, DeliveryFilter
@@ -523,11 +524,9 @@ async def _body(request: Request) -> bytes:
 
 def _content(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as file:
-            content = file.read(REPORT_BYTES_MAX + 1)
+        return read_bounded(path, REPORT_BYTES_MAX)
     except OSError:
         return None
-    return content if len(content) <= REPORT_BYTES_MAX else None
 
 
 def _unauthenticated() -> HttpRefusal:

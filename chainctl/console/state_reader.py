@@ -35,6 +35,7 @@ from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import SERVER_ERRORS, statement_refusal
 from orderchain.clients.session import Session, SessionConfig
 from orderchain.errors import RefusedError
+from orderchain.files import open_regular
 from orderchain.sql import AUDITOR, OUTBOX_OPERATOR
 from outbox import acts
 from outbox.statuses import Status
@@ -386,7 +387,7 @@ async def _verified_of(connection: Connection, chain_id: int) -> VerifiedLine:
 def report_file(path: Path) -> ReportFile | None:
     """Return what is known of a report; None where there is no page that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError:

@@ -118,7 +118,9 @@ class FileSnapshotStore:
     def _found(self) -> list[tuple[int, Path]]:
         """Return id and path of each snapshot of the chain, the newest first."""
         named = ((self._name.fullmatch(path.name), path) for path in self._folder.iterdir())
-        return sorted(((int(name[1]), path) for name, path in named if name), reverse=True)
+        return sorted(
+            ((int(name[1]), path) for name, path in named if name and path.is_file()), reverse=True
+        )
 
     def _read(self, path: Path) -> Snapshot:
         """Return what `path` holds. Raises ValueError for a file that is torn or misnamed."""

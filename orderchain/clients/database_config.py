@@ -159,9 +159,9 @@ def _service(name: str, path: Path) -> dict[str, str]:
     """Return the options of a service. Raises SettingError."""
     services = configparser.ConfigParser(interpolation=None)
     try:
-        services.read_string(path.read_text())
+        services.read_string(read_file("service", str(path)))
         return {_ALIASES.get(key, key): value for key, value in services[name].items() if value}
-    except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
+    except (SettingError, configparser.Error, KeyError):
         raise SettingError("service", name, f"a service in {path}") from None
 
 

@@ -6,10 +6,10 @@ import base64
 import binascii
 import re
 import ssl
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from orderchain.errors import SettingError
+from orderchain.files import read_bounded
 
 _FILE_BYTES_MAX: Final = 4 * 2**20
 """A whole bundle of a system's authorities has a quarter of a megabyte."""
@@ -50,13 +50,10 @@ class PrivateKey(NamedTuple):
 def read_file(field: str, path: str) -> str:
     """Return the text of the file that setting `field` names. Raises SettingError."""
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or "no such name"
-        raise SettingError(field, path, f"a file that can be read ({reason})") from None
-    if len(content) > _FILE_BYTES_MAX:
-        raise SettingError(field, path, f"a file of at most {_FILE_BYTES_MAX} bytes")
+        content = read_bounded(path, _FILE_BYTES_MAX)
+    except OSError as error:
+        expected = f"a file that can be read ({error.strerror})"
+        raise SettingError(field, path, expected) from None
     try:
         return content.decode()
     except UnicodeDecodeError:

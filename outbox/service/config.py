@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from orderchain.config import Config
 from orderchain.errors import SettingError
+from orderchain.files import open_regular
 from outbox.destination import Name, is_plain
 from outbox.http_call import check_url
 from outbox.sender.check_back import CheckingConfig
@@ -148,7 +149,7 @@ def draw_token() -> str:
 def read_clients(path: Path) -> Clients:
     """Return the clients that a TOML file describes. Raises SettingError, without a secret."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _check_mode(path, os.fstat(file.fileno()).st_mode)
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:

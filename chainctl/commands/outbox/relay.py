@@ -26,6 +26,7 @@ from chainctl.output import data, data_json, talk
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
 from orderchain.errors import SettingError
+from orderchain.files import read_bounded
 from orderchain.text import counted
 
 if TYPE_CHECKING:
@@ -110,13 +111,12 @@ def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
 def _url_in(path: Path, flag: str) -> str:
     """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_URL_BYTES_MAX + 1)
+        content = read_bounded(path, _URL_BYTES_MAX)
     except OSError as error:
         expected = f"a readable file: {error.strerror or type(error).__name__}"
         raise SettingError(flag, str(path), expected) from None
     url = content.decode("ascii", "replace").strip()
-    if not url.isprintable() or not url.isascii() or len(content) > _URL_BYTES_MAX or not url:
+    if not url.isprintable() or not url.isascii() or not url:
         raise SettingError(flag, str(path), "a file that holds one URL")
     return url
 

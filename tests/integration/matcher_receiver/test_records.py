@@ -89,10 +89,10 @@ async def test_missing_rows_stand_in_the_ledger_as_missing(
         await publish(stored.chain.frames(seen))
         with pytest.raises(Exception, match="missing in the database"):
             await next_events(receiver, stored.chain.mark().id)
-        assert receiver.head_delivered == lost.events[1].id
+        assert receiver.head_delivered == 0, "of the batch with the hole nothing proves a row"
     row = await admin.fetchrow("SELECT * FROM receiver_gap")
     found = row["after_id"], row["until_id"], row["outcome"]
-    assert found == (lost.events[1].id, lost.events[2].id, "missing"), "the rows after it are there"
+    assert found == (0, lost.events[2].id, "missing"), "the rows after it are there"
 
 
 async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(

@@ -47,7 +47,7 @@ def write_chain(
 def test_findings_of_very_many_rows_are_all_written_and_few_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chain_verifier.local.parquet.PAGE_ROWS", PAGE)
+    monkeypatch.setattr("chain_verifier.bounded_parquet.PAGE_ROWS", PAGE)
     monkeypatch.setattr("chain_verifier.local.parquet._PAGE", PAGE)
     base = write_chain(tmp_path / "base", "a")
     own = write_chain(tmp_path / "own", "b", every_second="a")

@@ -10,7 +10,7 @@ import pytest
 from orderchain.files import (
     LINE_BYTES_MAX,
     found_row,
-    last_id,
+    journal_end,
     lines_of,
     write_private,
     written_row,
@@ -27,7 +27,7 @@ EVENTS = [
 ]
 
 
-def test_lines_with_extreme_values_are_found_as_written() -> None:
+def test_lines_with_extreme_values_are_found_as_written(tmp_path: Path) -> None:
     lines = lines_of(3, EVENTS, [event.payload for event in EVENTS]).splitlines(keepends=True)
     for line, event in zip(lines, EVENTS, strict=True):
         found = found_row(line.removesuffix(b"\n"))
@@ -39,8 +39,11 @@ def test_lines_with_extreme_values_are_found_as_written() -> None:
         )  # fmt: skip
         assert (written.chain_id, written.id) == (3, event.id)
         assert len(line) < LINE_BYTES_MAX
-    assert last_id(lines) is None  # a line with its end is not the content of a line
-    assert last_id([line.removesuffix(b"\n") for line in lines]) == ID_MAX
+    journal = tmp_path / "journal"
+    journal.write_bytes(b"".join(lines) + b"torn")
+    assert journal_end(journal) == (journal.stat().st_size, True, ID_MAX)
+    journal.write_bytes(b"")
+    assert journal_end(journal) == (0, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +64,12 @@ def test_found_row_with_missing_values_has_them_as_none() -> None:
 
 
 @pytest.mark.parametrize(("line", "expected"), [(b'{"pid":1}', 0), (b'{"id":-4}', 0), (b"x", None)])
-def test_last_id_with_an_odd_last_line_estimates(line: bytes, expected: int | None) -> None:
-    assert last_id([line]) == expected
-    assert last_id([]) == 0
+def test_end_of_a_journal_with_an_odd_last_line_is_an_estimate(
+    line: bytes, expected: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(line + b"\n")
+    assert journal_end(path).last_id == expected
 
 
 def test_file_is_its_users_alone_and_holds_utf_8(tmp_path: Path) -> None:

@@ -230,11 +230,14 @@ def test_archive_with_a_file_before_its_end_that_nobody_names_is_refused(archive
     assert len([*folder.glob("rows-*"), *folder.glob("_batches/*")]) == 6
 
 
+OTHER = "00000000-0000-4000-8000-000000000000"
+
+
 def test_archive_that_lost_its_manifest_is_refused_and_a_new_one_begins_with_it(
     archive: Path, tmp_path: Path
 ) -> None:
-    assert begin_manifest(archive, CHAIN_ID, "x") == manifest_of(archive)
-    assert begin_manifest(archive, CHAIN_ID + 1, "x") == load_manifest(tmp_path, CHAIN_ID + 1)
+    assert begin_manifest(archive, CHAIN_ID, OTHER) == manifest_of(archive)
+    assert begin_manifest(archive, CHAIN_ID + 1, OTHER) == load_manifest(tmp_path, CHAIN_ID + 1)
     (chain_folder(archive, CHAIN_ID) / "_manifest.json").unlink()
     with pytest.raises(InputError, match="a manifest beside its files"):
-        begin_manifest(archive, CHAIN_ID, "x")
+        begin_manifest(archive, CHAIN_ID, OTHER)

@@ -108,7 +108,7 @@ def test_local_with_pages_of_few_rows_gives_the_same(
     journal: JournalSource, parquet: ParquetSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chain_verifier.local.table.PAGE_ROWS", 3)
-    monkeypatch.setattr("chain_verifier.local.parquet.PAGE_ROWS", 3)
+    monkeypatch.setattr("chain_verifier.bounded_parquet.PAGE_ROWS", 3)
     damaged = [*ROWS[:30], ROWS[31], ROWS[30], *ROWS[32:50], *ROWS[51:]]
     report = verified(written(journal, damaged), written(parquet, ROWS), head=HEAD)
     assert report.counts == {"gap": 1, "out_of_order": 1, "surplus": 1}

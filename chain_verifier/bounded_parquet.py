@@ -1,0 +1,88 @@
+"""Parquet that others may have written, read in bounded memory: sizes are looked at first.
+
+A few bytes of a compressed page, or of a place in a dictionary, may stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from orderchain.errors import InputError
+from orderchain.files import open_regular
+from orderchain.limits import PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+PAGE_ROWS: Final = 1_000
+"""Rows held at a time: at most 256 MiB of the largest payloads. 10,000 rows are no faster."""
+
+COLUMN_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of one column in one row group, before compression: no page of it has more. A usual writer
+begins a new row group before that."""
+
+_OVERHEAD_BYTES: Final = 64
+"""Bytes of a value beside its own, at most, and of an empty column."""
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a regular file. Raises OSError and ArrowException; InputError for sizes, as its footer
+    names them, that are too large.
+    """
+    open_regular(path).close()
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            found = file.metadata.row_group(group)
+            for column in map(found.column, range(found.num_columns)):
+                _check_column(path, group, column)
+        yield file
+
+
+def _check_column(path: Path, group: int, column: Any) -> None:  # noqa: ANN401 - pyarrow has no types
+    size, name = column.total_uncompressed_size, column.path_in_schema
+    of_values = (column.num_values + 1) * (PAYLOAD_BYTES_MAX + _OVERHEAD_BYTES)
+    if size > min(COLUMN_BYTES_MAX, of_values):
+        expected = f"{column.num_values} values of at most {PAYLOAD_BYTES_MAX} bytes each"
+        if of_values > COLUMN_BYTES_MAX:
+            expected = f"at most {COLUMN_BYTES_MAX} in a row group"
+        raise _too_large(path, f"column {name} has {size} bytes, expected {expected}")
+    is_text = column.physical_type == "BYTE_ARRAY"
+    if is_text and column.has_dictionary_page and size > PAYLOAD_BYTES_MAX:
+        # Its values are stored once, and read as often as a row names them.
+        with pq.ParquetFile(path, read_dictionary=[name]) as file:
+            for batch in file.iter_batches(1, row_groups=[group], columns=[name]):
+                _check_values(path, name, batch.column(0).dictionary)
+                break
+
+
+def column_pages(
+    path: Path,
+    file: Any,  # noqa: ANN401 - as above
+    names: Sequence[str],
+    groups: Sequence[int] | None = None,
+) -> Iterator[list[list[Any]]]:
+    """Yield the values of some columns, page by page. Raises as `open_parquet`."""
+    for batch in file.iter_batches(PAGE_ROWS, row_groups=groups, columns=list(names)):
+        columns = [batch.column(name) for name in names]
+        for name, column in zip(names, columns, strict=True):
+            _check_values(path, name, column)
+        yield [column.to_pylist() for column in columns]
+
+
+def _check_values(path: Path, name: str, values: Any) -> None:  # noqa: ANN401 - as above
+    kinds = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+    size = pc.max(pc.binary_length(values)).as_py() if values.type in kinds else None
+    if size is not None and size > PAYLOAD_BYTES_MAX:
+        expected = f"at most {PAYLOAD_BYTES_MAX}"
+        raise _too_large(path, f"a value of column {name} has {size} bytes, expected {expected}")
+
+
+def _too_large(path: Path, reason: str) -> InputError:
+    return InputError("parquet", path, f"Parquet that can be read ({reason})")
