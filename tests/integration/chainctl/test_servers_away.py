@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from aiokafka.admin import NewPartitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.integration.chainctl.conftest import Admin, Call, Refused
@@ -179,35 +180,28 @@ def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
     assert not (input_file.parent / "j").exists()
 
 
-def test_chain_whose_topic_is_missing_is_refused(
+@pytest.mark.parametrize("fault", ["missing", "two partitions"])
+def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
     refused: Refused,
+    call: Call,
     module_settings: dict[str, str],
     chain: int,
     admin: Admin,
     input_file: Path,
+    fault: str,
 ) -> None:
-    admin(lambda client: client.delete_topics([f"orderchain.{chain}"]))
-    for arguments in (["sequence", "--input", input_file], ["receive", "--output", "j"]):
-        line = refused(*arguments, "--chain", chain, settings=module_settings)
-        assert f"orderchain.{chain}" in line, arguments
-
-
-def test_chain_whose_topic_has_two_partitions_is_refused(
-    refused: Refused,
-    module_settings: dict[str, str],
-    chain: int,
-    admin: Admin,
-    make_topic: Callable[..., None],
-    input_file: Path,
-) -> None:
-    from aiokafka.admin import NewPartitions
-
     topic = f"orderchain.{chain}"
-    admin(lambda client: client.create_partitions({topic: NewPartitions(total_count=2)}))
-    for arguments in (["sequence", "--input", input_file], ["receive", "--output", "j"]):
-        line = refused(*arguments, "--chain", chain, settings=module_settings)
-        assert "partition" in line, arguments
-        assert topic in line, arguments
+    if fault == "missing":
+        admin(lambda client: client.delete_topics([topic]))
+    else:
+        two = {topic: NewPartitions(total_count=2)}
+        admin(lambda client: client.create_partitions(two))
+    line = refused("sequence", "--input", input_file, "--chain", chain, settings=module_settings)
+    assert topic in line
+    assert fault == "missing" or "partition" in line
+    done = call("receive", "--output", "j", "--chain", chain, settings=module_settings)
+    assert done.code == 0, done
+    assert "rows come from the database until it is there" in done.err
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too
             assert sequencer.why_not_ready() is None
             await asyncio.sleep(2)
             assert re.fullmatch(
-                r"chain 1: \d+ ids unpublished for 6\d s", str(sequencer.why_not_ready())
+                r"chain 1: \d+ ids unpublished for 6\d s: the broker is away",
+                str(sequencer.why_not_ready()),
             )
             world.log.is_away = False
             await asyncio.sleep(6)
