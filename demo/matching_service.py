@@ -109,6 +109,7 @@ async def open_state_store(
         database=DatabaseConfig.of(database),
         application_name="orderchain demo",
         role=RECEIVER_WRITER,
+        settings={"plan_cache_mode": "auto"},
         connect_seconds=CONNECT_SECONDS,
         statement_seconds=STATEMENT_SECONDS,
     )

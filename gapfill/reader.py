@@ -58,22 +58,6 @@ _batches_of = itemgetter(
 )
 """In the order of `StoredBatch`."""
 
-SESSION_SETTINGS: Final = {
-    # A page is the first rows of a range that may be as long as the chain. Where statistics lag
-    # behind a growing table, or a cached plan knows no limit, PostgreSQL would read and sort the
-    # whole range for each page. An index scan in order always stops at the page's end.
-    "enable_bitmapscan": "off",
-    "enable_seqscan": "off",
-    # Discouraged scans look costly enough to be compiled.
-    "jit": "off",
-    # The statement of a page takes twice as long to plan as to run. Left alone, PostgreSQL plans it
-    # each time where a long chain makes a plan for any range look costly: it takes LIMIT $6 for a
-    # tenth of the chain.
-    "plan_cache_mode": "force_generic_plan",
-}
-"""How each session of a fill is set up."""
-
-
 class GapReader(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
 
@@ -354,7 +338,6 @@ def _session_config(config: GapReaderConfig) -> SessionConfig:
         database=DatabaseConfig.of(config.database),
         application_name="orderchain gap reader",
         role=GAP_READER,
-        settings=SESSION_SETTINGS,
         pooler="read through",
         is_of_one_chain=True,
         connect_seconds=config.connect_seconds,

@@ -19,9 +19,9 @@ from benchmarks.load import EVENT_TIME_NS, Figures, order_batches
 from benchmarks.rivals.bare import generate_rows
 from benchmarks.spreads import compared, interleave, spreads
 from gapfill import GapReader, GapReaderConfig
-from gapfill.reader import SESSION_SETTINGS
 from matcher_receiver import Receiver, ReceiverConfig
 from matcher_receiver.core import ReceiveCore
+from orderchain.clients.session import ONE_CHAIN_SETTINGS
 from orderchain.frame import HEADER_BYTES, decode_header
 from orderchain.limits import FRAME_BYTES_MAX, ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from orderchain.model import ChainHead, Event, FrameTerm, Mark, Run, Standing, Term
@@ -173,7 +173,7 @@ async def _selected(
 
 def _plainly(site: Site) -> Any:  # noqa: ANN401 - a context manager
     """Connect as the reader does, so that both arms get the same plans."""
-    return connected(site.gap_reader, settings=SESSION_SETTINGS)
+    return connected(site.gap_reader, settings=ONE_CHAIN_SETTINGS)
 
 
 def _reader(site: Site, chain_id: int) -> GapReader:

@@ -100,6 +100,9 @@ PINNED: Final = {
     # A backend that waits for a lock does not notice otherwise that its client has given up, and
     # each try leaves one more, until the server has no connection left (PostgreSQL 14).
     "client_connection_check_interval": "2s",
+    # At the sixth call PostgreSQL would try a plan for any chain: it takes seconds, and the locks
+    # of all partitions of all chains.
+    "plan_cache_mode": "force_custom_plan",
 }
 """What every session of ours depends on. An option of the same name in the URL takes precedence."""
 

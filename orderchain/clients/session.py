@@ -138,6 +138,20 @@ _BUSY_PAUSE_SECONDS: Final = (0.1, 0.5)
 """Pauses between two tries for one of the server's few connections: long enough not to flood it."""
 
 
+ONE_CHAIN_SETTINGS: Final = {
+    # With the chain as a constant a plan is made once, for the partitions of this chain. A long
+    # chain has hundreds: planned at each call, they cost more than all rows that are read.
+    "plan_cache_mode": "force_generic_plan",
+    # Such a plan knows no limit, and statistics lag behind a growing table: PostgreSQL would read
+    # and sort the whole range for each page. An index scan in order always stops at the page's end.
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    # Discouraged scans look costly enough to be compiled.
+    "jit": "off",
+}
+"""Settings of a session whose statements have the chain as a constant."""
+
+
 class SessionConfig(Struct, frozen=True, kw_only=True):
     """Whose session it is, and how long its parts may take."""
 
@@ -154,7 +168,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     runs in a transaction that begins with the settings, which takes two more round trips."""
     is_of_one_chain: bool = False
     """Whether the first value of what `fetch` reads is the chain's number, the same each time: then
-    it is written into the statement. The server plans, and locks, the partitions of that chain."""
+    it is written into the statement, and `ONE_CHAIN_SETTINGS` are set. The server plans, and locks,
+    the partitions of that chain."""
     watches_standby: bool = False
     """Whether a commit fails, with SyncWaitCancelled or what it leads to, where the server has
     given up its wait for a synchronous standby."""
@@ -168,6 +183,11 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """How long after its last statement the connection is kept. None: until `close`."""
     busy_seconds: float = 0.0
     """How long to wait, with jitter, while the server has no connection left."""
+
+    @property
+    def all_settings(self) -> dict[str, str]:
+        """Settings that the session is sent."""
+        return {**(ONE_CHAIN_SETTINGS if self.is_of_one_chain else {}), **self.settings}
 
 
 class Session:
@@ -211,7 +231,7 @@ class Session:
         async with self._held() as connection:
             if self._is_pooled:
                 # A pooler keeps a client at one server only within a transaction.
-                await connection.execute(_begin_reading(self._config.settings))
+                await connection.execute(_begin_reading(self._config.all_settings))
             rows: list[Any] = await connection.fetch(statement, *values)
             if self._is_pooled:
                 await connection.execute("COMMIT")
@@ -361,7 +381,7 @@ async def open_connection(
         config.database,
         application_name=config.application_name,
         within_seconds=config.connect_seconds,
-        settings={} if is_pooled else config.settings,
+        settings={} if is_pooled else config.all_settings,
         statement_seconds=statement_seconds,
         is_direct=config.pooler != "ignored" and not is_pooled,
         is_pooled=is_pooled,

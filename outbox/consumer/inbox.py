@@ -76,6 +76,7 @@ class ConsumerConnections(Connections):
             database=DatabaseConfig.of(config.database),
             application_name=f"orderchain outbox consumer {config.name}",
             role=OUTBOX_CONSUMER,
+            settings={"plan_cache_mode": "auto"},
             pooler="refused",  # what `keep_durable` pins is the session's own
             watches_standby=True,
             connect_seconds=config.connect_seconds,

@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from msgspec import structs
+
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.pipeline import Pipeline
 from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
@@ -27,7 +29,7 @@ from orderchain.clients.session import (
     open_connection,
 )
 from orderchain.errors import RetryError, SchemaError
-from orderchain.sql import SEQUENCER_WRITER, load_sql, require_version
+from orderchain.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ _PINNED: Final = {
 """Settings of every session, whatever a DBA set for the server, the database or the role."""
 
 
-def session_config(config: SequencerConfig, purpose: str, **settings: str) -> SessionConfig:
+def _session_config(config: SequencerConfig, purpose: str, **settings: str) -> SessionConfig:
     """Return the config of a direct session of a sequencer, with settings of its own.
 
     Each call ends within the deadline of a commit, connecting included.
@@ -104,8 +106,9 @@ def session_config(config: SequencerConfig, purpose: str, **settings: str) -> Se
 
 
 def side_session(config: SequencerConfig, purpose: str, **settings: str) -> Session:
-    """Return a session beside the one that commits."""
-    return Session(session_config(config, purpose, **settings), prepare=pin)
+    """Return a session beside the one that commits; `fetch` takes the chain's number first."""
+    side = _session_config(config, purpose, **settings)
+    return Session(structs.replace(side, is_of_one_chain=True), prepare=pin)
 
 
 async def pin(connection: Connection) -> None:
@@ -127,7 +130,8 @@ class LeaderSession:
 
     def __init__(self, config: SequencerConfig, clock: Clock) -> None:
         self._config = config
-        self._session_config = session_config(config, "sequencer")
+        # No statement of a commit reads a partition, and planning each would double its cost.
+        self._session_config = _session_config(config, "sequencer", plan_cache_mode="auto")
         self._clock = clock
         self._clock_watch = ClockWatch()
         self._connection: Connection | None = None
@@ -198,10 +202,13 @@ class LeaderSession:
 
     async def fetch_locked(self, name: str, *values: object) -> list[Record]:
         """Do as `fetch`, for a caller that holds the lock: its values depend on who leads."""
+        statement = _SQL[name]
+        if values:  # the first is the chain: as a value, its plan would be one for all chains
+            statement, values = with_constant(statement, values[0]), values[1:]
         try:
             async with asyncio.timeout(self._config.commit_seconds):
                 connection = await self.idle()
-                rows: list[Record] = await connection.fetch(_SQL[name], *values)
+                rows: list[Record] = await connection.fetch(statement, *values)
                 self.check_replicated()
                 return rows
         except DRIVER_ERRORS as error:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from gapfill import GapReader, GapReaderConfig
-from gapfill.reader import SESSION_SETTINGS
+from orderchain.clients.session import ONE_CHAIN_SETTINGS
 from orderchain.model import TERMS_MAX
 from orderchain.sql import load_sql
 
@@ -54,7 +54,7 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
         " decode(repeat('00', 32), 'hex'), 'o', 0, 1, 1 FROM generate_series(2, 2_000) AS n"
     )
     await admin.execute("ANALYZE chain_page; ANALYZE chain_batch; ANALYZE chain_term")
-    login = await asyncpg.connect(gap_dsn, server_settings=SESSION_SETTINGS)
+    login = await asyncpg.connect(gap_dsn, server_settings=ONE_CHAIN_SETTINGS)
     await login.execute(f"SET plan_cache_mode = {plan_cache_mode}")
     for name, values in READINGS:
         (text,) = await login.fetchrow(f"EXPLAIN (ANALYZE, FORMAT JSON) {SQL[name]}", *values)
