@@ -78,17 +78,21 @@ async def test_settings_that_a_role_has_made_for_itself_stop_no_receiver_and_are
 
 
 async def test_tries_that_were_given_up_under_a_lock_leave_no_backend(
-    stored: StoredChain, role_dsn: Callable[[str], str]
+    stored: StoredChain, role_dsn: Callable[[str], str], database: str
 ) -> None:
     config = GapReaderConfig(
         database=role_dsn(GAP_READER), chain_id=7, statement_seconds=0.3, connect_seconds=5.0
     )
-    async with stored.admin.transaction():
-        await stored.admin.execute("LOCK TABLE chain_head")
-        async with GapReader(config) as reader:
-            for _ in range(TRIES):
-                with pytest.raises(RetryError, match="no answer in time"):
-                    await reader.standing(0)
-        async with deadline():
-            while await stored.admin.fetchval(WAITING):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+    holder = await asyncpg.connect(database)
+    try:
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE chain_head")
+            async with GapReader(config) as reader:
+                for _ in range(TRIES):
+                    with pytest.raises(RetryError, match="no answer in time"):
+                        await reader.standing(0)
+            async with deadline():
+                while await stored.admin.fetchval(WAITING):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+    finally:
+        await holder.close()
