@@ -58,6 +58,7 @@ _batches_of = itemgetter(
 )
 """In the order of `StoredBatch`."""
 
+
 class GapReader(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
 

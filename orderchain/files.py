@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,6 +25,7 @@ from orderchain.limits import CHAIN_ID_MAX, ID_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from io import BufferedReader
     from pathlib import Path
 
     from orderchain.model import Event
@@ -42,7 +43,7 @@ _SHOWN_CHARACTERS_MAX: Final = 120
 """Enough of a line to recognise it."""
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a file to read. Raises OSError, also for a pipe or a device: it may have no end."""
     try:
         # A pipe that has no writer is not waited for.

@@ -1,5 +1,7 @@
 """Which tests wait for the night: whole modules here, single tests by `pytest.mark.nightly`.
 
+In a module of the night, the tests with `pytest.mark.merge` do not wait.
+
 `make test` is the lane of a merge. It holds every invariant, contract, mutation and fault, and one
 example of each thing that has many: one page run as typed, one demo, one Spark test per finding.
 """
@@ -7,14 +9,18 @@ example of each thing that has many: one page run as typed, one demo, one Spark 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 NIGHTLY: Final = {
     "integration/benchmarks": "rivals, each with servers of its own",
     "integration/packaging": "wheels in empty environments",
     "integration/house": "the site, and a run of pytest that hangs",
+    "integration/examples/test_mode_14_clearing.py": "kills of every part of an example",
     "integration/examples/test_snippets.py": "every page's snippets",
     "integration/chainctl/commands/test_local_bench.py": "the benchmark's command",
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
@@ -25,9 +31,19 @@ NIGHTLY: Final = {
     "integration/chainctl/test_secured.py": "TLS and logins in every command",
     "integration/chainctl/test_secured_database.py": "TLS and logins in every command",
     "integration/chainctl/test_secured_readme.py": "TLS and logins as README types them",
+    "integration/chain_verifier/test_check.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_findings.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_journal.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_keys.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_parquet.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_reconcile.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/test_seals.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_secured.py": "TLS and logins through Spark",
     "integration/chain_verifier/test_seeded_servers.py": "seeds over real servers",
     "integration/chain_verifier/test_spark_leftovers.py": "what PySpark leaves",
+    "integration/chain_verifier/spark/test_database.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/spark/test_follow.py": "Spark: every way to be wrong",
+    "integration/chain_verifier/spark/test_source_check.py": "Spark: every way to be wrong",
     "integration/chain_verifier/spark/test_follow_alerts.py": "alerts in a real Prometheus",
     "integration/chain_verifier/spark/test_session_cluster.py": "a cluster of Spark",
     "integration/local_stack/test_setup_script.py": "the set-up on machines that lack something",
@@ -35,6 +51,7 @@ NIGHTLY: Final = {
     "integration/local_stack/test_stack.py": "the stack through crashes",
     "integration/matcher_receiver/test_alerts.py": "alerts in a real Prometheus",
     "integration/orderchain/clients/test_secured_database.py": "TLS and logins in every part",
+    "integration/orderchain/clients/test_secured_path.py": "TLS and logins in every part",
     "integration/orderchain/test_monitoring_native.py": "a real Prometheus",
     "integration/outbox/consumer/test_alerts.py": "alerts in a real Prometheus",
     "integration/outbox/sender/test_alerts.py": "alerts in a real Prometheus",
@@ -51,8 +68,13 @@ def pytest_mark_nightly(items: list[pytest.Item]) -> None:
     modules = {item.path for item in items}
     nightly = {path for path in modules if any(map(path.is_relative_to, _paths()))}
     for item in items:
-        if item.path in nightly:
+        if item.path in nightly and not item.get_closest_marker("merge"):
             item.add_marker(pytest.mark.nightly)
+
+
+def at_night(*values: object) -> list[ParameterSet]:
+    """Return the cases of a parametrized test that wait for the night."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
 
 
 def _paths() -> list[Path]:

@@ -27,6 +27,7 @@ from tests.integration.chain_verifier.planted_faults import (
     write_journal,
 )
 from tests.integration.chain_verifier.stored_rows import execute, store
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,6 +169,7 @@ def test_modes_with_one_journal_find_what_is_wrong_with_it(
     assert report.sources[0].rows == row_count(rows, head)
 
 
+@pytest.mark.nightly
 def test_modes_with_no_row_and_no_known_head_prove_nothing(
     agreed: Callable[..., Report],
     journal_of: Callable[..., JournalSource],
@@ -191,7 +193,7 @@ def row_count(rows: Sequence[Any], head: int | None) -> int:
     return sum(head is None or row.id <= head for row in own)
 
 
-@pytest.mark.parametrize("name", ["clean", "row and tail missing", "null in ids"])
+@pytest.mark.parametrize("name", ["row and tail missing", *at_night("clean", "null in ids")])
 def test_modes_with_parquet_find_what_is_wrong_with_it(
     agreed: Callable[..., Report], parquet_of: Callable[[Sequence[Row]], ParquetSource], name: str
 ) -> None:
@@ -227,7 +229,7 @@ def wide_chain(count: int) -> list[Row]:
     return [Row(2_000 * number, 2_000 * (number - 1)) for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("seed", [200, pytest.param(201, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seed", [200, *at_night(201)])
 def test_modes_with_random_faults_agree_with_what_was_planted(
     agreed: Callable[..., Report], journal_of: Callable[..., JournalSource], seed: int
 ) -> None:
@@ -239,7 +241,7 @@ def test_modes_with_random_faults_agree_with_what_was_planted(
     assert sorted(report.findings, key=str) == sorted(expected, key=str)
 
 
-@pytest.mark.parametrize("torn", ["{", ROWS[-1].line()[:50], ROWS[-1].line()])
+@pytest.mark.parametrize("torn", ["{", *at_night(ROWS[-1].line()[:50], ROWS[-1].line())])
 def test_modes_with_a_torn_end_leave_it_out(
     agreed: Callable[..., Report], journal_of: Callable[..., JournalSource], torn: str
 ) -> None:
@@ -269,7 +271,7 @@ NO_ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", NO_ROWS)
+@pytest.mark.parametrize("line", [NO_ROWS[0], *at_night(*NO_ROWS[1:])])
 def test_modes_with_a_line_that_is_no_row_refuse_alike(
     spark: SparkSession, journal_of: Callable[..., JournalSource], line: str
 ) -> None:

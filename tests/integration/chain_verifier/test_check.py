@@ -88,6 +88,7 @@ def test_check_with_rows_twice_at_edges_names_each(examine_rows: Examine) -> Non
     assert list(examine_rows([*ROWS, *again], HEAD).findings.kept) == expected
 
 
+@pytest.mark.merge
 def test_check_with_forks_at_edges_names_both_rows_of_each(examine_rows: Examine) -> None:
     forked = [ROWS[index] for index in edges(ROWS, 4)[1:]]
     others = [replace(row, id=id_of(row) - 1) for row in forked]

@@ -115,6 +115,7 @@ def test_very_many_findings_are_counted_and_written_and_few_reach_the_driver(
         assert len(report["findings"]) == 2 + FINDINGS_MAX
 
 
+@pytest.mark.merge
 def test_findings_that_cannot_be_written_leave_no_verdict(
     spark: SparkSession, tmp_path: Path
 ) -> None:

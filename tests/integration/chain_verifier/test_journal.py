@@ -53,6 +53,7 @@ def finding(name: str, kind: Kind, **fields: Any) -> Finding:
     return Finding(kind=kind, source=name, **fields)
 
 
+@pytest.mark.merge
 def test_journal_with_many_blocks_is_read_in_order(
     spark: SparkSession, scanned: Callable[..., ScannedSource], name: str
 ) -> None:

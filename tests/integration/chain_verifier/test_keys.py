@@ -67,6 +67,7 @@ def test_keys_that_stand_once_are_no_finding(
     assert (without.verdict, without.keys_compared) == (Verdict.COMPLETE, False)
 
 
+@pytest.mark.merge
 def test_keys_that_stand_again_within_the_window_name_both_rows(
     verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
 ) -> None:

@@ -37,6 +37,7 @@ def test_parquet_with_a_clean_chain_is_contiguous_and_with_its_head_complete(
     assert verified(spark, source, head_of(ROWS)).verdict is Verdict.COMPLETE
 
 
+@pytest.mark.merge
 def test_parquet_with_a_missing_row_names_it(
     spark: SparkSession, parquet_of: Callable[[Sequence[Row]], ParquetSource]
 ) -> None:

@@ -68,6 +68,7 @@ def test_compare_with_the_same_rows_is_equal(compared: Compare) -> None:
     assert report.comparisons[0].is_equal
 
 
+@pytest.mark.merge
 def test_compare_with_values_changed_names_each_row_and_column(compared: Compare) -> None:
     """Of one column; of several; swapped between two rows; moved from one column to the next."""
     filled = [index for index in range(20, 60) if ROWS[index].payload]

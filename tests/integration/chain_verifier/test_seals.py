@@ -87,6 +87,7 @@ def ends(number: int) -> dict[str, int | None]:
     return {"id": batch(number)[0].id, "until_id": batch(number)[-1].id}
 
 
+@pytest.mark.merge
 @pytest.mark.invariant("S13")
 def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     verified: Verified, change: Execute
@@ -211,6 +212,7 @@ def test_contradicted_mark_is_told_beside_what_the_seals_say_and_is_written_with
     assert (lines[0]["mark_id"], lines[0]["verified_by"]) == (3, "eve")
 
 
+@pytest.mark.merge
 def test_kept_seal_with_a_rewritten_tail_is_found_though_all_else_fits(
     verified: Verified, database: str
 ) -> None:

@@ -33,7 +33,7 @@ BATCHES: Final = (3, 12, 2, 5)
 
 def with_row(rows: Rows, at: int, **changes: object) -> Rows:
     fields = {name: getattr(rows[at], name) for name in Event.__struct_fields__}
-    return [*rows[:at], Event(**{**fields, **changes}), *rows[at + 1 :]]  # type: ignore[arg-type]
+    return [*rows[:at], Event(**{**fields, **changes}), *rows[at + 1 :]]
 
 
 DAMAGES: Final[dict[str, Damage]] = {

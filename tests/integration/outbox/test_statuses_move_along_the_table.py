@@ -15,6 +15,7 @@ from outbox.sender.due_decisions import ResendDecision, judge, wait_seconds
 from outbox.sender.parcel_sender import Share
 from outbox.sender.store import BrokerAck, RelayStore, SweepRound
 from outbox.statuses import FINAL, TRANSITIONS
+from tests.lanes import at_night
 
 from .conftest import CONSUMER, Sender
 
@@ -124,7 +125,7 @@ class Walk:
         return "add"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *at_night(1, 2)])
 async def test_random_work_moves_deliveries_only_along_the_table(sender: Sender, seed: int) -> None:
     business = await sender.connect()
     operator = await sender.connect("outbox_operator")

@@ -112,6 +112,7 @@ async def test_apply_by_a_role_that_is_no_superuser_works_and_names_what_is_left
     assert await value(deployer, owners, "public") == OWNER
 
 
+@pytest.mark.nightly
 async def test_apply_by_a_member_of_the_owner_needs_no_createrole_once_the_roles_exist(
     bare_server: PostgresServer,
 ) -> None:
@@ -143,6 +144,7 @@ async def test_apply_by_a_role_without_rights_on_the_schema_leaves_nothing(
     assert await value(superuser, _ROLES, _ALL_ROLES) == 0
 
 
+@pytest.mark.nightly
 async def test_roles_log_in_only_with_a_password_and_within_their_limit(
     bare_server: PostgresServer,
 ) -> None:

@@ -44,6 +44,7 @@ def write_chain(
     return ParquetSource(path=str(path))
 
 
+@pytest.mark.nightly
 def test_findings_of_very_many_rows_are_all_written_and_few_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def verified(spark: SparkSession, audit: DatabaseSource) -> Verified:
     return run
 
 
+@pytest.mark.merge
 def test_database_with_a_clean_chain_is_complete(verified: Verified) -> None:
     report = verified()
     assert report.verdict is Verdict.COMPLETE
@@ -120,6 +121,7 @@ def test_database_with_an_empty_chain_is_complete(
     assert (report.verdict, report.head, report.sources[0].rows) == (Verdict.COMPLETE, 0, 0)
 
 
+@pytest.mark.merge
 def test_database_with_rows_deleted_names_their_ids(
     verified: Verified, execute: Callable[..., None]
 ) -> None:

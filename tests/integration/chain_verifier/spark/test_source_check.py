@@ -34,6 +34,7 @@ def looked(
     return whole_chain(RowTable(spark, rows).rows, horizon, secrets.randbits(63))
 
 
+@pytest.mark.merge
 def test_hash_of_a_node_is_that_of_spark(spark: SparkSession) -> None:
     numbers = [0, 1, 2**31 - 1, 2**31, ID_MAX, -1, -(2**63)]
     keys = [1, 2**62, secrets.randbits(63)]

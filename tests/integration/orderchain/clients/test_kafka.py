@@ -62,6 +62,7 @@ async def refused(config: KafkaConfig, seconds: float = LONG_SECONDS) -> str:
     return text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["login", "mutual"])
 async def test_every_client_with_the_right_config_works(
     secured_kafka: SecuredKafka, way: str

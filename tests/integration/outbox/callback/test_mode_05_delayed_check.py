@@ -438,6 +438,7 @@ async def test_sender_that_can_not_be_reached_is_asked_and_told_later(
     assert {row["message_id"] for row in await sender.pending()} == set(ids[4:])
 
 
+@pytest.mark.nightly
 async def test_broker_that_is_away_makes_messages_wait_and_uses_up_no_try(
     sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:

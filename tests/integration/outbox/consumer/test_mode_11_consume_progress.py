@@ -81,6 +81,7 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     assert await rig.effects() == dict.fromkeys(notes, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.invariant("S6")
 async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> None:
     notes = [f"note {number}" for number in range(120)]

@@ -145,6 +145,7 @@ async def test_commit_that_a_constraint_refuses_is_known_to_be_rolled_back(sende
     assert (row["outcome"], row["message_id"]) == ("rolled back", same.message_id)
 
 
+@pytest.mark.nightly
 async def test_what_is_kept_is_bounded_and_goes_with_its_time(sender: Sender) -> None:
     await sender.set_up()
     business = await sender.connect()

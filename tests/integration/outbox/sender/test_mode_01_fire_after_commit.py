@@ -105,6 +105,7 @@ async def test_crash_between_commit_and_send_loses_the_message_and_keeps_the_cha
     assert await sender.sent(prices) == [later]
 
 
+@pytest.mark.nightly
 async def test_broker_away_loses_messages_counts_them_and_spares_the_business(
     sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:

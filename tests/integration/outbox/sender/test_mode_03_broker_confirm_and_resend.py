@@ -51,6 +51,7 @@ async def test_destination_without_confirm_is_done_once_the_broker_has_it(sender
     assert (row["status"], row["consumer"], row["send_count"]) == (1, "", 1)
 
 
+@pytest.mark.nightly
 async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
     sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:

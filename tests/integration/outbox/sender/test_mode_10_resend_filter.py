@@ -8,6 +8,7 @@ import pytest
 
 import outbox
 from outbox import Message, Status, draw_message_ids
+from tests.lanes import at_night
 
 from ..conftest import CONSUMER
 
@@ -27,7 +28,7 @@ async def store(sender: Sender, ids: Sequence[UUID]) -> None:
 
 
 @pytest.mark.timeout(300)  # so many messages, on a machine that may do much else
-@pytest.mark.parametrize("backlog", [10_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("backlog", at_night(10_000, 100_000))
 async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is_resent(
     sender: Sender, backlog: int
 ) -> None:

@@ -187,6 +187,7 @@ def test_sequence_from_a_topic_runs_until_sigterm_and_tells_what_it_did(
     topic.assert_is_chain()
 
 
+@pytest.mark.nightly
 def test_sequence_killed_at_random_moments_makes_a_chain_of_the_topic(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:
@@ -217,6 +218,7 @@ def self_leads(topic: Topic, before: int) -> bool:
     return (found[0]["epoch"] or 0) > before
 
 
+@pytest.mark.nightly
 def test_standby_takes_over_a_killed_leader_but_no_living_one(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:

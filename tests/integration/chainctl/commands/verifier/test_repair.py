@@ -475,6 +475,7 @@ def test_tail_is_left_where_other_rows_have_taken_its_place(
     assert stored(settings, whole) == other
 
 
+@pytest.mark.nightly
 def test_tail_is_not_added_under_a_leader_that_lives(
     call: Call,
     start: Start,
