@@ -18,6 +18,7 @@ from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
 from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag, load_settings
 from chainctl.units import Size, Span
+from tests.cases import case
 from tests.command_lines import command_lines, refusal_of
 
 if TYPE_CHECKING:
@@ -44,16 +45,15 @@ def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert set(EXAMPLES) == {"", *LEAVES}
 
 
-@pytest.mark.parametrize("path", LEAVES)
-def test_help_of_a_command_has_its_settings_apart(
-    path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*path.split(), "--help"]) == 0
-    own, _, settings = capsys.readouterr().out.partition("\nSettings:\n")
-    flags = {f"--{name.replace('_', '-')}" for name in SETTING_NAMES} | {"--config"}
-    shown = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
-    assert not flags & {*shown.findall(own)}
-    assert flags >= {*shown.findall(settings.partition("\nExamples:\n")[0])}
+def test_help_of_a_command_has_its_settings_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in LEAVES:
+        with case(path):
+            assert main([*path.split(), "--help"]) == 0
+            own, _, settings = capsys.readouterr().out.partition("\nSettings:\n")
+            flags = {f"--{name.replace('_', '-')}" for name in SETTING_NAMES} | {"--config"}
+            shown = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
+            assert not flags & {*shown.findall(own)}
+            assert flags >= {*shown.findall(settings.partition("\nExamples:\n")[0])}
 
 
 VIEWS = (
@@ -63,9 +63,10 @@ VIEWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", VIEWS)
-def test_view_can_be_watched_and_is_json_for_machines(path: str) -> None:
-    assert {"watch_seconds", "as_json"} <= {each.name for each in LEAVES[path].params}
+def test_view_can_be_watched_and_is_json_for_machines() -> None:
+    for path in VIEWS:
+        with case(path):
+            assert {"watch_seconds", "as_json"} <= {each.name for each in LEAVES[path].params}
 
 
 ACTS = sorted(path for path, command in LEAVES.items()
@@ -82,34 +83,36 @@ def test_act_by_hand_takes_an_actor_and_a_dry_run() -> None:
 GROUPS = sorted({path.rpartition(" ")[0] for path in LEAVES} - {""})
 
 
-@pytest.mark.parametrize("path", GROUPS)
 def test_help_of_a_group_ends_with_examples_of_its_commands(
-    path: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*path.split(), "--help"]) == 0
-    about, _, examples = capsys.readouterr().out.partition("\nExamples:\n")
-    assert "..." not in about.partition("\nCommands:\n")[2], "a sentence that was cut"
-    shown = examples.splitlines()
-    assert 1 <= len(shown) <= 3
-    known = {line: name for name, lines in EXAMPLES.items() for line in lines}
-    found = [known[line.strip()].removeprefix(f"{path} ").split()[0] for line in shown]
-    assert len(set(found)) == len(found)
+    for path in GROUPS:
+        with case(path):
+            assert main([*path.split(), "--help"]) == 0
+            about, _, examples = capsys.readouterr().out.partition("\nExamples:\n")
+            assert "..." not in about.partition("\nCommands:\n")[2], "a sentence that was cut"
+            shown = examples.splitlines()
+            assert 1 <= len(shown) <= 3
+            known = {line: name for name, lines in EXAMPLES.items() for line in lines}
+            found = [known[line.strip()].removeprefix(f"{path} ").split()[0] for line in shown]
+            assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("path", EXAMPLES)
-def test_example_is_taken_as_it_stands(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = EXAMPLES[path]
-    assert 1 <= len(lines) <= 3
-    assert main([*path.split(), "--help"]) == 0
-    shown = capsys.readouterr().out
-    for line in lines:
-        assert f"\n  {line}\n" in shown  # whole, however narrow the terminal
-        assert len(line) <= 95
-        calls = [words for words in command_lines(line) if words]
-        assert any(words[: len(path.split())] == path.split() for words in calls)
-        for words in calls:
-            assert refusal_of(words) is None, line
-            assert settings_are_taken(words), line
+def test_example_is_taken_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in EXAMPLES:
+        with case(path):
+            lines = EXAMPLES[path]
+            assert 1 <= len(lines) <= 3
+            assert main([*path.split(), "--help"]) == 0
+            shown = capsys.readouterr().out
+            for line in lines:
+                assert f"\n  {line}\n" in shown  # whole, however narrow the terminal
+                assert len(line) <= 95
+                calls = [words for words in command_lines(line) if words]
+                assert any(words[: len(path.split())] == path.split() for words in calls)
+                for words in calls:
+                    assert refusal_of(words) is None, line
+                    assert settings_are_taken(words), line
 
 
 def settings_are_taken(words: list[str]) -> bool:
@@ -119,15 +122,18 @@ def settings_are_taken(words: list[str]) -> bool:
     return load_settings(given, {}) is not None
 
 
-@pytest.mark.parametrize("path", LEAVES)
-def test_option_of_time_or_size_takes_a_unit(path: str) -> None:
-    words = re.compile(r"seconds|minutes|hours|bytes|idle|older|since|watch|every|wait")
-    for option in LEAVES[path].params:
-        name = str(option.name)
-        is_number = isinstance(option.type, click.types.FloatParamType | click.types.IntParamType)
-        assert not (words.search(name) and is_number), name
-        if option.metavar in ("SPAN", "SIZE"):
-            assert name.startswith("setting_") or isinstance(option.type, Span | Size), name
+def test_option_of_time_or_size_takes_a_unit() -> None:
+    for path in LEAVES:
+        with case(path):
+            words = re.compile(r"seconds|minutes|hours|bytes|idle|older|since|watch|every|wait")
+            for option in LEAVES[path].params:
+                name = str(option.name)
+                is_number = isinstance(
+                    option.type, click.types.FloatParamType | click.types.IntParamType
+                )
+                assert not (words.search(name) and is_number), name
+                if option.metavar in ("SPAN", "SIZE"):
+                    assert name.startswith("setting_") or isinstance(option.type, Span | Size), name
 
 
 def test_page_of_operators_names_every_command_and_setting() -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from chainctl.settings import load_settings
+from tests.cases import case
 from tests.command_lines import command_lines, refusal_of
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
@@ -35,31 +36,36 @@ def of_language(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_block_says_in_which_language_it_is(page: Path) -> None:
-    blocks = blocks_of(page)
-    assert {block.language for block in blocks} <= LANGUAGES
-    fences = re.findall(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert len(fences) == 2 * len(blocks), "a fence that is none"
+def test_each_block_says_in_which_language_it_is() -> None:
+    for page in PAGES:
+        with case(page):
+            blocks = blocks_of(page)
+            assert {block.language for block in blocks} <= LANGUAGES
+            fences = re.findall(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert len(fences) == 2 * len(blocks), "a fence that is none"
 
 
-@pytest.mark.parametrize("block", of_language("sh"), ids=str)
-def test_calls_of_chainctl_are_taken(block: Block) -> None:
-    for words in command_lines(block.text):
-        if "--demo" in words:
-            continue  # test_local_demo.py runs those, after a demo
-        assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
+def test_calls_of_chainctl_are_taken() -> None:
+    for block in of_language("sh"):
+        with case(block):
+            for words in command_lines(block.text):
+                if "--demo" in words:
+                    continue  # test_local_demo.py runs those, after a demo
+                assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_calls_of_chainctl_within_the_text_are_taken(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for call in re.findall(r"`(chainctl [^`]*)`", text):
-        if not PLACEHOLDERS.search(call):
-            for words in command_lines(call.replace("\n", " ")):
-                # A name alone is enough, without all that a call needs.
-                refusal = refusal_of(words) or "Missing"
-                assert re.search("^Missing|^a group of commands|requires an arg", refusal), call
+def test_calls_of_chainctl_within_the_text_are_taken() -> None:
+    for page in PAGES:
+        with case(page):
+            text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+            for call in re.findall(r"`(chainctl [^`]*)`", text):
+                if not PLACEHOLDERS.search(call):
+                    for words in command_lines(call.replace("\n", " ")):
+                        # A name alone is enough, without all that a call needs.
+                        refusal = refusal_of(words) or "Missing"
+                        assert re.search(
+                            "^Missing|^a group of commands|requires an arg", refusal
+                        ), call
 
 
 def test_targets_of_make_exist() -> None:
@@ -83,12 +89,13 @@ def test_targets_of_make_exist() -> None:
             assert refusal_of(words) is None, f"{line}: chainctl {' '.join(words)}"
 
 
-@pytest.mark.parametrize("block", of_language("python"), ids=str)
-def test_python_is_python(block: Block) -> None:
+def test_python_is_python() -> None:
     """A part of a program may stand in a coroutine, or before a function."""
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
-    text = block.text + ("def f(): ...\n" if block.text.lstrip().startswith("@") else "")
-    compile(text, str(block), "exec", flags=flags, dont_inherit=True)
+    for block in of_language("python"):
+        with case(block):
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+            text = block.text + ("def f(): ...\n" if block.text.lstrip().startswith("@") else "")
+            compile(text, str(block), "exec", flags=flags, dont_inherit=True)
 
 
 @pytest.mark.parametrize("block", of_language("toml"), ids=str)
@@ -109,11 +116,12 @@ def test_json_is_json(block: Block) -> None:
         json.loads(document)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_installs_from_an_index(page: Path) -> None:
+def test_no_page_installs_from_an_index() -> None:
     """There is no such package there yet, and one of that name might be another's."""
-    text = page.read_text(encoding="utf-8")
-    assert not re.search(r"(pip|uv|pipx) (install|add)[^`\n]*['\" ]orderchain\b(?!-)", text)
+    for page in PAGES:
+        with case(page):
+            text = page.read_text(encoding="utf-8")
+            assert not re.search(r"(pip|uv|pipx) (install|add)[^`\n]*['\" ]orderchain\b(?!-)", text)
 
 
 def test_navigation_of_the_site_names_each_page_once_or_for_two_readers() -> None:

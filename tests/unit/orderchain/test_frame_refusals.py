@@ -101,24 +101,24 @@ def test_frame_without_value_is_refused(record: bytes | None) -> None:
     assert refusal_of(record) == "empty"
 
 
-@pytest.mark.parametrize("size", range(len(FRAME)))
-def test_frame_cut_off_anywhere_is_refused(size: int) -> None:
-    assert refusal_of(FRAME[:size]) in REASONS
+def test_frame_cut_off_anywhere_is_refused() -> None:
+    for size in range(len(FRAME)):
+        assert refusal_of(FRAME[:size]) in REASONS, size
 
 
-@pytest.mark.parametrize("size", range(1, HEADER_BYTES))
-def test_heartbeat_cut_off_anywhere_is_refused(size: int) -> None:
+def test_heartbeat_cut_off_anywhere_is_refused() -> None:
     zero = {"first_pid": 20, "first_id": 20, "last_id": 20, "count": 0}
     record = encode_frame(msgspec.structs.replace(HEADER, **zero), [], KEY)
-    with pytest.raises(FrameError):
-        decode_header(record[:size])
+    for size in range(1, HEADER_BYTES):
+        with pytest.raises(FrameError):
+            decode_header(record[:size])
 
 
-@pytest.mark.parametrize("at", range(len(FRAME)))
-def test_frame_with_any_single_bit_flipped_is_refused(at: int) -> None:
-    for bit in range(8):
-        record = with_bytes(at, bytes([FRAME[at] ^ 1 << bit]))
-        assert refusal_of(record) in REASONS
+def test_frame_with_any_single_bit_flipped_is_refused() -> None:
+    for bit in range(8 * len(FRAME)):
+        at = bit // 8
+        record = with_bytes(at, bytes([FRAME[at] ^ 1 << bit % 8]))
+        assert refusal_of(record) in REASONS, bit
 
 
 @pytest.mark.parametrize("extra", [b"\0", b"\xc0", FRAME])

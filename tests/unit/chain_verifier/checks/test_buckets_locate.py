@@ -10,6 +10,7 @@ import pytest
 
 from chain_verifier.checks.buckets import Bucket, Horizon, Link, find_faults, is_one_path, locate
 from chain_verifier.findings import Finding, Kind
+from tests.cases import case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,31 +108,31 @@ def horizon(head: int | None, start: int = 0) -> Horizon:
 
 
 @pytest.mark.parametrize("bits", [1, 3, 6, 30])
-@pytest.mark.parametrize("seed", range(100))
-def test_locate_with_random_damage_finds_what_looking_at_every_row_finds(
-    seed: int, bits: int
-) -> None:
-    rng = random.Random(seed)
-    rows = clean_chain(rng, 60)
-    head = rng.choice([None, rows[-1][1]])
-    rows = damaged(rng, rows)
-    buckets = bucketed(rows, bits)
-    every_row = [Link(pid, row_id, row_id) for pid, row_id in rows]
+def test_locate_with_random_damage_finds_what_looking_at_every_row_finds(bits: int) -> None:
+    for seed in range(100):
+        with case(seed):
+            rng = random.Random(seed)
+            rows = clean_chain(rng, 60)
+            head = rng.choice([None, rows[-1][1]])
+            rows = damaged(rng, rows)
+            buckets = bucketed(rows, bits)
+            every_row = [Link(pid, row_id, row_id) for pid, row_id in rows]
 
-    found = locate("s", buckets, horizon(head), ListOpener(rows), leaf_bits=min(bits, 4))
+            found = locate("s", buckets, horizon(head), ListOpener(rows), leaf_bits=min(bits, 4))
 
-    expected = find_faults("s", every_row, 0, head)
-    assert sorted(found, key=str) == sorted(expected, key=str)
-    assert bool(found) is not is_one_path(buckets, horizon(head))
+            expected = find_faults("s", every_row, 0, head)
+            assert sorted(found, key=str) == sorted(expected, key=str)
+            assert bool(found) is not is_one_path(buckets, horizon(head))
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_locate_with_a_clean_chain_opens_no_row(seed: int) -> None:
-    rng = random.Random(seed)
-    rows = clean_chain(rng, 200)
-    opener = ListOpener(rows)
-    assert locate("s", bucketed(rows, 4), horizon(rows[-1][1]), opener, leaf_bits=4) == []
-    assert opener.rows_opened == 0
+def test_locate_with_a_clean_chain_opens_no_row() -> None:
+    for seed in range(100):
+        with case(seed):
+            rng = random.Random(seed)
+            rows = clean_chain(rng, 200)
+            opener = ListOpener(rows)
+            assert locate("s", bucketed(rows, 4), horizon(rows[-1][1]), opener, leaf_bits=4) == []
+            assert opener.rows_opened == 0
 
 
 def test_locate_with_one_missing_row_opens_one_bucket() -> None:

@@ -1,0 +1,19 @@
+"""Many small cases in one test, which names the case that failed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def case(name: object) -> Iterator[None]:
+    """Add the name of the case to whatever is raised within the block."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {name}")
+        raise
