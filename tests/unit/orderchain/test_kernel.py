@@ -21,8 +21,8 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__pat
 PUBLIC = {
     "clock": "Backoff Clock SystemClock jittered_seconds ns_of step_seconds time_of",
     "config": "Config checked_text expected_of mask_dsn",
-    "files": "FoundRow JournalRow found_row last_id lines_of no_row private_opener write_private "
-    "written_row",
+    "files": "FoundRow JournalEnd JournalRow found_row journal_end lines_of no_row open_regular "
+    "private_opener read_bounded write_private written_row",
     "frame": "FrameHeader decode_body decode_header decode_linked_body default_topic encode_frame "
     "is_signed topic_refusal",
     "model": "ChainHead ClientNumber Event FrameTerm Gap IntakeMark IntakeReject KeyPage "
