@@ -14,10 +14,10 @@ WITH RECURSIVE holder AS (
 SELECT coalesce(wanted.relation, (SELECT relation FROM pg_locks AS tuple
                                    WHERE tuple.pid = $1 AND tuple.locktype = 'tuple' LIMIT 1)
                )::regclass::text AS locked,
-       extract(epoch FROM clock_timestamp() - wanted.waitstart)::float8 AS waited_seconds,
+       greatest(extract(epoch FROM clock_timestamp() - wanted.waitstart), 0)::float8 AS waited_seconds,
        holder.pid, activity.usename::text AS login, activity.application_name AS application,
        activity.state, activity.query, cardinality(pg_blocking_pids(holder.pid)) > 0 AS is_waiting,
-       extract(epoch FROM clock_timestamp() - activity.xact_start)::float8 AS open_seconds
+       greatest(extract(epoch FROM clock_timestamp() - activity.xact_start), 0)::float8 AS open_seconds
   FROM pg_locks AS wanted
  CROSS JOIN holder
   LEFT JOIN pg_stat_activity AS activity ON activity.pid = holder.pid
@@ -123,11 +123,14 @@ SELECT chain_id, sum(row_count)::bigint AS rows FROM chain_batch GROUP BY chain_
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 
 -- chain_status: the state of one chain, or of all: its heads, and how alive its leader is, by the
--- database's clock; other logins' start times are hidden, and then the backend's number must do
+-- database's clock, which may have gone back: no age is negative; other logins' start times are
+-- hidden, and then the backend's number must do
 SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, head.topic,
        head.partition_ids, head.created_at, head.backend_pid,
        lease.released, lease.step_down, lease.lease_seconds,
-       extract(epoch FROM clock_timestamp() - lease.beat_at)::float8 AS beat_age_seconds,
+       CASE WHEN lease.beat_at IS NOT NULL THEN
+            greatest(extract(epoch FROM clock_timestamp() - lease.beat_at)::float8, 0)
+        END AS beat_age_seconds,
        (SELECT began_at FROM chain_term AS term
          WHERE term.chain_id = head.chain_id AND term.epoch = head.epoch) AS leader_since,
        EXISTS (SELECT FROM pg_stat_activity AS activity
@@ -136,7 +139,7 @@ SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, h
        (SELECT committed_at FROM chain_batch AS batch
          WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at,
        unpublished.row_count AS unpublished_rows,
-       coalesce(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
+       greatest(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
            AS unpublished_seconds
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  CROSS JOIN LATERAL (
@@ -332,7 +335,8 @@ SELECT sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
 
 -- log_growth: whether this role may see the size of the log, and how fast the log grows
 SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE') AS may_see,
-       coalesce(wal_bytes / extract(epoch FROM clock_timestamp() - stats_reset), 0)::float8 AS rate
+       coalesce(wal_bytes / nullif(greatest(extract(epoch FROM clock_timestamp() - stats_reset), 0), 0),
+                0)::float8 AS rate
   FROM pg_stat_wal
 
 -- log_bytes: the log on the disk
@@ -415,7 +419,7 @@ SELECT chain_id, receiver,
        coalesce(place.head_delivered, 0) AS head_delivered,
        head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,
        behind.row_count AS behind_rows,
-       coalesce(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
+       greatest(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
        coalesce(place.updated_at, halt.halted_at) AS updated_at,
        CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
             ELSE 'stored' END AS checkpoint,

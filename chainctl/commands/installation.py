@@ -38,6 +38,7 @@ from chainctl.output import (
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from orderchain.errors import ConnectError, OrderchainError
 from orderchain.limits import FRAME_BYTES_MIN
+from orderchain.monitoring import LAG_LIMITS
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from orderchain.text import counted, reason_of
 
@@ -373,6 +374,7 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
     ]
     return [
         *map(_leader, chains),
+        *map(_late, filter(_is_late, chains)),
         *map(_halted, halts),
         *contradicted,
         *map(_lacking_rows, missing),
@@ -388,6 +390,18 @@ def _leader(chain: Mapping[str, Any]) -> DoctorLine:
     if leader_state(chain) == "silent":
         return _warning(what, found, "start a sequencer, or look why its standby does not lead")
     return _ok(what, found)
+
+
+def _is_late(chain: Mapping[str, Any]) -> bool:
+    unpublished = chain["last_id"] - chain["published_id"]
+    return LAG_LIMITS.are_exceeded(unpublished, chain["unpublished_seconds"])
+
+
+def _late(chain: Mapping[str, Any]) -> DoctorLine:
+    from chainctl.commands.status import published_life
+
+    found = f"published {published_life(chain)}"
+    return _warning(f"orders of chain {chain['chain_id']}", found, "docs/runbooks/lagging-kafka.md")
 
 
 def _halted(halt: Mapping[str, Any]) -> DoctorLine:
