@@ -209,9 +209,9 @@ def load_all(folder: Path, chain_id: int, public_keys: Collection[str] = ()) -> 
 
 
 def export_age_seconds(seal: SealFile) -> float:
-    """Return how long ago the seal was exported, by the clocks of both machines."""
+    """Return how long ago the seal was exported, by both machines' clocks; 0 for a future time."""
     exported = datetime.fromisoformat(seal.exported_at)
-    return (datetime.now(UTC) - exported).total_seconds()
+    return max((datetime.now(UTC) - exported).total_seconds(), 0.0)
 
 
 def _is_signed(seal: SealFile) -> bool:

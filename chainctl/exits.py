@@ -18,8 +18,15 @@ import traceback
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import ClockError, DurabilityError, OrderchainError, RefusedError
-from orderchain.text import printable
+from orderchain.errors import (
+    HALT_RUNBOOK,
+    ClockError,
+    DurabilityError,
+    HaltError,
+    OrderchainError,
+    RefusedError,
+)
+from orderchain.text import printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,6 +165,8 @@ def _text(error: BaseException) -> str:
     """Return the message of `error`, with origin or class where the message alone is unclear."""
     kind, text = type(error).__name__, str(error)
     package = type(error).__module__.partition(".")[0]
+    if isinstance(error, HaltError):
+        return f"halted: {text} ({HALT_RUNBOOK})"
     if isinstance(error, OrderchainError) or package == "local_stack":
         return text or kind
     if isinstance(error, ModuleNotFoundError):
@@ -167,7 +176,7 @@ def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if package == "asyncpg":
-        return f"database: {text or kind}"
+        return f"database: {reason_of(error)}"
     if package == "aiokafka":
         return f"kafka: {text or kind}"
     if isinstance(error, MemoryError):

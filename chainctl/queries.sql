@@ -4,6 +4,30 @@
 SELECT current_setting('server_version_num')::integer AS version,
        current_setting('server_encoding') AS encoding
 
+-- lock_holders: for whom a backend has waited longer than so many seconds, those first that do not
+-- wait themselves; process 0 is a prepared transaction, and others' queries may be hidden
+WITH RECURSIVE holder AS (
+       SELECT unnest(pg_blocking_pids($1)) AS pid
+       UNION
+       SELECT unnest(pg_blocking_pids(pid)) FROM holder
+       )
+SELECT coalesce(wanted.relation, (SELECT relation FROM pg_locks AS tuple
+                                   WHERE tuple.pid = $1 AND tuple.locktype = 'tuple' LIMIT 1)
+               )::regclass::text AS locked,
+       greatest(extract(epoch FROM clock_timestamp() - wanted.waitstart), 0)::float8 AS waited_seconds,
+       holder.pid, activity.usename::text AS login, activity.application_name AS application,
+       activity.state, activity.query, cardinality(pg_blocking_pids(holder.pid)) > 0 AS is_waiting,
+       greatest(extract(epoch FROM clock_timestamp() - activity.xact_start), 0)::float8 AS open_seconds
+  FROM pg_locks AS wanted
+ CROSS JOIN holder
+  LEFT JOIN pg_stat_activity AS activity ON activity.pid = holder.pid
+ WHERE wanted.pid = $1 AND NOT wanted.granted
+   AND wanted.waitstart < clock_timestamp() - make_interval(secs => $2)
+ ORDER BY is_waiting, holder.pid
+
+-- cancel_statement: end what a backend of this login does now
+SELECT pg_cancel_backend($1)
+
 -- schema_version: which schema is there, and the database's own id
 SELECT version, upgrade_to, database_id FROM public.schema_version
 
@@ -99,11 +123,14 @@ SELECT chain_id, sum(row_count)::bigint AS rows FROM chain_batch GROUP BY chain_
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 
 -- chain_status: the state of one chain, or of all: its heads, and how alive its leader is, by the
--- database's clock; other logins' start times are hidden, and then the backend's number must do
+-- database's clock, which may have gone back: no age is negative; other logins' start times are
+-- hidden, and then the backend's number must do
 SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, head.topic,
        head.partition_ids, head.created_at, head.backend_pid,
        lease.released, lease.step_down, lease.lease_seconds,
-       extract(epoch FROM clock_timestamp() - lease.beat_at)::float8 AS beat_age_seconds,
+       CASE WHEN lease.beat_at IS NOT NULL THEN
+            greatest(extract(epoch FROM clock_timestamp() - lease.beat_at)::float8, 0)
+        END AS beat_age_seconds,
        (SELECT began_at FROM chain_term AS term
          WHERE term.chain_id = head.chain_id AND term.epoch = head.epoch) AS leader_since,
        EXISTS (SELECT FROM pg_stat_activity AS activity
@@ -112,7 +139,7 @@ SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, h
        (SELECT committed_at FROM chain_batch AS batch
          WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at,
        unpublished.row_count AS unpublished_rows,
-       coalesce(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
+       greatest(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
            AS unpublished_seconds
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  CROSS JOIN LATERAL (
@@ -308,7 +335,8 @@ SELECT sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
 
 -- log_growth: whether this role may see the size of the log, and how fast the log grows
 SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE') AS may_see,
-       coalesce(wal_bytes / extract(epoch FROM clock_timestamp() - stats_reset), 0)::float8 AS rate
+       coalesce(wal_bytes / nullif(greatest(extract(epoch FROM clock_timestamp() - stats_reset), 0), 0),
+                0)::float8 AS rate
   FROM pg_stat_wal
 
 -- log_bytes: the log on the disk
@@ -391,7 +419,7 @@ SELECT chain_id, receiver,
        coalesce(place.head_delivered, 0) AS head_delivered,
        head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,
        behind.row_count AS behind_rows,
-       coalesce(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
+       greatest(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
        coalesce(place.updated_at, halt.halted_at) AS updated_at,
        CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
             ELSE 'stored' END AS checkpoint,

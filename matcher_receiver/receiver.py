@@ -15,7 +15,14 @@ from matcher_receiver.live_frames import OptionalFrames
 from matcher_receiver.receive_loop import ReceiveLoop
 from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
 from orderchain.clock import Backoff, SystemClock
-from orderchain.errors import HaltError, NotYetReadable, RowsArchived, SettingError, StoppedError
+from orderchain.errors import (
+    HALT_RUNBOOK,
+    HaltError,
+    NotYetReadable,
+    RowsArchived,
+    SettingError,
+    StoppedError,
+)
 from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
@@ -487,7 +494,9 @@ class Receiver:
         self._logged_state = state
         level = logging.ERROR if state is State.HALTED else logging.INFO
         chain_id, head = self._config.chain_id, self.head_delivered
-        _log.log(level, "chain %d: %s at %d", chain_id, state.value, head)
+        error = self._core and self._core.halted_by
+        why = f": {reason_in_chain(chain_id, error)} ({HALT_RUNBOOK})" if error else ""
+        _log.log(level, "chain %d: %s at %d%s", chain_id, state.value, head, why)
         if state is State.LIVE:
             self.live.set()
         if self._on_state is not None:

@@ -21,7 +21,7 @@ OrderchainError
 │   ├── NotYetReadable        a standby has not replayed the range yet
 │   └── SourceBroken          a source ended early, or changed, while it was being verified
 ├── StoppedError          this object no longer works; open a new one
-│   ├── Fenced                another process leads the chain now
+│   ├── Fenced                this process no longer leads the chain
 │   ├── SteppedDown           an operator asked this leader to hand over
 │   ├── IntakeMoved           an intake's place is not where this intake left it
 │   └── CheckpointLost        this receiver's checkpoint is not where it was left
@@ -50,6 +50,8 @@ from orderchain.text import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from orderchain.model import LeaseSight
 
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 """The most characters of an error's message, a line for people. The main point comes first."""
@@ -211,14 +213,33 @@ class StoppedError(OrderchainError):
 
 
 class Fenced(StoppedError):
-    """Another process leads the chain now: nothing was written, and nothing will be."""
+    """The chain is no longer led by this process: nothing was written, and nothing will be.
 
-    def __init__(self, chain_id: int, epoch: int, current_epoch: int | None = None) -> None:
-        now = "another process leads it" if current_epoch is None else f"epoch is {current_epoch}"
+    `current_epoch` and `owner` are those of the process that took the chain over. They are None
+    where nobody has looked, or where no other process did, such as after an UPDATE by hand.
+    """
+
+    def __init__(
+        self,
+        chain_id: int,
+        epoch: int,
+        current_epoch: int | None = None,
+        owner: str | None = None,
+    ) -> None:
+        now = "and the chain is no longer as this process left it"
+        if current_epoch is not None:
+            now = f"another process took it over: {owner}, in epoch {current_epoch}"
         super().__init__(f"chain {chain_id}: fenced: our epoch was {epoch}, {now}")
         self.chain_id = chain_id
         self.epoch = epoch
         self.current_epoch = current_epoch
+        self.owner = owner
+
+    def named_by(self, sight: LeaseSight) -> Fenced:
+        """Return the same with who leads by `sight`, which was seen afterwards, if another does."""
+        if sight.epoch <= self.epoch:
+            return self
+        return Fenced(self.chain_id, self.epoch, sight.epoch, sight.owner)
 
 
 class SteppedDown(StoppedError):
@@ -248,8 +269,9 @@ class IntakeMoved(StoppedError):
 
 
 class CheckpointLost(StoppedError):
-    """The checkpoint is not where this receiver left it: another one works under its name, or the
-    database was restored from a backup. `found_id` is where it is now, None where none is stored.
+    """The checkpoint is not where this receiver left it: another one works under its name, the
+    database was restored from a backup, or a transaction of the caller that seemed to have failed
+    was committed. `found_id` is where it is now, None where none is stored.
     """
 
     def __init__(
@@ -258,8 +280,8 @@ class CheckpointLost(StoppedError):
         found = "is gone" if found_id is None else f"was at {found_id}"
         super().__init__(
             f"chain {chain_id}: the checkpoint of receiver {receiver!r} {found}, expected "
-            f"{expected_id}: another receiver works under this name, or the database was restored "
-            "from a backup"
+            f"{expected_id}: another receiver works under this name, the database was restored "
+            "from a backup, or a commit of this receiver's caller took effect late"
         )
         self.chain_id = chain_id
         self.receiver = receiver
@@ -303,6 +325,10 @@ class RowsArchived(GapError):
     """The range is before the archive's boundary."""
 
     reason = "were archived"
+
+
+HALT_RUNBOOK: Final = 'docs/runbooks/halted-receiver.md, "What to do"'
+"""What the line about a halt points a person to."""
 
 
 class HaltError(OrderchainError):

@@ -171,8 +171,9 @@ class Lease(Closable, Protocol):
         """Raise the counter, and return whether an operator asks this leader to step down.
 
         It also moves head_published up to `published_id`, unless a commit is about to.
-        Raises Fenced when `term` no longer leads, DurabilityError when the
-        database may from now on lose what it acknowledges, else RetryError.
+        Raises Fenced when `term` no longer leads, PrimaryBehind when the chain ends before
+        `published_id`, DurabilityError when the database may from now on lose what it
+        acknowledges, else RetryError.
         """
         ...
 

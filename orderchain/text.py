@@ -8,6 +8,7 @@ writing would show another text than there is.
 
 from __future__ import annotations
 
+import re
 import sys
 from math import inf
 from time import monotonic
@@ -59,9 +60,19 @@ def reason_of(error: BaseException, limit: int = 500) -> str:
     """Return the text of `error`, or the name of its class if it has none; always one line.
 
     A TimeoutError, a ConnectionResetError and many errors of the drivers have no text, and
-    `error or ...` never falls back: an exception is true. Several lines are joined to one.
+    `error or ...` never falls back: an exception is true. Several lines are joined to one. What
+    only names the inside of the PostgreSQL driver is said in words.
     """
-    return printable(" ".join(str(error).split()) or type(error).__name__, limit)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if type(error).__module__.startswith("asyncpg.") and _DRIVER_INSIDE.search(text):
+        return "the connection to the database broke"
+    return printable(text, limit)
+
+
+_DRIVER_INSIDE: Final = re.compile(
+    r"cannot switch to state|protocol state|cannot call \w+\.|connection is closed"
+)
+"""How asyncpg refuses a call on a connection that has broken: by its own states and methods."""
 
 
 def reason_in_chain(chain_id: int, error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -47,6 +48,10 @@ _Result = TypeVar("_Result")
 _RETRY_SECONDS: Final = 0.1
 _RETRY_SECONDS_MAX: Final = 2.0
 """Back-off while the database is away: doubles up to this, so its return is noticed soon."""
+
+
+_FENCED_LOOK_SECONDS: Final = 2.0
+"""How long callers wait at most for the name of the process that fenced this one."""
 
 
 class _NotSent:
@@ -261,7 +266,7 @@ class Committer:
     async def end(self, assembly: Assembly) -> None:
         """Commit what `begin` has sent; `finish` answers its callers. Raises as `begin`."""
         try:
-            await self._commit_until_known(assembly)
+            await self._naming_successor(self._commit_until_known(assembly))
         except BaseException as error:
             self._fail(assembly, error)
             raise
@@ -277,6 +282,16 @@ class Committer:
             self.timing.add(duration_ns / 1e9)
             if self._tracing is not None:
                 self._trace = self._traced(self._tracing, assembly, assembly.batch)
+
+    async def _naming_successor(self, commit: Awaitable[None]) -> None:
+        """Wait for `commit`; where it was fenced, look who has taken the chain over, if anybody."""
+        try:
+            await commit
+        except Fenced as error:
+            with suppress(RetryError, ConnectError, TimeoutError):
+                async with asyncio.timeout(_FENCED_LOOK_SECONDS):
+                    error = error.named_by(await self._store.look())
+            raise error from error.__cause__
 
     def _fail(self, assembly: Assembly, error: BaseException) -> None:
         self.finish()

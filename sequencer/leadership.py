@@ -17,7 +17,15 @@ from msgspec.structs import replace
 
 from orderchain.clients.session import check_durability
 from orderchain.clock import SystemClock
-from orderchain.errors import ChainLed, ConnectError, Fenced, OrderchainError, RetryError
+from orderchain.errors import (
+    ChainLed,
+    ConnectError,
+    Fenced,
+    OrderchainError,
+    PrimaryBehind,
+    RetryError,
+)
+from orderchain.model import LeaseSight
 from orderchain.sql import load_sql
 from orderchain.text import SummedLog, reason_in_chain, reason_of
 from sequencer.core import ClockWatch
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from orderchain.clients.postgres import Record
     from orderchain.clock import Clock
-    from orderchain.model import LeaseSight, Term
+    from orderchain.model import Term
     from orderchain.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
 
@@ -113,8 +121,13 @@ class PostgresLease:
             _SQL[statement], term.chain_id, term.epoch, term.nonce, published_id
         )
         if not moved:
-            raise Fenced(term.chain_id, term.epoch)
+            fenced = Fenced(term.chain_id, term.epoch)
+            (sight,) = await self._session.fetch(_SQL["look"], term.chain_id)
+            raise fenced.named_by(LeaseSight(**sight, is_ours=False))
         row: Record = moved[0]
+        if row["last_id"] < published_id:
+            # A stale standby was promoted: the primary has lost what receivers may have.
+            raise PrimaryBehind(term.chain_id, row["last_id"], published_id)
         return row
 
 

@@ -69,11 +69,12 @@ INSERT INTO chain_term
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
 -- renew_lease: show that the leader of epoch $2 is alive, and how far it has published ($4); returns
--- whether it is asked to step down, and the settings that it cannot pin. A commit stores the same,
--- so a head that one holds is passed over: neither waits for the other.
+-- whether it is asked to step down, the head (below $4: rows were lost), and the settings that it
+-- cannot pin. A commit stores the same, so a head that one holds is passed over: neither waits for
+-- the other.
 WITH raised AS (
     SELECT chain_id FROM chain_head
-     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4 AND last_id >= $4
        FOR NO KEY UPDATE SKIP LOCKED
 ), published AS (
     UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
@@ -81,6 +82,7 @@ WITH raised AS (
 UPDATE chain_lease SET counter = counter + 1, beat_at = clock_timestamp()
  WHERE chain_id = $1 AND epoch = $2
 RETURNING step_down,
+          (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id,
           current_setting('fsync') AS fsync,
           current_setting('full_page_writes') AS full_page_writes,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
@@ -88,14 +90,14 @@ RETURNING step_down,
 -- release_lease: show that the leader of epoch $2 is about to leave; the rest as renew_lease
 WITH raised AS (
     SELECT chain_id FROM chain_head
-     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4 AND last_id >= $4
        FOR NO KEY UPDATE SKIP LOCKED
 ), published AS (
     UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
 )
 UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2
-RETURNING counter
+RETURNING (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id
 
 -- last_committed_at: when the batch that ends at $2 was committed
 SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2

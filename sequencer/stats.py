@@ -122,7 +122,8 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
         lag = self.head_persisted - self.head_published
         if limits.are_exceeded(lag, self.unpublished_seconds):
             why = self.broker_refusal and f": {self.broker_refusal}"
-            return f"{lag} ids unpublished for {self.unpublished_seconds:.0f} s{why}"
+            late = f"published {self.unpublished_seconds:.0f} s late"
+            return f"{late}: {lag} ids wait for the broker{why}"
         if limits.are_exceeded(0, self.broker_away_seconds):
             why = self.broker_refusal or "no acknowledgement"
             return f"nothing was published for {self.broker_away_seconds:.0f} s: {why}"

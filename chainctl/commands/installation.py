@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import connected_topics
+from chainctl.commands.chain.chains import TOPIC_SETTINGS, connected_topics
 from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import run_async
@@ -36,7 +36,9 @@ from chainctl.output import (
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
-from orderchain.errors import OrderchainError
+from orderchain.errors import ConnectError, OrderchainError
+from orderchain.limits import FRAME_BYTES_MIN
+from orderchain.monitoring import LAG_LIMITS
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from orderchain.text import counted, reason_of
 
@@ -94,7 +96,8 @@ def doctor(
     sourced: SourcedSettings, chain_id: int | None, watch_seconds: float | None, as_json: bool
 ) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
-    schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed.
+    schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed, but
+    each topic gets one record without a value, which readers pass over.
 
     Exit code 1 when something would make a start fail.
     """
@@ -371,6 +374,7 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
     ]
     return [
         *map(_leader, chains),
+        *map(_late, filter(_is_late, chains)),
         *map(_halted, halts),
         *contradicted,
         *map(_lacking_rows, missing),
@@ -386,6 +390,18 @@ def _leader(chain: Mapping[str, Any]) -> DoctorLine:
     if leader_state(chain) == "silent":
         return _warning(what, found, "start a sequencer, or look why its standby does not lead")
     return _ok(what, found)
+
+
+def _is_late(chain: Mapping[str, Any]) -> bool:
+    unpublished = chain["last_id"] - chain["published_id"]
+    return LAG_LIMITS.are_exceeded(unpublished, chain["unpublished_seconds"])
+
+
+def _late(chain: Mapping[str, Any]) -> DoctorLine:
+    from chainctl.commands.status import published_life
+
+    found = f"published {published_life(chain)}"
+    return _warning(f"orders of chain {chain['chain_id']}", found, "docs/runbooks/lagging-kafka.md")
 
 
 def _halted(halt: Mapping[str, Any]) -> DoctorLine:
@@ -436,12 +452,35 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     checks = [await _kafka(kafka, settings.connect_seconds)]
     if checks[0].state == FAILED:
         return checks
+    fit: list[str] = []
     async with connected_topics(kafka, settings.connect_seconds) as topics:
         for name in names:
-            checks += await _guarded(
+            found = await _guarded(
                 f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
             )
+            fit += [name for check in found if check.state != FAILED]
+            checks += found
+    if fit:
+        checks += await _guarded("records", partial(_records, kafka, fit), "see --kafka")
     return checks
+
+
+async def _records(config: KafkaConfig, names: list[str]) -> list[DoctorLine]:
+    """Send a record to each topic: some brokers answer every question, and take no record."""
+    from orderchain.clients.topics import try_topics
+
+    refusals = {name: why for name, why in (await try_topics(config, names)).items() if why}
+    acknowledged = len(names) - len(refusals)
+    checks = [_ok("records", f"{counted(acknowledged, 'topic')} acknowledged one")]
+    return [*(checks if acknowledged else ()), *map(_refused_record, refusals.items())]
+
+
+def _refused_record(refusal: tuple[str, OrderchainError]) -> DoctorLine:
+    name, why = refusal
+    what = f"records of topic {name}"
+    if isinstance(why, ConnectError):  # the right of the leader's login alone
+        return _warning(what, f"not tried: {why}", "run doctor with the sequencer's login")
+    return _failed(what, str(why), "docs/runbooks/lagging-kafka.md")
 
 
 async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
@@ -473,6 +512,16 @@ async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
     if copies == 0:
         return [
             _failed(what, f"{text}: no record is ever acknowledged", "lower min.insync.replicas")
+        ]
+    limit = int(found.settings["max.message.bytes"])
+    if limit < FRAME_BYTES_MIN:
+        found_limit = f"{text}, max.message.bytes {limit}: not every order fits"
+        return [
+            _warning(
+                what,
+                found_limit,
+                f"raise max.message.bytes to {TOPIC_SETTINGS['max.message.bytes']}",
+            )
         ]
     if copies == 1:
         return [_warning(what, text, "3 replicas and min.insync.replicas=2 outlive a broker")]

@@ -41,6 +41,9 @@ _OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
 _APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
 """Who may apply the schema; see `docs/permissions.md`."""
 
+STEP_SECONDS: Final = 60.0
+"""Deadline of one statement of an upgrade: it may rewrite a table."""
+
 _QUERY_OF_KIND: Final = {
     "role": "roles",
     "table": "tables",
@@ -172,7 +175,7 @@ async def _upgrade(
     if target > part.version:
         raise SettingError("--to", target, f"at most {part.version}: use a newer orderchain")
     async with connected_to(
-        settings.database_dsn(), settings.connect_seconds, _APPLIER
+        settings.database_dsn(), settings.connect_seconds, _APPLIER, STEP_SECONDS
     ) as connection:
         version = await _require_there(connection, part)
         steps = steps_to(target, version, migrations_of(part), finishes=finishes)

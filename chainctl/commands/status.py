@@ -26,6 +26,7 @@ from chainctl.options import (
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
 from orderchain.errors import SettingError
+from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,6 +165,7 @@ def state_of(chain: Mapping[str, Any]) -> _Row:
         "unpublished_ids": chain["last_id"] - chain["published_id"],
         "unpublished_rows": chain["unpublished_rows"],
         "unpublished_seconds": round(chain["unpublished_seconds"], 3),
+        "published": published_life(chain),
         "last_commit": utc(chain["committed_at"]) if chain["last_id"] else None,
         "topic": chain["topic"],
         "partition_ids": chain["partition_ids"],
@@ -199,6 +201,18 @@ def leader_life(chain: Mapping[str, Any]) -> str:
     return f"leads{since}, last beat {beat:.1f} s ago{asked}"
 
 
+def published_life(chain: Mapping[str, Any]) -> str:
+    """Return in words whether everything is published, or how late it is and for what it waits."""
+    rows = chain["unpublished_rows"]
+    if not rows:
+        return "everything"
+    waits_for = "the broker" if leader_state(chain) in ("leads", "steps down") else "a leader"
+    verb = "waits" if rows == 1 else "wait"
+    return (
+        f"{chain['unpublished_seconds']:.1f} s late: {counted(rows, 'row')} {verb} for {waits_for}"
+    )
+
+
 # -- leader, step-down, takeover ------------------------------------------------------------------
 
 _LEADER: Final = (
@@ -227,27 +241,52 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
 
 @click.command(cls=Command)
 @chain_option
+@click.option("--check", "is_check", is_flag=True, help="Return exit code 1 if nobody leads.")
+@click.option(
+    "--max-beat", "max_beat", type=Span(), metavar="SPAN",
+    help="As --check, with this as the longest time since the last beat, not the lease.",
+)  # fmt: skip
 @watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def leader(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
+def leader(
+    settings: Settings,
+    chain_id: int,
+    is_check: bool,
+    max_beat: float | None,
+    watch_seconds: float | None,
+    as_json: bool,
+) -> ExitCode:
     """Show who leads a chain, since when, how alive that process is, and the last terms.
 
     The state is `leads`, `steps down`, `silent` (no beat for longer than its lease: dead, or cut
-    off), `handed over` or `never led`.
+    off), `handed over` or `never led`. With --check or --max-beat it is a check for cron and
+    Nagios.
     """
 
-    def show() -> None:
+    def show() -> ExitCode:
         state, terms = run_async(_terms(settings, chain_id))
         if as_json:
             data_json({**state, "terms": terms})
-            return
-        table(("what", "value"), list(state.items()))
-        if terms:
-            data("")
-            table(_TERMS, [tuple(term[name] for name in _TERMS) for term in terms])
+        else:
+            table(("what", "value"), list(state.items()))
+            if terms:
+                data("")
+                table(_TERMS, [tuple(term[name] for name in _TERMS) for term in terms])
+        if not (is_check or max_beat is not None) or _is_led(state, max_beat):
+            return ExitCode.CLEAN
+        talk(f"chainctl: nobody leads chain {chain_id}: {state['leader_life']}")
+        return ExitCode.FINDINGS
 
-    repeated(watch_seconds, show)
+    return repeated(watch_seconds, show)
+
+
+def _is_led(state: Mapping[str, Any], max_beat: float | None) -> bool:
+    """Return whether a process leads, and its last beat is younger than `max_beat`, if given."""
+    if max_beat is None or state["leader_state"] in ("handed over", "never led"):
+        return state["leader_state"] in ("leads", "steps down")
+    beat = state["last_beat_seconds"]
+    return beat is not None and beat <= max_beat
 
 
 @click.command("step-down", cls=Command)

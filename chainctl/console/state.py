@@ -248,8 +248,8 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
         elif LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
             is_led = line.leader_state in ("leads", "steps down")
-            why = "wait for the broker" if is_led else "are not published, since nobody leads"
-            text = f"{name}: committed orders {why}."
+            why = "they wait for the broker" if is_led else "nobody leads"
+            text = f"{name}: committed orders are published late: {why}."
             yield Notice(level="warn", section="chains", chain=line.chain, text=text)
 
 

@@ -21,6 +21,7 @@ from asyncpg.pgproto import pgproto
 from orderchain.clients import abort
 from orderchain.clients.database_config import server_name, warn_of_exposure
 from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -249,7 +250,7 @@ def sqlstate_of(error: BaseException) -> str:
 def schema_refusal(error: BaseException) -> SchemaError | None:
     """Return a SchemaError when `error` means that our tables do not exist, else None."""
     if sqlstate_of(error) in _SCHEMA_MISSING:
-        words = _words(error)
+        words = reason_of(error)
         part = next((f" --part {part}" for part, name in _PARTS if name.search(words)), "")
         expected = f"the tables that `chainctl schema apply{part}` makes ({words})"
         return SchemaError("schema", "none, or of another version", expected)
@@ -274,9 +275,9 @@ def connect_refusal(
         return RetryError(f"database {server}: not {config.target_session_attrs} now")
     state = sqlstate_of(error)
     if state == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
-        return _pooler_found(config, _words(error))
+        return _pooler_found(config, reason_of(error))
     if state[:2] in _PASSING_CLASSES:
-        return RetryError(f"database {server}: not ready: {_words(error)}")
+        return RetryError(f"database {server}: not ready: {reason_of(error)}")
     if len(config.addresses) == 1:
         return ConnectError("database", config.shown, _expected(error, config, f"at {server}"))
     expected = _expected(error, config, "there")
@@ -303,8 +304,8 @@ def statement_refusal(
     if isinstance(error, TimeoutError):
         return RetryError(f"{what}: the database gave no answer in time ({config.shown})")
     if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
-        return OrderchainError(f"the database refused {what}: {_words(error)}")
-    return RetryError(f"{what} failed: {_words(error)}")
+        return OrderchainError(f"the database refused {what}: {reason_of(error)}")
+    return RetryError(f"{what} failed: {reason_of(error)}")
 
 
 def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:
@@ -318,7 +319,7 @@ def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> Co
 
 
 def _not_allowed(config: DatabaseConfig, login_that: str, error: Exception) -> ConnectError:
-    expected = f"a login that {login_that} (login {config.login}: {_words(error)})"
+    expected = f"a login that {login_that} (login {config.login}: {reason_of(error)})"
     return ConnectError("database", config.shown, expected)
 
 
@@ -336,11 +337,11 @@ def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
         hint = (
             "" if config.is_tls_certain else f"; does it ask for TLS? sslmode is {config.tls_mode}"
         )
-        return f"a login that the server accepts ({_words(error)}{hint})"
+        return f"a login that the server accepts ({reason_of(error)}{hint})"
     if state == _NO_DATABASE:
         return "a database that exists"
     if state == _NOT_ALLOWED:
-        login = f"login {config.login}: {_words(error)}"
+        login = f"login {config.login}: {reason_of(error)}"
         return f"a login that may connect to this database ({login})"
     if isinstance(error, ssl.SSLError):
         return _expected_of_tls(error, config)
@@ -359,7 +360,7 @@ def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
         if "ALERT" in (error.reason or ""):
             return _refused_certificate(config, error.reason)
-        return f"TLS that both sides accept ({error.reason or _words(error)})"
+        return f"TLS that both sides accept ({error.reason or reason_of(error)})"
     reason = error.verify_message.rstrip(".")
     if error.verify_code in _CERTIFICATE_TIMES:
         return f"a server's certificate that is valid today ({reason})"
@@ -519,7 +520,3 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
 def _targets(config: DatabaseConfig) -> tuple[str, ...]:
     wanted = config.target_session_attrs or "any"
     return ("standby", "any") if wanted == "prefer-standby" else (wanted,)
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import for_code
+from aiokafka.errors import KafkaTimeoutError, RequestTimedOutError, for_code
 from msgspec import Struct
 
-from orderchain.clients.kafka import close_client, make_admin, start_client
+from orderchain.clients.kafka import close_client, make_admin, make_producer, start_client
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import (
     DRIVER_ERRORS,
@@ -31,6 +31,8 @@ from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+
+    from orderchain.clients.kafka import AIOKafkaProducer
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,11 @@ LOOK_SECONDS: Final = 10.0
 
 AGAIN_SECONDS: Final = 60.0
 """The pause between two looks at topics that were not seen: made later, or the broker was away."""
+
+TRIAL_SECONDS: Final = 5.0
+"""How long a broker may take to acknowledge a trial record: it needs milliseconds."""
+
+_TRIAL_KEY: Final = b"orderchain.trial"
 
 _CLOSE_SECONDS: Final = 2.0
 
@@ -164,6 +171,42 @@ async def _settings(
             if not code:
                 settings[name] = {entry[0]: entry[1] or "" for entry in entries}
     return settings
+
+
+async def try_topics(
+    config: KafkaConfig, names: Collection[str]
+) -> dict[str, OrderchainError | None]:
+    """Send a trial record to each topic; return by topic why it was not acknowledged, or None.
+
+    The record has a key and no value. Readers of a chain drop such a record as `empty`, without a
+    read of the database (`docs/wire.md`). The refusal is a ConnectError where access control
+    forbids to write, else a RetryError. Raises as `connecting`.
+    """
+    producer = make_producer(config, "trial", request_timeout_ms=int(TRIAL_SECONDS * 1_000))
+    try:
+        async with connecting(config, LOOK_SECONDS):
+            await start_client(producer)
+        outcomes = await asyncio.gather(*(_try_topic(producer, config, name) for name in names))
+        return dict(zip(names, outcomes, strict=True))
+    finally:
+        await close_client(producer, _CLOSE_SECONDS)
+
+
+async def _try_topic(
+    producer: AIOKafkaProducer, config: KafkaConfig, name: str
+) -> OrderchainError | None:
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            await producer.send_and_wait(name, key=_TRIAL_KEY, partition=0)
+    except DRIVER_ERRORS as error:
+        if refusal := not_allowed(error, config, f"write to topic {name}"):
+            return refusal
+        if isinstance(error, (TimeoutError, KafkaTimeoutError, RequestTimedOutError)):
+            return RetryError(
+                f"the broker took a record and has not acknowledged it after {TRIAL_SECONDS:g} s"
+            )
+        return RetryError(f"the broker refused a record: {reason_of(error)}")
+    return None
 
 
 def certain_copies(topic: TopicDescription) -> int:

@@ -11,7 +11,14 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
+from orderchain.errors import (
+    ChainMissing,
+    Fenced,
+    IntakeMoved,
+    PrimaryBehind,
+    RetryError,
+    UnknownOutcome,
+)
 from orderchain.model import TERM_SPREAD_IDS, FrameTerm, IntakeMark, IntakeReject, LeaseSight, Term
 from orderchain.seal import Batch, genesis_seal
 
@@ -463,7 +470,9 @@ class MemoryLease:
             raise RetryError("the database is away")
         chain = self._database.chains[self._chain_id]
         if chain.epoch != term.epoch:
-            raise Fenced(self._chain_id, term.epoch)
+            raise Fenced(self._chain_id, term.epoch, chain.epoch, chain.owner)
+        if chain.last_id < published_id:
+            raise PrimaryBehind(self._chain_id, chain.last_id, published_id)
         if chain.nonce == term.nonce:
             chain.published_id = max(chain.published_id, published_id)
         return chain

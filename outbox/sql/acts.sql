@@ -38,7 +38,7 @@ SELECT destination, status, count(*) AS deliveries, NULL::uuid AS oldest
 -- troubles: by destination, the topics that relays can't use, and the consumers that are not heard
 -- from for $1 seconds. What no relay has seen for five minutes is over, or nothing waits for it.
 SELECT known.destination, trouble.topic, trouble.reason, NULL AS consumer,
-       extract(epoch FROM now() - trouble.since)::float8 AS seconds
+       greatest(extract(epoch FROM now() - trouble.since), 0)::float8 AS seconds
   FROM outbox_destination AS known
   JOIN outbox_trouble AS trouble ON trouble.topic IN (known.topic, known.confirm_topic)
  WHERE trouble.seen_at > now() - interval '5 minutes'
@@ -54,7 +54,7 @@ SELECT destination, status, count(*) AS deliveries,
  GROUP BY destination, status
 
 -- relay_seen: seconds since a relay, or a person, measured the outbox; relays do once a minute
-SELECT extract(epoch FROM now() - measured_at)::float8 FROM outbox_space
+SELECT greatest(extract(epoch FROM now() - measured_at), 0)::float8 FROM outbox_space
 
 -- message: one message
 SELECT message_id, destination, key, headers, payload, sender, created_at

@@ -433,21 +433,17 @@ class PostgresChainStore:
         """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
         await self.close()
         self._term = None  # nothing may be done under it on the new connection
-        seen: LeaseSight | Term = await self._own(held)
+        sight = await self.look()
+        seen = sight if sight.is_ours else held
         while True:
             try:
                 return await self._raise_epoch(owner, seen.epoch, seen.nonce, None)
-            except Fenced:
+            except Fenced as error:
                 # An earlier try of ours may have landed since we looked.
-                found = await self._own(held)
-                if found.nonce in {held.nonce, seen.nonce}:
-                    raise
-                seen = found
-
-    async def _own(self, held: Term) -> LeaseSight | Term:
-        """Return the take-over of ours that leads; `held` if none does that was tried after it."""
-        sight = await self.look()
-        return sight if sight.is_ours else held
+                sight = await self.look()
+                if not sight.is_ours or sight.nonce == seen.nonce:
+                    raise error.named_by(sight) from None
+                seen = sight
 
     @property
     def session(self) -> LeaderSession:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from orderchain.errors import ChainMissing, Fenced, IntakeMoved, RetryError, UnknownOutcome
+from orderchain.errors import (
+    ChainMissing,
+    Fenced,
+    IntakeMoved,
+    PrimaryBehind,
+    RetryError,
+    UnknownOutcome,
+)
 from orderchain.model import IntakeMark, IntakeReject, Term
 from orderchain.seal import genesis_seal
 from sequencer.core import SequencerCore
@@ -279,6 +286,27 @@ async def test_published_mark_of_an_idle_chain_is_stored_with_the_lease(
     await commit(store, batch, published_id=0)
     await getattr(open_lease(), way)(term, batch.last_id)
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
+
+
+@pytest.mark.parametrize("way", ["renew", "release"])
+async def test_lease_on_a_primary_that_lost_what_was_published_says_so(
+    open_store: OpenStore, open_lease: OpenLease, way: str
+) -> None:
+    """A stale standby was promoted: it has the term, and not the rows."""
+    term = await take_over(open_store(), "me")
+    with pytest.raises(PrimaryBehind, match=f"ends at {term.last_id}, but {term.last_id + 9} was"):
+        await getattr(open_lease(), way)(term, term.last_id + 9)
+
+
+async def test_fenced_leader_names_its_successor_if_there_is_one(
+    open_store: OpenStore, open_lease: OpenLease
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    await take_over(open_store(), "you")
+    took = f"our epoch was {term.epoch}, another process took it over: you, in epoch"
+    with pytest.raises(Fenced, match=took):
+        await open_lease().renew(term, 0)
 
 
 async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:

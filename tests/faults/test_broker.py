@@ -13,7 +13,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from orderchain.errors import BrokerAway, ConnectError
+from orderchain.clients import topics
+from orderchain.clients.kafka_config import KafkaConfig
+from orderchain.errors import BrokerAway, ConnectError, RetryError
 from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
 from orderchain.monitoring import LagLimits
 from sequencer import (
@@ -233,6 +235,23 @@ async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
     assert stats.send_failures == 0
     assert await chain.fetch("SELECT * FROM chain_skip") == []
     await assert_whole(chain, 20_000)
+
+
+async def test_broker_that_takes_a_trial_record_and_never_acknowledges_it_is_named(
+    chain_on_breakable_kafka: MakeChain,
+    kafka_to_break: KafkaServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "TRIAL_SECONDS", 0.5)
+    chain = await chain_on_breakable_kafka()
+    async with proxy_before(kafka_to_break) as proxy:
+        trap = proxy.set_trap(is_produce, lets_through=True)
+        config = KafkaConfig.of(f"127.0.0.1:{proxy.port}")
+        async with deadline():
+            why = (await topics.try_topics(config, [chain.topic]))[chain.topic]
+        trap.cut()
+        assert isinstance(why, RetryError)
+        assert "the broker took a record and has not acknowledged it after 0.5 s" in str(why)
 
 
 async def test_broker_that_is_slow_is_waited_for_beyond_the_bound_of_its_silence(

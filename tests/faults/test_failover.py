@@ -115,7 +115,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
         assert await zombie.until_gone() == 3
     assert zombie.ended is not None
     assert zombie.ended.error == "Fenced"
-    assert "another process leads it" in zombie.ended.text
+    assert "another process took it over" in zombie.ended.text
     assert {report.error for report in zombie.refused.values()} == {"Fenced"}
     assert zombie.refused.keys() == set(batch)
     assert await standby.stop() == 0

@@ -291,7 +291,7 @@ const chainsTable = new Table($('chains'), {
       name: 'Published', kind: 'n',
       draw: (at, row) => lines(
         at, plain(number(row.head_published)),
-        sub(row.unpublished_ids ? `${span(row.unpublished_seconds)} behind` : 'all of it'),
+        sub(row.unpublished_ids ? `published ${span(row.unpublished_seconds)} late` : 'all of it'),
       ),
     },
     { name: 'Delivered', kind: 'n', draw: (at, row) => lines(at, ...delivered(row)) },

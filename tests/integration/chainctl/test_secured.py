@@ -74,6 +74,11 @@ def test_chain_lives_over_tls_by_variables_and_by_flags(
         done = call(*arguments, settings=settings)
         assert done.code == 0, (arguments, done)
         assert PASSWORDS[RECEIVER] not in done.out + done.err
+    found = json.loads(call("doctor", "--json", settings=reader).out)
+    (tried,) = [each for each in found if each["what"] == f"records of topic {topic}"]
+    assert tried["state"] == "warning"
+    assert f"not tried: kafka was '{reader['CHAINCTL_KAFKA']}'" in tried["found"]
+    assert f"a user 'receiver' that may write to topic {topic} (ACL)" in tried["found"]
 
 
 def test_plaintext_client_is_refused_in_one_line(

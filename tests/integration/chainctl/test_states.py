@@ -126,6 +126,7 @@ def test_dead_leader(page: Page, start: Start, world: World) -> None:
         state = runbook.until("status", lambda chain: chain["leader_state"] == "silent")
         assert state["head_persisted"] == head, "orders wait"
         assert runbook.json("leader")["last_beat_seconds"] > 2
+        runbook.run("leader --chain 1 --check", code=1)
 
         assert "is free" in runbook.run("takeover").err
         follower = runbook.begin("sequence")
@@ -287,12 +288,14 @@ def test_lagging_kafka(
         state = runbook.json("status")
         assert state["head_published"] < state["head_persisted"] == head
         assert state["leader_state"] == "leads", "orders are taken all the same"
+        assert state["published"].endswith("wait for the broker")
         runbook.run("lag")
         kafka_to_break.start()
         runbook.until("status", is_published)
         background.run(opened.__aexit__(None, None, None))
         state = runbook.json("status")
         assert state["head_published"] == state["head_persisted"]
+        runbook.run("doctor")
         runbook.run("verify")
 
         # And where the topic is gone with its broker, the page's line makes it.

@@ -211,12 +211,21 @@ async def test_standby_takes_over_at_once_when_the_leader_stops(make_chain: Make
     assert is_linked(0, rows)
 
 
-async def test_leader_whose_epoch_was_raised_cannot_commit(make_chain: MakeChain) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("nonce = substr(sha256(''), 1, 16)", "and the chain is no longer as this process left it"),
+        ("epoch = epoch + 1, owner = 'pit-2'", "another process took it over: pit-2, in epoch 2"),
+    ],
+)
+async def test_leader_that_was_fenced_cannot_commit_and_names_another_only_if_one_leads(
+    make_chain: MakeChain, change: str, words: str
+) -> None:
     chain = await make_chain()
     sequencer = await open_sequencer(chain.config).__aenter__()
     await sequencer.submit("a", b"1")
-    await chain.admin.execute("UPDATE chain_head SET epoch = epoch + 1, nonce = 'other'")
-    with pytest.raises(Fenced):
+    await chain.admin.execute(f"UPDATE chain_head SET {change}")  # noqa: S608 - of this test
+    with pytest.raises(Fenced, match=f"our epoch was 1, {words}"):
         await sequencer.submit("b", b"2")
     with pytest.raises(Fenced):
         await sequencer.submit("c", b"3")

@@ -87,12 +87,17 @@ def test_input_error_names_the_line(line: int | None, start: str) -> None:
         (errors.KeyConflict("k", 5), {"field": "key", "value": "k", "id": 5}, "id 5"),
         (errors.ChainMissing(9), {"value": 9}, "chainctl chain create 9"),
         (errors.NotYetReadable(4, 8), {"after_id": 4, "until_id": 8}, "after 4 up to 8"),
-        (errors.Fenced(1, 2, 3), {"chain_id": 1, "epoch": 2, "current_epoch": 3}, "epoch is 3"),
-        (errors.Fenced(1, 2), {"current_epoch": None}, "another process leads it"),
+        (
+            errors.Fenced(1, 2, 3, "you"),
+            {"chain_id": 1, "epoch": 2, "current_epoch": 3, "owner": "you"},
+            "another process took it over: you, in epoch 3",
+        ),
+        (errors.Fenced(1, 2), {"current_epoch": None}, "no longer as this process left it"),
         (
             errors.CheckpointLost(1, "r", 7, 5),
             {"chain_id": 1, "receiver": "r", "expected_id": 7, "found_id": 5},
-            "was at 5, expected 7",
+            "was at 5, expected 7: another receiver works under this name, the database was "
+            "restored from a backup, or a commit of this receiver's caller took effect late",
         ),
         (errors.UnknownOutcome(1, 2, 3, 4), {"first_id": 3, "last_id": 4}, "ids 3 to 4"),
         (errors.RowsMissing(1, 2, 3), {"after_id": 2, "until_id": 3}, "after 2 up to 3"),

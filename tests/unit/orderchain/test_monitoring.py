@@ -162,7 +162,7 @@ def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too
             assert sequencer.why_not_ready() is None
             await asyncio.sleep(2)
             assert re.fullmatch(
-                r"chain 1: \d+ ids unpublished for 6\d s: the broker is away",
+                r"chain 1: published 6\d s late: \d+ ids wait for the broker: the broker is away",
                 str(sequencer.why_not_ready()),
             )
             world.log.is_away = False
@@ -187,7 +187,9 @@ def test_sequencer_that_was_replaced_is_not_ready_and_says_by_which_error() -> N
 
     with pytest.raises(Fenced):
         run_virtual(lead(), seed=1)
-    assert reasons == ["chain 1: fenced: our epoch was 1, another process leads it"]
+    assert reasons == [
+        "chain 1: fenced: our epoch was 1, another process took it over: other, in epoch 2"
+    ]
 
 
 @virtual

@@ -8,6 +8,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
 from orderchain.sql import AUDITOR, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused, Start
+    from tests.integration.chainctl.conftest import Admin, Call, Refused, Start
 
 Settings = dict[str, str]
 
@@ -227,6 +229,27 @@ def test_doctor_names_the_version_of_kafka_and_refuses_an_old_one_in_one_line(
     what, found, to_do = re.split(r" {2,}", line)[1:]
     assert (what, found) == ("kafka", f"3.6 ({address})")
     assert to_do == "upgrade these brokers: Kafka 3.7 or newer is needed"
+
+
+def test_doctor_sends_a_record_and_says_that_a_broker_refuses_it(
+    call: Call, module_settings: Settings, free_chain: int, admin: Admin
+) -> None:
+    assert call("chain", "create", free_chain, settings=module_settings).code == 0
+    topic = f"orderchain.{free_chain}"
+    found = lines_of(call, module_settings, "--chain", free_chain)
+    assert found["records"]["found"] == "1 topic acknowledged one"
+    limit = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "10"})
+    admin(lambda client: client.alter_configs([limit]))
+    found = lines_of(call, module_settings, "--chain", free_chain)
+    refused = found[f"records of topic {topic}"]
+    assert refused["state"] == "failed"
+    assert "the broker refused a record" in refused["found"]
+    assert "max.message.bytes 10: not every order fits" in found[f"topic {topic}"]["found"]
+    # Readers pass over what it sent.
+    output = ("receive", "--chain", free_chain, "--output", "-")
+    assert call(*output, settings=module_settings).code == 0
+    verify = ("verify", "--chain", free_chain, "--source", "database", "--source", "topic")
+    assert call(*verify, "--local", settings=module_settings).code == 0
 
 
 def test_doctor_show_and_chain_list_can_be_watched(

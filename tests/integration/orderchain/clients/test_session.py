@@ -378,3 +378,16 @@ async def _take_and_fail(connections: Connections) -> None:
     async with connections.transaction() as connection:
         await connection.execute("INSERT INTO orders VALUES (2)")
         raise KeyError("ours")
+
+
+async def test_connection_that_breaks_in_a_transaction_is_described_in_words(
+    config_of: Callable[..., SessionConfig], watcher: Connection
+) -> None:
+    async def work() -> None:
+        async with connected(config_of()) as connection, connection.transaction():
+            await watcher.execute(f"SELECT pg_terminate_backend({connection.get_server_pid()})")
+            with suppress(*DRIVER_ERRORS):
+                await connection.execute("SELECT 1")
+
+    with pytest.raises(RetryError, match=r"^the statement failed: the connection to the .* broke$"):
+        await work()

@@ -108,6 +108,13 @@ def test_connect_that_failed_says_what_to_do(
         (ConnectionResetError("reset"), RetryError, "reset"),
         (ConnectionResetError(), RetryError, "the statement failed: ConnectionResetError"),
         (asyncpg.InterfaceError("closed"), RetryError, "closed"),
+        (
+            asyncpg.InternalClientError(
+                "cannot switch to state 12; another operation (2) is in progress"
+            ),
+            RetryError,
+            "the statement failed: the connection to the database broke",
+        ),
         (asyncpg.InterfaceError(""), RetryError, "the statement failed: InterfaceError"),
         (asyncpg.DivisionByZeroError("by zero"), OrderchainError, "refused the statement: by zero"),
         (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),

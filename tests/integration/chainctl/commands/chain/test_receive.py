@@ -176,6 +176,9 @@ def test_unhalt_says_whether_the_receiver_would_halt_again(
     receive = ("receive", *chain, "--output", tmp_path / "h.jsonl", "--name", "h")
     halted = call(*receive, settings=settings)
     assert (halted.code, "was changed" in halted.err) == (3, True), halted
+    for line in halted.err.splitlines()[:1] + halted.err.splitlines()[-1:]:
+        assert "halted" in line, halted
+        assert 'docs/runbooks/halted-receiver.md, "What to do"' in line, halted
     unhalt = ("unhalt", *chain, "--name", "h", "--reason", "ticket 512")
     tried = call(*unhalt, "--dry-run", settings=settings)
     assert tried.code == 0, tried

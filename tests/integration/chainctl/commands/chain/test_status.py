@@ -1,0 +1,92 @@
+"""`chainctl status`, `leader` and `lag` on chains in states that need words."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.chainctl.runbooks import sql
+from tests.integration.chainctl.sizes import FILLED_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.chainctl.conftest import Call
+
+Settings = dict[str, str]
+
+
+@pytest.fixture
+def change(module_settings: Settings, filled: int) -> Callable[[str], None]:
+    """Changes rows of the chain as its owner."""
+
+    def run(statement: str) -> None:
+        dsn = module_settings["CHAINCTL_DATABASE"]
+        sql(dsn, f"{statement} WHERE chain_id = {filled}", "SELECT 1")
+
+    return run
+
+
+def test_clock_that_has_gone_back_makes_no_negative_age(
+    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
+) -> None:
+    """All that is stored is of tomorrow."""
+    chain = ("--chain", filled)
+    journal = ("--output", "j.jsonl", "--name", "matching", "--until-id", 1)
+    assert call("receive", *chain, *journal, settings=module_settings).code == 0
+    change("UPDATE chain_batch SET committed_at = now() + interval '1 day'")
+    change("UPDATE chain_lease SET beat_at = now() + interval '1 day', released = false")
+    change("UPDATE chain_head SET published_id = 0")
+
+    def shown(*command: object) -> Any:
+        return json.loads(call(*command, "--json", settings=module_settings).out)
+
+    status, (lag,) = shown("status", *chain), shown("lag", *chain)
+    top = next(each for each in shown("top", "--once")["chains"] if each["chain"] == filled)
+    ages = {
+        "unpublished": status["unpublished_seconds"], "beat": status["last_beat_seconds"],
+        "behind": status["receivers"][0]["behind_seconds"], "lag": lag["behind_seconds"],
+        "top": top["unpublished_seconds"],
+        "leader": shown("leader", *chain)["last_beat_seconds"],
+    }  # fmt: skip
+    assert set(ages.values()) == {0}, ages
+    assert "last beat 0.0 s ago" in status["leader_life"]
+
+
+def test_status_says_in_words_how_late_a_chain_is_published(
+    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
+) -> None:
+    def published() -> str:
+        done = call("status", "--chain", filled, "--json", settings=module_settings)
+        return str(json.loads(done.out)["published"])
+
+    assert published() == "everything"
+    change("UPDATE chain_batch SET committed_at = now() - interval '70 seconds'")
+    change("UPDATE chain_head SET published_id = 0")
+    assert published().startswith("70.")
+    assert published().endswith(" rows wait for a leader")
+    change("UPDATE chain_lease SET beat_at = now(), released = false")
+    assert published().endswith(f" s late: {FILLED_ROWS:,} rows wait for the broker")
+    doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
+    late = next(each for each in doctor if each["what"] == f"orders of chain {filled}")
+    assert late["state"] == "warning"
+    assert late["found"].startswith("published 7")
+
+
+def test_leader_is_a_check_for_a_monitor(
+    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
+) -> None:
+    def check(*options: str) -> int:
+        done = call("leader", "--chain", filled, *options, settings=module_settings)
+        assert (done.code == 1) == (f"nobody leads chain {filled}" in done.err), done
+        return done.code
+
+    assert (check("--check"), check("--max-beat", "1h"), check()) == (1, 1, 0)  # handed over
+    change("UPDATE chain_lease SET released = false, beat_at = now(), lease_seconds = 3600")
+    assert (check("--check"), check("--max-beat", "1h")) == (0, 0)
+    change("UPDATE chain_lease SET beat_at = now() - interval '60 seconds'")
+    assert (check("--check"), check("--max-beat", "10s")) == (0, 1)
+    change("UPDATE chain_lease SET lease_seconds = 5")
+    assert (check("--check"), check("--max-beat", "10m")) == (1, 0)
