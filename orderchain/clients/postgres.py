@@ -55,6 +55,7 @@ SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
 CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up after it."""
 
+QUERY_CANCELED: Final = "57014"
 TOO_MANY_CONNECTIONS: Final = "53300"
 UNIQUE_VIOLATION: Final = "23505"
 
@@ -165,6 +166,30 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyp
         if status == "ROLLBACK" and query.startswith("COMMIT"):
             raise rolled_back()
         return status
+
+
+async def fetch_of_owner(
+    connection: Connection,
+    statement: str,
+    *values: object,
+    timeout: float | None = None,
+) -> list[Record]:
+    """Return the rows of a statement on a caller's connection, which is set up as its owner likes.
+
+    Its records are the driver's own, whatever class the owner has chosen. The rest is the
+    statement's: an owner may have changed how each type travels (`set_type_codec`) and where names
+    are looked up. So ids, bytes, times and JSON travel as text, cast within the statement, and
+    names have their schema. Raises what the driver raises.
+    """
+    rows: list[Record] = await connection.fetch(
+        statement, *values, timeout=timeout, record_class=asyncpg.Record
+    )
+    return rows
+
+
+def hex_of(value: bytes) -> str:
+    """Return bytes as PostgreSQL reads them from text."""
+    return f"\\x{value.hex()}"
 
 
 def rolled_back() -> asyncpg.PostgresError:

@@ -24,7 +24,13 @@ from uuid import UUID
 
 import msgspec
 
-from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.postgres import (
+    DRIVER_ERRORS,
+    UNIQUE_VIOLATION,
+    fetch_of_owner,
+    hex_of,
+    sqlstate_of,
+)
 from orderchain.clients.session import is_durable, watch_for_cancelled_waits
 from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
@@ -58,7 +64,11 @@ _FULL: Final = "53000"
 """The SQLSTATE that outbox_add_many raises; the server itself has longer codes for what it runs out
 of."""
 
-STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
+STORE: Final = """
+SELECT * FROM public.outbox_add_many($1::text[]::uuid[], $2, $3, $4::text[]::jsonb[],
+    $5::text[]::bytea[], $6::text::uuid, $7::text::timestamptz, $8)
+"""
+"""Cast from text, since the connection is the caller's; see `fetch_of_owner`."""
 
 
 async def add(
@@ -118,13 +128,15 @@ async def store_messages(
     if not messages:
         return
     try:
-        refused = await connection.fetch(
+        refused = await fetch_of_owner(
+            connection,
             STORE,
-            *columns(messages, "message_id", "destination", "key"),
+            [str(message.message_id) for message in messages],
+            *columns(messages, "destination", "key"),
             [_json(message.headers) for message in messages],
-            [message.payload for message in messages],
-            claim,
-            check_at,
+            [hex_of(message.payload) for message in messages],
+            None if claim is None else str(claim),
+            None if check_at is None else check_at.astimezone(UTC).isoformat(),
             sender,
         )
     except DRIVER_ERRORS as error:
@@ -248,7 +260,8 @@ async def watched_transaction(
             yield commit
             if commit.matters:
                 # As late as possible: what the block has set for its transaction counts.
-                commit.is_durable = is_durable(await connection.fetchval(SYNCHRONOUS))
+                ((setting,),) = await fetch_of_owner(connection, SYNCHRONOUS)
+                commit.is_durable = is_durable(setting)
             commit.has_begun = True
         commit.was_cut = commit.matters and was_cancelled()
 
