@@ -20,7 +20,13 @@ from asyncpg.pgproto import pgproto
 
 from orderchain.clients import abort
 from orderchain.clients.database_config import server_name, warn_of_exposure
-from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    SettingError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +63,9 @@ CLOSE_SECONDS: Final = 1.0
 
 QUERY_CANCELED: Final = "57014"
 TOO_MANY_CONNECTIONS: Final = "53300"
+_TYPES_OF_OURS: Final = frozenset(
+    {"bool", "bytea", "float8", "int2", "int4", "int8", "interval", "text", "timestamptz", "uuid"}
+)
 UNIQUE_VIOLATION: Final = "23505"
 
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
@@ -166,6 +175,16 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyp
         if status == "ROLLBACK" and query.startswith("COMMIT"):
             raise rolled_back()
         return status
+
+    async def set_type_codec(self, typename: str, **given: Any) -> None:  # noqa: ANN401
+        """See asyncpg. Handlers get such a connection, too: our statements on it need their types.
+
+        Raises SettingError for a type that they use.
+        """
+        if typename in _TYPES_OF_OURS:
+            expected = "the driver's own, on a connection that is not yours: cast in the statement"
+            raise SettingError("codec", typename, expected)
+        await super().set_type_codec(typename, **given)
 
 
 async def fetch_of_owner(

@@ -16,6 +16,7 @@ error at once.
 from __future__ import annotations
 
 import asyncio
+from binascii import b2a_base64
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +29,6 @@ from orderchain.clients.postgres import (
     DRIVER_ERRORS,
     UNIQUE_VIOLATION,
     fetch_of_owner,
-    hex_of,
     sqlstate_of,
 )
 from orderchain.clients.session import is_durable, watch_for_cancelled_waits
@@ -66,9 +66,12 @@ of."""
 
 STORE: Final = """
 SELECT * FROM public.outbox_add_many($1::text[]::uuid[], $2, $3, $4::text[]::jsonb[],
-    $5::text[]::bytea[], $6::text::uuid, $7::text::timestamptz, $8)
+    ARRAY(SELECT decode(given.payload, 'base64')
+            FROM unnest($5::text[]) WITH ORDINALITY AS given (payload, place) ORDER BY given.place),
+    $6::text::uuid, $7::text::timestamptz, $8)
 """
-"""Cast from text, since the connection is the caller's; see `fetch_of_owner`."""
+"""Cast from text, since the connection is the caller's; see `fetch_of_owner`. Payloads as base64:
+half the cost of the text form of `bytea`."""
 
 
 async def add(
@@ -134,7 +137,7 @@ async def store_messages(
             [str(message.message_id) for message in messages],
             *columns(messages, "destination", "key"),
             [_json(message.headers) for message in messages],
-            [hex_of(message.payload) for message in messages],
+            [b2a_base64(message.payload, newline=False).decode() for message in messages],
             None if claim is None else str(claim),
             None if check_at is None else check_at.astimezone(UTC).isoformat(),
             sender,

@@ -7,6 +7,7 @@ What becomes of a delivery is decided by the same code as for the real relay: `o
 from __future__ import annotations
 
 import asyncio
+from binascii import a2b_base64
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -375,7 +376,7 @@ def _messages(
     """Return what the columns of the statement `STORE` hold, which come as text."""
     own = [None if each is None else msgspec.json.decode(each) for each in headers]
     return [
-        Message(UUID(message_id), destination, bytes.fromhex(payload[2:]), key, header)
+        Message(UUID(message_id), destination, a2b_base64(payload), key, header)
         for message_id, destination, payload, key, header in zip(
             message_ids, destinations, payloads, keys, own, strict=True
         )
