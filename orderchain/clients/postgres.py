@@ -27,6 +27,7 @@ from orderchain.errors import (
     SchemaError,
     SettingError,
 )
+from orderchain.sql import NUMBERED, renumbering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -339,7 +340,7 @@ def statement_refusal(
     """
     if not isinstance(error, DRIVER_ERRORS):
         return error
-    if refusal := schema_refusal(error):
+    if refusal := schema_refusal(error) or _numbers_refusal(error):
         return refusal
     state = sqlstate_of(error)
     if state == _NOT_ALLOWED:
@@ -349,6 +350,16 @@ def statement_refusal(
     if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
         return OrderchainError(f"the database refused {what}: {_words(error)}")
     return RetryError(f"{what} failed: {_words(error)}")
+
+
+def _numbers_refusal(error: Exception) -> SchemaError | None:
+    """Return a SchemaError where a sequence gave a number that its table has already."""
+    table = getattr(error, "table_name", None)
+    if getattr(error, "constraint_name", None) != f"{table}_pkey" or table not in NUMBERED:
+        return None
+    lifted = renumbering(table, NUMBERED[table])
+    expected = f"above them (logical replication copies no sequences): as the owner, {lifted}"
+    return SchemaError(f"sequence of {table}", "below its rows", expected)
 
 
 def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:

@@ -1,0 +1,245 @@
+"""A logical replica that is promoted: it has the rows of its primary, and no sequence's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import subprocess
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from chainctl.schema.parts import PARTS
+from local_stack import PostgresServer, PostgresServerConfig
+from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
+from orderchain.errors import SchemaError
+from orderchain.sql import AUDITOR, LOGIN_ROLES, OUTBOX_CONSUMER
+from outbox import ConsumerConfig, Delivery, draw_message_ids
+from outbox.consumer.inbox import Inbox, keep_moved
+from tests.deadlines import LONG_SECONDS, deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from local_stack import KafkaServer
+    from orderchain.clients.postgres import Connection
+    from tests.integration.chainctl.conftest import Call
+
+FIRST, SECOND = "first", "second"
+TOPIC = "clearing"
+WHY = ("--reason", "the switch, ticket 519", "--actor", "eve")
+
+PUBLISHED = """
+CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true);
+SELECT pg_create_logical_replication_slot('copy', 'pgoutput');
+"""
+COPIED = "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel"
+REPLAYED = """
+SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'copy'
+"""
+SWITCHED = (
+    "ALTER SUBSCRIPTION copy DISABLE",
+    "ALTER SUBSCRIPTION copy SET (slot_name = NONE)",
+    "DROP SUBSCRIPTION copy",
+)
+
+
+@pytest.fixture
+def server(server_folder: Path) -> Iterator[PostgresServer]:
+    """Two databases of one server, of which the second follows the first."""
+    config = PostgresServerConfig(
+        directory=server_folder / "postgres",
+        port=free_port(),
+        passwords={
+            role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES, OUTBOX_CONSUMER)
+        },
+        shared_buffers_mb=32,
+        max_wal_size_mb=64,
+        settings={"wal_level": "logical", "wal_retrieve_retry_interval": "100ms"},
+    )
+    with PostgresServer(config) as made:
+        made.prepare_roles()
+        made.create_database(FIRST)
+        made.create_database(SECOND)
+        for part in ("chain", "inbox"):
+            made.execute(f"BEGIN;\n{PARTS[part].text()}\nCOMMIT;\n", database=FIRST)
+        made.execute(PUBLISHED, database=FIRST)
+        made.execute(f"REVOKE CREATE, TEMPORARY ON DATABASE {SECOND} FROM PUBLIC")
+        yield made
+
+
+def copy_tables(server: PostgresServer) -> None:
+    """Make the tables of the replica: its primary's, with the partitions that they have now.
+
+    Statements for what is there already fail, and the others are run.
+    """
+    program, environment = server.installation.program, server.client_environment()
+    dump = [program("pg_dump"), "--schema-only", "--no-publications", FIRST]
+    made = subprocess.run(dump, env=environment, capture_output=True, check=True)
+    psql = [program("psql"), "-q", "-X", "-d", SECOND]
+    subprocess.run(psql, env=environment, input=made.stdout, capture_output=True, check=True)
+
+
+@asynccontextmanager
+async def opened(server: PostgresServer, database: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(server.dsn(SUPERUSER, database))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until(connection: Connection, query: str, *values: object) -> None:
+    async with deadline():
+        while not await connection.fetchval(query, *values):  # noqa: ASYNC110 - the server knows
+            await asyncio.sleep(0.05)
+
+
+async def follow(server: PostgresServer) -> None:
+    async with opened(server, SECOND) as second:
+        dsn = server.dsn(SUPERUSER, FIRST).replace("'", "''")
+        await second.execute(
+            f"CREATE SUBSCRIPTION copy CONNECTION '{dsn}' PUBLICATION everything "
+            "WITH (create_slot = false, slot_name = 'copy')"
+        )
+        await until(second, COPIED)
+
+
+async def switch(server: PostgresServer) -> None:
+    """Let the replica have everything, and cut it off from its primary."""
+    copy_tables(server)
+    async with opened(server, FIRST) as first, opened(server, SECOND) as second:
+        await until(first, REPLAYED, await first.fetchval("SELECT pg_current_wal_lsn()::text"))
+        for statement in SWITCHED:
+            await second.execute(statement)
+
+
+def deliveries(count: int) -> list[Delivery]:
+    return [
+        Delivery(
+            message_id=message_id, destination="clearing", payload=b"", key_bytes=b"k", headers={},
+            topic=TOPIC, partition=0, offset=0, received_at=datetime.now(UTC),
+        )
+        for message_id in draw_message_ids(count)
+    ]  # fmt: skip
+
+
+async def park(server: PostgresServer, database: str, parked: list[Delivery]) -> None:
+    async with opened(server, database) as connection, connection.transaction():
+        inbox = await Inbox.open(connection, "ledger", LONG_SECONDS)
+        await inbox.park_in_turn(connection, parked, 1)
+
+
+async def unpark_all(server: PostgresServer, database: str) -> list[Any]:
+    """Work on what is parked as a consumer does; returns the ids in the order of their effect."""
+    done = []
+    async with opened(server, database) as connection:
+        inbox = await Inbox.open(connection, "ledger", LONG_SECONDS)
+        while True:
+            async with connection.transaction():
+                delivery = await inbox.take_due(connection, 2)
+                if delivery is None:
+                    return done
+                assert await inbox.record(connection, delivery)
+                await inbox.unpark(connection, delivery, 1)
+                done.append(delivery.message_id)
+
+
+class Installation:
+    """One chain, by its commands, on whichever of the two databases leads."""
+
+    def __init__(
+        self, call: Call, server: PostgresServer, kafka: str, chain: int, folder: Path
+    ) -> None:
+        self._call = call
+        self._server = server
+        self._kafka = kafka
+        self._chain = chain
+        self._orders = folder / "o.csv"
+        self.database = FIRST
+
+    def call(self, *arguments: object, code: int = 0) -> str:
+        settings = {
+            "CHAINCTL_DATABASE": self._server.dsn(SUPERUSER, self.database),
+            "CHAINCTL_AUDIT_DATABASE": self._server.dsn(AUDITOR, self.database),
+            "CHAINCTL_KAFKA": self._kafka,
+        }
+        done = self._call(*arguments, settings=settings)
+        assert done.code == code, done
+        return done.err if code == 2 else done.out
+
+    def sequence(self, name: str) -> None:
+        orders = self._orders.with_name(name)
+        orders.write_text("n\n" + "1\n" * 10)
+        self.call("sequence", "--chain", self._chain, "--input", orders)
+
+    def verify(self, code: int = 0) -> str:
+        here = ("--chain", self._chain, "--source", "database")
+        return self.call("verify", "--local", *here, "--since-verified", code=code)
+
+    def revoke(self, from_id: int, code: int = 0) -> str:
+        here = ("--chain", self._chain, "--from", from_id, *WHY)
+        return self.call("chain", "verify-mark", "revoke", *here, code=code)
+
+    def marks(self) -> list[int]:
+        here = ("--chain", self._chain, "--json")
+        listed = json.loads(self.call("chain", "verify-mark", "list", *here))
+        return [mark["until_id"] for mark in listed]
+
+
+def test_promoted_logical_replica_goes_on_once_its_sequences_are_lifted(
+    call: Call, server: PostgresServer, kafka_server: KafkaServer, free_chain: int, tmp_path: Path
+) -> None:
+    it = Installation(call, server, kafka_server.bootstrap, free_chain, tmp_path)
+    it.call("chain", "create", free_chain)
+    parked = deliveries(9)
+    copy_tables(server)
+    it.sequence("a.csv")
+    it.verify()
+    asyncio.run(park(server, FIRST, parked[:3]))
+    asyncio.run(follow(server))
+    for name in ("b.csv", "c.csv"):
+        it.sequence(name)
+        it.verify()
+    for mark in it.marks()[:2]:  # two acts
+        it.revoke(mark)
+    it.verify()
+    asyncio.run(park(server, FIRST, parked[3:5]))
+    asyncio.run(switch(server))
+
+    it.database = SECOND
+    remedies = []
+    for part, code in (("chain", 1), ("inbox", 1)):
+        told = it.call("schema", "check", "--part", part, code=code)
+        remedies += [line.partition(": SELECT ") for line in told.splitlines() if "setval" in line]
+    assert [what.split()[1].rstrip(":") for what, _, _ in remedies] == [
+        "chain_act", "chain_verified", "inbox_consumer",
+    ]  # fmt: skip
+    assert "setval(pg_get_serial_sequence('public.chain_act'" in it.call("doctor", code=1)
+    it.sequence("d.csv")
+    assert "setval(pg_get_serial_sequence('public.chain_verified', 'mark_id')" in it.verify(2)
+    last = it.marks()[0]
+    assert "setval(pg_get_serial_sequence('public.chain_act', 'act_id')" in it.revoke(last, 2)
+    config = ConsumerConfig(
+        name="new", topics=(TOPIC,), kafka=kafka_server.bootstrap,
+        database=server.dsn(OUTBOX_CONSUMER, SECOND),
+    )  # fmt: skip
+    with pytest.raises(SchemaError, match="inbox_consumer', 'consumer_id'"):
+        asyncio.run(keep_moved(config, {TOPIC: [0]}))
+    asyncio.run(park(server, SECOND, parked[5:]))
+    assert asyncio.run(unpark_all(server, SECOND)) == [each.message_id for each in parked]
+
+    for _, _, statement in remedies:
+        server.execute(f"SELECT {statement};", database=SECOND)
+    it.verify()
+    assert it.marks()[0] > last
+    it.revoke(last)
+    asyncio.run(keep_moved(config, {TOPIC: [0]}))
+    for part in ("chain", "inbox"):
+        it.call("schema", "check", "--part", part)
