@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import subprocess
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,8 @@ from orderchain.errors import SchemaError
 from orderchain.sql import AUDITOR, LOGIN_ROLES, OUTBOX_CONSUMER
 from outbox import ConsumerConfig, Delivery, draw_message_ids
 from outbox.consumer.inbox import Inbox, keep_moved
-from tests.deadlines import LONG_SECONDS, deadline
+from tests.builders.logical_replica import LogicalReplica
+from tests.deadlines import LONG_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 FIRST, SECOND = "first", "second"
 TOPIC = "clearing"
 WHY = ("--reason", "the switch, ticket 519", "--actor", "eve")
-
-PUBLISHED = """
-CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true);
-SELECT pg_create_logical_replication_slot('copy', 'pgoutput');
-"""
-COPIED = "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel"
-REPLAYED = """
-SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'copy'
-"""
-SWITCHED = (
-    "ALTER SUBSCRIPTION copy DISABLE",
-    "ALTER SUBSCRIPTION copy SET (slot_name = NONE)",
-    "DROP SUBSCRIPTION copy",
-)
 
 
 @pytest.fixture
@@ -69,21 +55,7 @@ def server(server_folder: Path) -> Iterator[PostgresServer]:
         made.create_database(SECOND)
         for part in ("chain", "inbox"):
             made.execute(f"BEGIN;\n{PARTS[part].text()}\nCOMMIT;\n", database=FIRST)
-        made.execute(PUBLISHED, database=FIRST)
-        made.execute(f"REVOKE CREATE, TEMPORARY ON DATABASE {SECOND} FROM PUBLIC")
         yield made
-
-
-def copy_tables(server: PostgresServer) -> None:
-    """Make the tables of the replica: its primary's, with the partitions that they have now.
-
-    Statements for what is there already fail, and the others are run.
-    """
-    program, environment = server.installation.program, server.client_environment()
-    dump = [program("pg_dump"), "--schema-only", "--no-publications", FIRST]
-    made = subprocess.run(dump, env=environment, capture_output=True, check=True)
-    psql = [program("psql"), "-q", "-X", "-d", SECOND]
-    subprocess.run(psql, env=environment, input=made.stdout, capture_output=True, check=True)
 
 
 @asynccontextmanager
@@ -93,31 +65,6 @@ async def opened(server: PostgresServer, database: str) -> AsyncIterator[Connect
         yield connection
     finally:
         await connection.close()
-
-
-async def until(connection: Connection, query: str, *values: object) -> None:
-    async with deadline():
-        while not await connection.fetchval(query, *values):  # noqa: ASYNC110 - the server knows
-            await asyncio.sleep(0.05)
-
-
-async def follow(server: PostgresServer) -> None:
-    async with opened(server, SECOND) as second:
-        dsn = server.dsn(SUPERUSER, FIRST).replace("'", "''")
-        await second.execute(
-            f"CREATE SUBSCRIPTION copy CONNECTION '{dsn}' PUBLICATION everything "
-            "WITH (create_slot = false, slot_name = 'copy')"
-        )
-        await until(second, COPIED)
-
-
-async def switch(server: PostgresServer) -> None:
-    """Let the replica have everything, and cut it off from its primary."""
-    copy_tables(server)
-    async with opened(server, FIRST) as first, opened(server, SECOND) as second:
-        await until(first, REPLAYED, await first.fetchval("SELECT pg_current_wal_lsn()::text"))
-        for statement in SWITCHED:
-            await second.execute(statement)
 
 
 def deliveries(count: int) -> list[Delivery]:
@@ -193,17 +140,19 @@ class Installation:
         return [mark["until_id"] for mark in listed]
 
 
+@pytest.mark.nightly
 def test_promoted_logical_replica_goes_on_once_its_sequences_are_lifted(
     call: Call, server: PostgresServer, kafka_server: KafkaServer, free_chain: int, tmp_path: Path
 ) -> None:
     it = Installation(call, server, kafka_server.bootstrap, free_chain, tmp_path)
     it.call("chain", "create", free_chain)
     parked = deliveries(9)
-    copy_tables(server)
+    replica = LogicalReplica(server, FIRST, SECOND)
+    replica.copy_tables()
     it.sequence("a.csv")
     it.verify()
     asyncio.run(park(server, FIRST, parked[:3]))
-    asyncio.run(follow(server))
+    asyncio.run(replica.follow())
     for name in ("b.csv", "c.csv"):
         it.sequence(name)
         it.verify()
@@ -211,7 +160,7 @@ def test_promoted_logical_replica_goes_on_once_its_sequences_are_lifted(
         it.revoke(mark)
     it.verify()
     asyncio.run(park(server, FIRST, parked[3:5]))
-    asyncio.run(switch(server))
+    asyncio.run(replica.cut_off())
 
     it.database = SECOND
     remedies = []
