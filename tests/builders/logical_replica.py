@@ -51,10 +51,14 @@ class LogicalReplica:
         Statements for what is there already fail, and the others are run.
         """
         program, environment = self._server.installation.program, self._server.client_environment()
-        dump = [program("pg_dump"), "--schema-only", "--no-publications", self._first]
-        made = subprocess.run(dump, env=environment, capture_output=True, check=True)
-        psql = [program("psql"), "-q", "-X", "-d", self._second]
-        subprocess.run(psql, env=environment, input=made.stdout, capture_output=True, check=True)
+        made = subprocess.run(
+            [program("pg_dump"), "--schema-only", "--no-publications", self._first],
+            env=environment, capture_output=True, check=True,
+        )  # fmt: skip
+        subprocess.run(
+            [program("psql"), "-q", "-X", "-d", self._second],
+            env=environment, input=made.stdout, capture_output=True, check=True,
+        )  # fmt: skip
         self._server.execute(f"REVOKE CREATE, TEMPORARY ON DATABASE {self._second} FROM PUBLIC")
 
     async def follow(self) -> None:

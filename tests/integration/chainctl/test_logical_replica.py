@@ -7,7 +7,7 @@ import json
 import secrets
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -26,6 +26,7 @@ from tests.deadlines import LONG_SECONDS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+    from uuid import UUID
 
     from local_stack import KafkaServer
     from orderchain.clients.postgres import Connection
@@ -83,9 +84,9 @@ async def park(server: PostgresServer, database: str, parked: list[Delivery]) ->
         await inbox.park_in_turn(connection, parked, 1)
 
 
-async def unpark_all(server: PostgresServer, database: str) -> list[Any]:
+async def unpark_all(server: PostgresServer, database: str) -> list[UUID]:
     """Work on what is parked as a consumer does; returns the ids in the order of their effect."""
-    done = []
+    done: list[UUID] = []
     async with opened(server, database) as connection:
         inbox = await Inbox.open(connection, "ledger", LONG_SECONDS)
         while True:
