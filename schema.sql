@@ -174,7 +174,7 @@ CREATE TABLE chain_batch (
     epoch        bigint      NOT NULL,
     seal         bytea       NOT NULL CHECK (length(seal) = 32),
     committed_at timestamptz NOT NULL,
-    UNIQUE (chain_id, last_id),
+    PRIMARY KEY (chain_id, last_id),
     UNIQUE (chain_id, prev_last_id),
     CHECK (prev_last_id < first_id AND first_id <= last_id),
     FOREIGN KEY (chain_id, prev_last_id) REFERENCES chain_batch (chain_id, last_id)
@@ -698,5 +698,7 @@ GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page
     receiver_halt, chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. The server sets number, login and time.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
+-- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+GRANT SELECT ON SEQUENCE chain_verified_mark_id_seq, chain_act_act_id_seq TO auditor;
 
 RESET ROLE;

@@ -7,7 +7,7 @@ SELECT v.version, v.upgrade_to, h.last_id,
   LEFT JOIN public.chain_head h ON h.chain_id = $1
   LEFT JOIN LATERAL (
        SELECT until_id, seal, verified_by, verified_at FROM public.chain_verified
-        WHERE chain_id = h.chain_id ORDER BY until_id DESC, mark_id DESC LIMIT 1
+        WHERE chain_id = h.chain_id ORDER BY until_id DESC, verified_at DESC LIMIT 1
        ) m ON true
 
 -- contradicted: the first mark of a chain whose batch is gone or has another seal now, up to where

@@ -3,23 +3,23 @@
 -- load: a receiver's place, the database that it is in, whether the receiver has halted, and which
 -- other login holds its name
 SELECT v.version, v.upgrade_to, v.database_id,
-       c.head_delivered, c.batch_last_id, c.seal, c.epoch, c.database_id AS stored_in,
-       c.is_report,
+       c.head_delivered, c.batch_last_id, encode(c.seal, 'hex') AS seal, c.epoch,
+       c.database_id AS stored_in, c.is_report,
        h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at,
-       CASE WHEN c.login <> session_user AND row_security_active('receiver_checkpoint')
+       CASE WHEN c.login <> session_user AND row_security_active('public.receiver_checkpoint')
             THEN c.login END AS held_by
-FROM schema_version v
-LEFT JOIN receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
-LEFT JOIN receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
+FROM public.schema_version v
+LEFT JOIN public.receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
+LEFT JOIN public.receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
 -- save: compare-and-set of a receiver's place, which never moves back
 -- If none is stored, it is inserted at a start ($3 = $4) or from the beginning of the chain, and
 -- never from anywhere else: then a place was lost, with the database that had it.
-INSERT INTO receiver_checkpoint AS stored
+INSERT INTO public.receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
-SELECT $1, $2, $4, $5, $6, $7, (SELECT database_id FROM schema_version)
+SELECT $1, $2, $4, $5, $6::text::bytea, $7, (SELECT database_id FROM public.schema_version)
 WHERE $3::bigint IN (0, $4::bigint)
-   OR EXISTS (SELECT FROM receiver_checkpoint WHERE chain_id = $1 AND receiver = $2)
+   OR EXISTS (SELECT FROM public.receiver_checkpoint WHERE chain_id = $1 AND receiver = $2)
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,
@@ -34,7 +34,7 @@ RETURNING head_delivered;
 -- report: the place of a receiver that keeps it elsewhere, up or down; never over a checkpoint
 INSERT INTO receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id, is_report)
-VALUES ($1, $2, $3, $4, $5, $6, (SELECT database_id FROM schema_version), true)
+VALUES ($1, $2, $3, $4, $5::text::bytea, $6, (SELECT database_id FROM schema_version), true)
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,

@@ -89,6 +89,22 @@ def require_version(
     raise SchemaError(name, version, f"{expected}{hint}")
 
 
+NUMBERED: Final = {
+    "chain_verified": "mark_id",
+    "chain_act": "act_id",
+    "delivery_act": "act_id",
+    "inbox_act": "act_id",
+    "inbox_consumer": "consumer_id",
+}
+"""The tables whose rows get a number from a sequence, and its column."""
+
+
+def renumbering(table: str, column: str) -> str:
+    """Return the statement by which the owner lifts a sequence to the rows of its table."""
+    rows = f"(SELECT max({column}) FROM public.{table})"  # noqa: S608 - for people to run
+    return f"SELECT setval(pg_get_serial_sequence('public.{table}', '{column}'), {rows})"
+
+
 def schema_sql() -> str:
     """Return the text of `schema.sql`, from the wheel or from a checkout."""
     packaged = files("orderchain") / "schema.sql"

@@ -10,7 +10,7 @@ SELECT b.last_id, b.seal, b.epoch, b.committed_at, h.partition_ids,
 
 -- marks: the seals that were verified, the last one of each batch
 SELECT DISTINCT ON (until_id) until_id, seal FROM public.chain_verified
- WHERE chain_id = $1 ORDER BY until_id, mark_id DESC
+ WHERE chain_id = $1 ORDER BY until_id, verified_at DESC
 
 -- leader: who leads, and the counter by which that process shows that it is alive
 SELECT h.epoch, h.nonce, h.owner, l.counter, l.released, coalesce(l.lease_seconds, 5) AS lease_seconds

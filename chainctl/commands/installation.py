@@ -260,13 +260,21 @@ async def _login(connection: Connection) -> list[DoctorLine]:
 
 async def _schema(settings: Settings) -> list[DoctorLine]:
     """Look at the tables; needs one of our roles."""
-    from chainctl.schema.parts import PARTS, differences, is_lacking, read_facts, shipped_facts
+    from chainctl.schema.parts import (
+        PARTS,
+        differences,
+        is_lacking,
+        numbers_below,
+        read_facts,
+        shipped_facts,
+    )
 
     async with connected_to(
         settings.database_dsn(), settings.connect_seconds, AUDITOR
     ) as connection:
         its_id = await database_id(connection)
         facts = await read_facts(connection, PARTS["chain"])
+        numbers = await numbers_below(connection, PARTS["chain"])
         steps = await connection.fetch(SQL["steps"])
     found = differences(facts, shipped_facts(PARTS["chain"]))
     what = f"version {SCHEMA_VERSION}, database {its_id}"
@@ -277,6 +285,7 @@ async def _schema(settings: Settings) -> list[DoctorLine]:
         text = f"{what}; {counted(len(found), 'difference')} from what was shipped: {first}"
         made = _failed if lacking else _warning
         checks = [made("schema", text, "chainctl schema check")]
+    checks += [_failed("numbers", what, remedy) for what, remedy in numbers]
     return checks + [
         _warning("schema step", f"not done: {row['step']}", "run it")
         for row in steps

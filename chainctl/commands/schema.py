@@ -19,6 +19,7 @@ from chainctl.schema.parts import (
     expected_objects,
     grants_sql,
     migrations_of,
+    numbers_below,
     read_facts,
     read_version,
     sections,
@@ -255,6 +256,7 @@ async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...
             changed = differences(
                 await read_facts(connection, part), shipped_facts(part), own_roles
             )
+            changed += map(": ".join, await numbers_below(connection, part))
         else:  # it is between two versions, and was shipped as neither
             changed = [f"{_label(part)}: an upgrade to {version.upgrade_to} is under way"]
     expected_there = expected_objects(part.text(), part.roles)

@@ -4,6 +4,22 @@
 SELECT set_config('search_path', 'pg_catalog, public', true),
        set_config('quote_all_identifiers', 'off', true)
 
+-- numbers: what gives the rows of the tables $1 their numbers, as far as this login may look: table,
+-- column, and the question how high they stand
+SELECT c.relname AS table_name, a.attname AS column_name,
+       format('SELECT max(%1$I) AS highest, coalesce((SELECT pg_sequence_last_value(%2$s)), 0) AS '
+              'stands_at FROM public.%3$I', a.attname, d.objid, c.relname) AS question
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> '' AND NOT a.attisdropped
+  JOIN pg_depend AS d ON d.refobjid = c.oid AND d.refobjsubid = a.attnum AND d.deptype = 'i'
+   AND d.refclassid = 'pg_class'::regclass AND d.classid = 'pg_class'::regclass
+  JOIN pg_class AS s ON s.oid = d.objid
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relname = ANY ($1::text[])
+   AND has_table_privilege(c.oid, 'SELECT')
+   -- CASE, since conditions are evaluated in any order, and not all that depends is a sequence.
+   AND CASE s.relkind WHEN 'S' THEN has_sequence_privilege(s.oid, 'SELECT') END
+ ORDER BY 1
+
 -- facts: the object, what about it, and how that is: of the tables and views $1, the functions $2 and
 -- the roles $3, the owner $4 among them; partitions that were made at run time are no objects of
 -- their own, and count only where they differ from their table

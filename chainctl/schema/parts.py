@@ -25,6 +25,7 @@ from orderchain.sql import (
     OWNER,
     SCHEMA_VERSION,
     load_sql,
+    renumbering,
     schema_sql,
 )
 
@@ -303,6 +304,23 @@ async def read_facts(connection: Connection, part: SchemaPart) -> list[Fact]:
             _SQL["facts"], relations, functions, [OWNER, *part.roles], OWNER
         )
     return sorted(Fact(*row) for row in rows)
+
+
+async def numbers_below(connection: Connection, part: SchemaPart) -> list[tuple[str, str]]:
+    """Return each table whose next row would get a number that it has already, and the remedy.
+
+    So it is after a switch to a logical replica: rows are replicated, and sequences are not. What
+    this login may not read is left out.
+    """
+    tables = [name for kind, name in expected_objects(part.text()) if kind == "table"]
+    found = []
+    for table, column, question in await connection.fetch(_SQL["numbers"], tables):
+        # In one statement: numbers are drawn before their rows can be seen.
+        highest, stands_at = await connection.fetchrow(question)
+        if highest is not None and highest > stands_at:
+            what = f"table {table}: {column} goes on at {stands_at + 1}, rows go up to {highest}"
+            found.append((what, renumbering(table, column)))
+    return found
 
 
 def differences(

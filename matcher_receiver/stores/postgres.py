@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.cancellable_wait import AWAY
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import sqlstate_of
+from orderchain.clients.postgres import fetch_of_owner, hex_of, sqlstate_of
 from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
 from orderchain.clock import Backoff
 from orderchain.errors import (
@@ -353,8 +353,7 @@ class PostgresHeadReports(ClosedAtExit):
             await self._kept.fetch("fill_gaps", done.id)
             self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
             return
-        values = done.id, done.batch_last_id, done.seal, done.epoch
-        if not await self._kept.fetch("report", *values):
+        if not await self._kept.fetch("report", *_values_of(done)):
             raise self._taken()
 
     def _taken(self) -> SettingError:
@@ -473,18 +472,15 @@ class PostgresCheckpointStore(ClosedAtExit):
 
     async def _fetch_with(self, connection: Any, query: str, *values: object) -> Sequence[Any]:  # noqa: ANN401
         # The connection is the caller's, and so are its errors: the caller has to roll back anyway.
-        rows: Sequence[Any] = await connection.fetch(
-            _SQL[query],
-            self._config.chain_id,
-            self._config.name,
-            *values,
-            timeout=self._config.statement_seconds,
+        config = self._config
+        given = config.chain_id, config.name, *values
+        return await fetch_of_owner(
+            connection, _SQL[query], *given, timeout=config.statement_seconds
         )
-        return rows
 
 
 def _values_of(end: Mark) -> tuple[object, ...]:
-    return end.id, end.batch_last_id, end.seal, end.epoch
+    return end.id, end.batch_last_id, hex_of(end.seal), end.epoch
 
 
 def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, which is untyped
@@ -493,6 +489,6 @@ def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, wh
     return Mark(
         id=row["head_delivered"],
         batch_last_id=row["batch_last_id"],
-        seal=row["seal"],
+        seal=bytes.fromhex(row["seal"]),
         epoch=row["epoch"],
     )

@@ -20,7 +20,14 @@ from asyncpg.pgproto import pgproto
 
 from orderchain.clients import abort
 from orderchain.clients.database_config import server_name, warn_of_exposure
-from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    SettingError,
+)
+from orderchain.sql import NUMBERED, renumbering
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -56,7 +63,11 @@ SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
 CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up after it."""
 
+QUERY_CANCELED: Final = "57014"
 TOO_MANY_CONNECTIONS: Final = "53300"
+_TYPES_OF_OURS: Final = frozenset(
+    {"bool", "bytea", "float8", "int2", "int4", "int8", "interval", "text", "timestamptz", "uuid"}
+)
 UNIQUE_VIOLATION: Final = "23505"
 
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
@@ -166,6 +177,40 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyp
         if status == "ROLLBACK" and query.startswith("COMMIT"):
             raise rolled_back()
         return status
+
+    async def set_type_codec(self, typename: str, **given: Any) -> None:  # noqa: ANN401
+        """See asyncpg. Handlers get such a connection, too: our statements on it need their types.
+
+        Raises SettingError for a type that they use.
+        """
+        if typename in _TYPES_OF_OURS:
+            expected = "the driver's own, on a connection that is not yours: cast in the statement"
+            raise SettingError("codec", typename, expected)
+        await super().set_type_codec(typename, **given)
+
+
+async def fetch_of_owner(
+    connection: Connection,
+    statement: str,
+    *values: object,
+    timeout: float | None = None,
+) -> list[Record]:
+    """Return the rows of a statement on a caller's connection, which is set up as its owner likes.
+
+    Its records are the driver's own, whatever class the owner has chosen. The rest is the
+    statement's: an owner may have changed how each type travels (`set_type_codec`) and where names
+    are looked up. So ids, bytes, times and JSON travel as text, cast within the statement, and
+    names have their schema. Raises what the driver raises.
+    """
+    rows: list[Record] = await connection.fetch(
+        statement, *values, timeout=timeout, record_class=asyncpg.Record
+    )
+    return rows
+
+
+def hex_of(value: bytes) -> str:
+    """Return bytes as PostgreSQL reads them from text."""
+    return f"\\x{value.hex()}"
 
 
 def rolled_back() -> asyncpg.PostgresError:
@@ -296,7 +341,7 @@ def statement_refusal(
     """
     if not isinstance(error, DRIVER_ERRORS):
         return error
-    if refusal := schema_refusal(error):
+    if refusal := schema_refusal(error) or _numbers_refusal(error):
         return refusal
     state = sqlstate_of(error)
     if state == _NOT_ALLOWED:
@@ -306,6 +351,16 @@ def statement_refusal(
     if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
         return OrderchainError(f"the database refused {what}: {reason_of(error)}")
     return RetryError(f"{what} failed: {reason_of(error)}")
+
+
+def _numbers_refusal(error: Exception) -> SchemaError | None:
+    """Return a SchemaError where a sequence gave a number that its table has already."""
+    table = getattr(error, "table_name", None)
+    if getattr(error, "constraint_name", None) != f"{table}_pkey" or table not in NUMBERED:
+        return None
+    lifted = renumbering(table, NUMBERED[table])
+    expected = f"above them (logical replication copies no sequences): as the owner, {lifted}"
+    return SchemaError(f"sequence of {table}", "below its rows", expected)
 
 
 def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:

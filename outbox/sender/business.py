@@ -16,6 +16,7 @@ error at once.
 from __future__ import annotations
 
 import asyncio
+from binascii import b2a_base64
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,12 @@ from uuid import UUID
 
 import msgspec
 
-from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.postgres import (
+    DRIVER_ERRORS,
+    UNIQUE_VIOLATION,
+    fetch_of_owner,
+    sqlstate_of,
+)
 from orderchain.clients.session import is_durable, watch_for_cancelled_waits
 from orderchain.errors import SettingError
 from orderchain.text import printable, reason_of
@@ -58,7 +64,14 @@ _FULL: Final = "53000"
 """The SQLSTATE that outbox_add_many raises; the server itself has longer codes for what it runs out
 of."""
 
-STORE: Final = "SELECT * FROM outbox_add_many($1, $2, $3, $4, $5, $6, $7, $8)"
+STORE: Final = """
+SELECT * FROM public.outbox_add_many($1::text[]::uuid[], $2, $3, $4::text[]::jsonb[],
+    ARRAY(SELECT decode(given.payload, 'base64')
+            FROM unnest($5::text[]) WITH ORDINALITY AS given (payload, place) ORDER BY given.place),
+    $6::text::uuid, $7::text::timestamptz, $8)
+"""
+"""Cast from text, since the connection is the caller's; see `fetch_of_owner`. Payloads as base64:
+half the cost of the text form of `bytea`."""
 
 
 async def add(
@@ -118,13 +131,15 @@ async def store_messages(
     if not messages:
         return
     try:
-        refused = await connection.fetch(
+        refused = await fetch_of_owner(
+            connection,
             STORE,
-            *columns(messages, "message_id", "destination", "key"),
+            [str(message.message_id) for message in messages],
+            *columns(messages, "destination", "key"),
             [_json(message.headers) for message in messages],
-            [message.payload for message in messages],
-            claim,
-            check_at,
+            [b2a_base64(message.payload, newline=False).decode() for message in messages],
+            None if claim is None else str(claim),
+            None if check_at is None else check_at.astimezone(UTC).isoformat(),
             sender,
         )
     except DRIVER_ERRORS as error:
@@ -248,7 +263,8 @@ async def watched_transaction(
             yield commit
             if commit.matters:
                 # As late as possible: what the block has set for its transaction counts.
-                commit.is_durable = is_durable(await connection.fetchval(SYNCHRONOUS))
+                ((setting,),) = await fetch_of_owner(connection, SYNCHRONOUS)
+                commit.is_durable = is_durable(setting)
             commit.has_begun = True
         commit.was_cut = commit.matters and was_cancelled()
 

@@ -11,13 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID, uuid4
 
 from msgspec import Meta, Struct
 
-from orderchain.clients.postgres import DRIVER_ERRORS, UNIQUE_VIOLATION, sqlstate_of
+from orderchain.clients.postgres import (
+    DRIVER_ERRORS,
+    QUERY_CANCELED,
+    UNIQUE_VIOLATION,
+    fetch_of_owner,
+    sqlstate_of,
+)
 from orderchain.clients.session import watch_for_cancelled_waits
 from orderchain.clock import SystemClock, time_of
 from orderchain.config import Config
@@ -241,9 +247,9 @@ WAIT_SECONDS: Final = 2.0
 """How long a check waits for a local transaction that has decided and not yet committed. It is
 below the caller's deadline, or the answer would come too late."""
 
-DECIDE: Final = "SELECT outbox_decide($1)"
-CHECK: Final = "SELECT outbox_check_decision($1, $2)"
-_FORGET: Final = "SELECT outbox_forget_decisions($1, $2)"
+DECIDE: Final = "SELECT public.outbox_decide($1::text::uuid)"
+CHECK: Final = "SELECT public.outbox_check_decision($1::text::uuid, $2)"
+_FORGET: Final = "SELECT public.outbox_forget_decisions($1::text::timestamptz, $2)"
 
 
 class DecisionRefused(RefusedError):
@@ -270,7 +276,7 @@ async def decide(connection: Connection, message_id: UUID) -> None:
         expected = "one in a transaction: the decision is part of what it decides"
         raise SettingError("connection", "outside of a transaction", expected)
     try:
-        await connection.execute(DECIDE, message_id)
+        await fetch_of_owner(connection, DECIDE, str(message_id))
     except DRIVER_ERRORS as error:
         if sqlstate_of(error) != UNIQUE_VIOLATION:
             raise
@@ -285,13 +291,23 @@ async def check_decision(
 
     `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: an
     answer that is then rolled back would be no fence. Raises SettingError in a transaction. The
-    answer is `UNKNOWN` if it is not known whether a synchronous standby has what would be answered.
+    answer is `UNKNOWN` if it is not known whether a synchronous standby has what would be answered,
+    and if a timeout of the connection's own ends the wait.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: the answer must be committed before it is given"
         raise SettingError("connection", "in a transaction", expected)
     with watch_for_cancelled_waits(connection) as was_cancelled:
-        found = await connection.fetchval(CHECK, message_id, int(wait_seconds * 1_000))
+        try:
+            # It may wait for the other decision, and must then see it.
+            async with connection.transaction(isolation="read_committed"):
+                ((found,),) = await fetch_of_owner(
+                    connection, CHECK, str(message_id), int(wait_seconds * 1_000)
+                )
+        except DRIVER_ERRORS as error:
+            if sqlstate_of(error) == QUERY_CANCELED:
+                return Answer.UNKNOWN
+            raise
         return Answer.UNKNOWN if was_cancelled() else Answer(found)
 
 
@@ -313,4 +329,6 @@ async def forget_decisions(connection: Connection, before: datetime, rows_max: i
 
     From then on, checks of those messages are answered with `UNKNOWN`, never with `NOT_DONE`.
     """
-    return int(await connection.fetchval(_FORGET, before, rows_max))
+    before_text = before.astimezone(UTC).isoformat()
+    ((forgotten,),) = await fetch_of_owner(connection, _FORGET, before_text, rows_max)
+    return int(forgotten)

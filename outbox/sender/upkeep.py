@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from orderchain.clients.kafka import close_client, make_admin, start_client
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import connecting
+from orderchain.clients.postgres import fetch_of_owner
 from orderchain.clients.topics import create_topic
 from orderchain.clock import SystemClock, time_of
 from orderchain.errors import SettingError
@@ -235,13 +236,16 @@ async def change_destination(
     A new one needs its `topic`. Two concurrent changes are made one after the other. Otherwise as
     `save_destinations`. Raises SettingError.
     """
-    async with connection.transaction():
-        stored = await connection.fetchrow(SQL["destination_to_change"], name)
-        if stored is None:
+    # What a wait for another change has let through must be seen; in a caller's own transaction the
+    # isolation is the caller's.
+    isolation = None if connection.is_in_transaction() else "read_committed"
+    async with connection.transaction(isolation=isolation):
+        stored = await fetch_of_owner(connection, SQL["destination_to_change"], name)
+        if not stored:
             # There is no row to lock: if two set it up at once, the second changes the first one's.
             await connection.execute(SQL["lock_destinations"])
-            stored = await connection.fetchrow(SQL["destination_to_change"], name)
-        wanted = changed_destination(None if stored is None else dict(stored), name, changes)
+            stored = await fetch_of_owner(connection, SQL["destination_to_change"], name)
+        wanted = changed_destination(dict(stored[0]) if stored else None, name, changes)
         await save_destinations(
             connection, [wanted], create_topics=create_topics, partitions=partitions
         )

@@ -49,12 +49,12 @@ CREATE TABLE inbox (
 -- For what no day's partition takes: a strange clock of a sender must not stop its consumers.
 CREATE TABLE inbox_default PARTITION OF inbox DEFAULT;
 
--- `place` is the order of arrival: only the first message of a key is tried, and it alone has a
--- due_at.
+-- `place` is the order of arrival among those of the key: only the first one is tried, and it alone
+-- has a due_at. It is counted from the rows: a sequence stays behind where rows are replicated.
 CREATE TABLE inbox_parked (
     consumer_id     integer     NOT NULL REFERENCES inbox_consumer,
     message_id      uuid        NOT NULL,
-    place           bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
+    place           bigint      NOT NULL,
     destination     text        NOT NULL,
     topic           text        NOT NULL,
     topic_partition integer     NOT NULL,
@@ -153,16 +153,14 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM public.inbox_lock_keys(of_consumer, ARRAY[dead.key]);
-    INSERT INTO public.inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
-        record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
-        due_at, last_error)
-    VALUES (dead.consumer_id, dead.message_id, dead.destination, dead.topic, dead.topic_partition,
-        dead.record_offset, dead.received_at, dead.key, dead.confirm_topic, dead.confirm_token,
-        dead.headers, dead.payload, 0,
-        CASE WHEN EXISTS (SELECT FROM public.inbox_parked
-                           WHERE consumer_id = of_consumer AND key = dead.key)
-             THEN NULL ELSE due_from END,
-        dead.last_error);
+    INSERT INTO public.inbox_parked (consumer_id, message_id, place, destination, topic,
+        topic_partition, record_offset, received_at, key, confirm_topic, confirm_token, headers,
+        payload, failures, due_at, last_error)
+    SELECT dead.consumer_id, dead.message_id, coalesce(max(place), 0) + 1, dead.destination,
+           dead.topic, dead.topic_partition, dead.record_offset, dead.received_at, dead.key,
+           dead.confirm_topic, dead.confirm_token, dead.headers, dead.payload, 0,
+           CASE WHEN max(place) IS NULL THEN due_from END, dead.last_error
+      FROM public.inbox_parked WHERE consumer_id = of_consumer AND key = dead.key;
     DELETE FROM public.inbox_dead WHERE consumer_id = of_consumer AND message_id = dead_id;
     INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
     VALUES (of_consumer, dead_id, 'retry', by_actor, for_reason);
@@ -313,6 +311,8 @@ GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
 
 GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
     inbox_act TO outbox_operator;
+-- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+GRANT SELECT ON SEQUENCE inbox_consumer_consumer_id_seq, inbox_act_act_id_seq TO outbox_operator;
 GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),
     inbox_abandon_dead(integer, uuid, timestamptz, text, text) TO outbox_operator;
 

@@ -61,24 +61,25 @@ SELECT i.message_id
  WHERE c.name = $1 AND i.message_id = ANY ($2::uuid[]);
 
 -- park: put a message aside; after the first one of its key if that is there
-INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+INSERT INTO inbox_parked (consumer_id, message_id, place, destination, topic, topic_partition,
     record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
     due_at, last_error)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
-       CASE WHEN EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = $8)
-            THEN NULL ELSE $14::timestamptz END,
+SELECT $1, $2, coalesce(max(h.place), 0) + 1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
+       CASE WHEN max(h.place) IS NULL THEN $14::timestamptz END,
        $15
+  FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = $8
 ON CONFLICT DO NOTHING;
 
 -- park_in_turn: put many messages aside after the first ones of their keys
 -- If such a first one has gone meanwhile, the first of these takes its place.
-INSERT INTO inbox_parked (consumer_id, message_id, destination, topic, topic_partition,
+INSERT INTO inbox_parked (consumer_id, message_id, place, destination, topic, topic_partition,
     record_offset, received_at, key, confirm_topic, confirm_token, headers, payload, failures,
     due_at, last_error)
-SELECT $1, g.message_id, g.destination, g.topic, g.topic_partition, g.record_offset, g.received_at,
+SELECT $1, g.message_id,
+       coalesce(h.place, 0) + row_number() OVER (PARTITION BY g.key ORDER BY g.place),
+       g.destination, g.topic, g.topic_partition, g.record_offset, g.received_at,
        g.key, g.confirm_topic, g.confirm_token, g.headers, g.payload, 0,
-       CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.place) = 1
-             AND NOT EXISTS (SELECT FROM inbox_parked h WHERE h.consumer_id = $1 AND h.key = g.key)
+       CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.place) = 1 AND h.place IS NULL
             THEN $13::timestamptz END,
        $14
   FROM unnest($2::uuid[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::timestamptz[],
@@ -86,7 +87,8 @@ SELECT $1, g.message_id, g.destination, g.topic, g.topic_partition, g.record_off
        WITH ORDINALITY AS g (message_id, destination, topic, topic_partition, record_offset,
                              received_at, key, confirm_topic, confirm_token, headers, payload,
                              place)
- ORDER BY g.place
+ CROSS JOIN LATERAL (SELECT max(p.place) AS place FROM inbox_parked p
+                      WHERE p.consumer_id = $1 AND p.key = g.key) AS h
 ON CONFLICT DO NOTHING;
 
 -- parked_until: until when parked messages wait, or the first ones of their keys

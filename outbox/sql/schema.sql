@@ -185,7 +185,7 @@ CREATE INDEX ON delivery_act (message_id);
 -- The messages that failed businesses would have sent, if they ask to keep them: for people to look
 -- at, and never sent. They are stored as given, which may be why they were refused.
 CREATE TABLE outbox_failed (
-    failed_id   bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    failed_id   bigint      PRIMARY KEY, -- in the order of writing
     failed_at   timestamptz NOT NULL,
     outcome     text        NOT NULL CHECK (outcome IN ('rolled back', 'unknown')),
     error       text        NOT NULL,
@@ -389,6 +389,9 @@ BEGIN
     END IF;
     -- One at a time, by a row that only the owner can lock: anybody can take an advisory lock.
     PERFORM FROM public.outbox_version FOR UPDATE;
+    -- A logical replica has the rows of its primary, and not each of the tables.
+    DELETE FROM public.outbox_partition
+     WHERE to_regclass(format('public.outbox_message_%s', suffix)) IS NULL;
     FOR step IN 0..ahead LOOP
         lower_at := to_timestamp((floor(extract(epoch FROM from_time) / span) + step) * span);
         new_lower := public.outbox_id_at(lower_at);
@@ -519,9 +522,13 @@ CREATE FUNCTION outbox_keep_failed(
 ) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
+    -- One at a time, by a row that only the owner can lock.
+    SELECT FROM public.outbox_version FOR UPDATE;
     INSERT INTO public.outbox_failed
-           (failed_at, outcome, error, message_id, destination, key, headers, payload)
-    SELECT * FROM unnest(failed_ats, outcomes, errors, message_ids, destinations, keys, headers, payloads);
+           (failed_id, failed_at, outcome, error, message_id, destination, key, headers, payload)
+    SELECT (SELECT coalesce(max(failed_id), 0) FROM public.outbox_failed) + row_number() OVER (), given.*
+      FROM unnest(failed_ats, outcomes, errors, message_ids, destinations, keys, headers, payloads)
+           AS given;
     DELETE FROM public.outbox_failed
      WHERE failed_id <= (SELECT max(failed_id) - 1000 FROM public.outbox_failed);
 $$;
@@ -667,6 +674,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
     outbox_progress, outbox_partition, outbox_space, outbox_failed, outbox_trouble, outbox_consumer,
     delivery_act TO outbox_operator;
+-- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+GRANT SELECT ON SEQUENCE delivery_act_act_id_seq TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;

@@ -17,7 +17,7 @@ SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max,
   FROM outbox_destination
 
 -- save_destination: set a destination up, or change it
-INSERT INTO outbox_destination
+INSERT INTO public.outbox_destination
        (destination, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
         resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
@@ -31,10 +31,10 @@ ON CONFLICT (destination) DO UPDATE SET
 -- destination_to_change: one destination, locked until the transaction ends
 SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max, resend_seconds,
        resend_seconds_max, queue_seconds_max, resend_filter, payload_bytes_max
-  FROM outbox_destination WHERE destination = $1 FOR UPDATE
+  FROM public.outbox_destination WHERE destination = $1 FOR UPDATE
 
 -- lock_destinations: keep others from setting one up until the transaction ends; all may read on
-LOCK TABLE outbox_destination IN SHARE ROW EXCLUSIVE MODE
+LOCK TABLE public.outbox_destination IN SHARE ROW EXCLUSIVE MODE
 
 -- due: the deliveries from $1 on whose time has come, locked, of statuses $3; for each destination
 -- at most $2, for those of $4 as many as $5 says, and $6 in all. So no destination blocks another.

@@ -7,6 +7,7 @@ What becomes of a delivery is decided by the same code as for the real relay: `o
 from __future__ import annotations
 
 import asyncio
+from binascii import a2b_base64
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -128,7 +129,8 @@ class MemoryRelay:
         Returns what is refused. Raises what the driver raises for an id that is stored already.
         """
         given = _messages(*columns[:5])
-        _claim, check_at, sender = columns[5:]
+        _claim, check_text, sender = columns[5:]
+        check_at = None if check_text is None else datetime.fromisoformat(check_text)
         refused = [
             {"position": position, "destination": each.destination, "payload_bytes_max": most}
             for position, each in enumerate(given, start=1)
@@ -365,16 +367,16 @@ def _as_due(row: DeliveryRow, now: float) -> DueDelivery:
 
 
 def _messages(
-    message_ids: Sequence[UUID],
+    message_ids: Sequence[str],
     destinations: Sequence[str],
     keys: Sequence[str | None],
     headers: Sequence[str | None],
-    payloads: Sequence[bytes],
+    payloads: Sequence[str],
 ) -> list[Message]:
-    """Return what the columns of `outbox_add_many` hold; headers come as JSON."""
+    """Return what the columns of the statement `STORE` hold, which come as text."""
     own = [None if each is None else msgspec.json.decode(each) for each in headers]
     return [
-        Message(message_id, destination, payload, key, header)
+        Message(UUID(message_id), destination, a2b_base64(payload), key, header)
         for message_id, destination, payload, key, header in zip(
             message_ids, destinations, payloads, keys, own, strict=True
         )
@@ -391,18 +393,21 @@ class MemoryDecisions:
         self._database = database
         self._decided: dict[UUID, bool] = {}
 
-    async def decide(self, connection: MemoryConnection, message_id: UUID) -> None:
+    async def decide(self, connection: MemoryConnection, of_message: str) -> list[tuple[None]]:
         """Do what `outbox_decide` does."""
+        message_id = UUID(of_message)
         transaction = connection.required
         await self._database.lock(transaction, ("decision", message_id))
         if (is_done := self._decided.get(message_id)) is not None:
             raise stored_already("the decision on", message_id, "done" if is_done else "not done")
         transaction.add(lambda: self._decided.__setitem__(message_id, True))
+        return [(None,)]
 
     async def check(
-        self, connection: MemoryConnection, message_id: UUID, wait_ms: int
+        self, connection: MemoryConnection, of_message: str, wait_ms: int
     ) -> list[tuple[str]]:
         """Do what `outbox_check_decision` does."""
+        message_id = UUID(of_message)
         transaction = connection.required
         try:
             async with asyncio.timeout(max(wait_ms, 1) / 1_000):

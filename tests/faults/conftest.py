@@ -80,6 +80,7 @@ def breakable_postgres(session_folder: Path) -> Iterator[PostgresServer]:
         passwords={role: secrets.token_hex(16) for role in roles},
         shared_buffers_mb=64,
         max_wal_size_mb=512,
+        settings={"wal_level": "logical", "wal_retrieve_retry_interval": "100ms"},
     )
     with PostgresServer(config) as server:
         server.prepare_roles()

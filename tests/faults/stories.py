@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, Migration, Version, apply_steps, steps_to
 from orderchain.sql import OWNER, SCHEMA_VERSION
+from tests.builders.logical_replica import LogicalReplica
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from chainctl.database import Connection
     from chainctl.schema.parts import UpgradeStep
+    from local_stack import PostgresServer
 
     from .inspector import Chain
     from .rounds import Round
@@ -150,6 +152,28 @@ async def replication_slot_full_and_the_leader_killed(it: Round) -> None:
         execute("SELECT pg_reload_conf()")
 
 
+async def logical_replica_promoted_and_the_leader_killed(it: Round) -> None:
+    """A switch as docs/backup.md has it: writers are kept out until the replica has everything."""
+    database, execute = it.chain.database.rpartition("/")[2], it.postgres.execute
+    copy = f"{database}_copy"
+    it.postgres.create_database(copy)
+    replica = LogicalReplica(it.postgres, database, copy)
+    replica.copy_tables()
+    await replica.follow()
+    await it.until_committed()
+    it.watch.is_held_up = True
+    try:
+        await it.kill_leader()
+        execute(f"ALTER DATABASE {database} CONNECTION LIMIT 0")  # does not bind superusers
+        await it.end_backends()
+        await replica.cut_off()
+        await asyncio.to_thread(put_in_place, it.postgres, copy, database)
+    finally:
+        it.watch.is_held_up = False
+    await it.ask_doctor()
+    await it.until_committed()
+
+
 async def one_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     await it.kill_brokers(1)
     await it.kill_leader()
@@ -222,12 +246,22 @@ STORIES: tuple[Story, ...] = (
     replication_slot_full_and_the_leader_killed,
     schema_upgraded_in_a_take_over,
     intake_topic_wiped_before_the_next_leader_reads_it,
+    logical_replica_promoted_and_the_leader_killed,
 )
 
 THREE_BROKERS: tuple[Story, ...] = (
     one_of_three_brokers_killed_with_the_leader,
     two_of_three_brokers_killed_with_the_leader,
 )
+
+
+def put_in_place(server: PostgresServer, new: str, old: str) -> None:
+    """Give the database `new` the name of `old`, which is dropped, with all connections to it."""
+    server.drop_database(old)
+    server.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{new}';"  # noqa: S608
+        f"ALTER DATABASE {new} RENAME TO {old}"
+    )
 
 
 async def applied(connection: Connection, steps: Sequence[UpgradeStep], version: Version) -> None:

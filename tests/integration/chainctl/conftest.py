@@ -166,6 +166,8 @@ def module_settings(
     """The settings of a database with the schema, for tests that leave no traces in each other."""
     name = f"test_{secrets.token_hex(8)}"
     postgres_server.copy_database(template("chain"), name)
+    # As a reader of changes sets one up by default: no command may depend on its absence.
+    postgres_server.execute("CREATE PUBLICATION everything FOR ALL TABLES", database=name)
     settings = {
         "CHAINCTL_DATABASE": postgres_server.dsn(SUPERUSER, name),
         "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, name),

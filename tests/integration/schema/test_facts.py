@@ -49,6 +49,19 @@ async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[
         return await read_facts(connection, part)
 
 
+async def test_every_table_can_be_published_with_its_updates_and_deletes(
+    postgres_server: PostgresServer, part_database: str
+) -> None:
+    """As by CREATE PUBLICATION ... FOR ALL TABLES, which refuses both for a table without a key."""
+    lacking = postgres_server.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace "
+        "AND relkind IN ('r', 'p') AND NOT EXISTS (SELECT FROM pg_index "
+        "WHERE indrelid = pg_class.oid AND (indisprimary OR indisreplident))",
+        database=part_database,
+    )
+    assert lacking == ""
+
+
 async def test_shipped_facts_are_those_of_the_sql(
     postgres_server: PostgresServer, part: SchemaPart, part_database: str
 ) -> None:

@@ -183,7 +183,7 @@ async def test_statement_of_a_save_itself_never_moves_a_place_back(
     """The second line: what a program of another making sends, the database refuses as well."""
     await store.save(0, mark(10))
     save = load_sql("matcher_receiver", "queries.sql")["save"]
-    values = (chain_id, "matching", 10, 5, 5, b"\5" * 32, 3)
+    values = (chain_id, "matching", 10, 5, 5, r"\x" + "05" * 32, 3)
     assert await admin.fetch(save, *values) == []
     assert await store.load() == mark(10)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,13 @@ import pytest
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import DRIVER_ERRORS, PoolerFound, close_connection, connect
 from orderchain.clients.session import Connections, Session, SessionConfig, connected
-from orderchain.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from orderchain.errors import (
+    ConnectError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    SettingError,
+)
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.silent_server import silent_server
 
@@ -391,3 +398,12 @@ async def test_connection_that_breaks_in_a_transaction_is_described_in_words(
 
     with pytest.raises(RetryError, match=r"^the statement failed: the connection to the .* broke$"):
         await work()
+
+
+async def test_codec_of_a_type_that_our_statements_use_is_refused(watcher: Connection) -> None:
+    await watcher.set_type_codec(
+        "jsonb", encoder=str, decoder=json.loads, schema="pg_catalog"
+    )  # a handler's own
+    assert await watcher.fetchval("""SELECT '{"a": 1}'::jsonb""") == {"a": 1}
+    with pytest.raises(SettingError, match="codec was 'uuid', expected the driver's own"):
+        await watcher.set_type_codec("uuid", encoder=str, decoder=str, schema="pg_catalog")
