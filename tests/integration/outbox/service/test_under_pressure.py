@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import resource
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from starlette.responses import Response
 
+import outbox
 from orderchain.clients.http_server import HttpLimits, connections_max
 from outbox.service import server
 from outbox.service.config import Clients
@@ -172,6 +175,53 @@ async def test_idle_connections_are_closed_for_those_that_ask(
         assert await opened[0].reader.read() == b"", "the one that had waited longest"
         for each in idle:
             await each.__aexit__(None, None, None)
+
+
+async def test_answers_that_nothing_reads_are_given_up_for_those_that_ask(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "connections_max", lambda: 20)
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n" * 500
+    async with running(sender) as service, AsyncExitStack() as wires:
+        for _ in range(40):
+            silent = await wires.enter_async_context(wire(service))
+            silent.writer.write(asked)
+        assert (await raw(service.address, "GET", "/livez", token=None))[0] == 200
+
+
+async def test_chunked_body_is_refused_before_any_of_it_is_read(sender: Sender) -> None:
+    head = begun("payments", 0).partition(b"Content-Length")[0]
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n{\r\n" * 40_000
+    async with running(sender) as service, wire(service) as chunked:
+        await chunked.write(head + chunks)
+        status, told = await chunked.answer()
+        assert (status, told["error"]) == (411, "no_length")
+
+
+async def test_relay_sends_while_the_thread_of_http_hangs(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = await sender.set_up(confirm="none")
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> Response:
+        hangs.set()
+        let_go.wait()
+        return Response()
+
+    async with running(sender) as service, wire(service) as one:
+        monkeypatch.setattr("outbox.service.app.refused", hang)
+        await one.write(b"GET /v1/messages HTTP/1.1\r\nHost: here\r\n\r\n")
+        try:
+            await asyncio.to_thread(hangs.wait)
+            business = await sender.connect()
+            async with business.transaction():
+                message_id = await outbox.add(business, "clearing", b"x")
+            await service.relay.sweep()
+            await service.relay.settle()
+            assert await sender.sent(destination) == [message_id]
+        finally:
+            let_go.set()
 
 
 def test_connections_leave_descriptors_for_all_else() -> None:
