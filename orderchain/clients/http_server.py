@@ -222,9 +222,11 @@ class _Connection(asyncio.Protocol):
             self.abort()
         finally:
             self._transport.close()
+            self._server.forget(self)
 
     async def _serve_one(self) -> bool:
         """Answer one request; return whether another one may follow it."""
+        await asyncio.sleep(0)  # a client may send many requests at once: others have their turn
         self.is_idle = True
         self._server.waiting.setdefault(self)
         head = await self._head()
@@ -241,6 +243,8 @@ class _Connection(asyncio.Protocol):
             if self._is_gone:
                 raise ClientGone from error
             _log.exception("a request has failed")
+            if exchange.has_ended:
+                return False
             if exchange.has_begun:
                 raise ClientGone from error
             raise HttpRefused(500, "failed", "no defect of the server") from error

@@ -54,6 +54,8 @@ async def serving(**limits: Any) -> AsyncIterator[tuple[HttpServer, Echo, int]]:
             yield server, echo, port
             server.stop()
             await task
+        assert not server.connections
+        assert not server.waiting
 
 
 @asynccontextmanager
@@ -92,6 +94,15 @@ async def test_body_is_asked_for_when_it_is_expected() -> None:
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"xyz")
         assert (await reader.readuntil(b"/axyz")).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_client_that_goes_before_its_answer_is_forgotten() -> None:
+    async with serving() as (server, echo, port):
+        async with connected(port, GET % b"hold"):
+            await echo.begun.wait()
+        echo.let_go.set()
+        while server.connections or server.waiting:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

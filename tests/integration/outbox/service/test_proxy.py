@@ -1,4 +1,4 @@
-"""The message service as it stands in production: the shipped proxy before it."""
+"""The message service as it runs in production: with the shipped proxy in front of it."""
 
 from __future__ import annotations
 
