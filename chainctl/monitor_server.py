@@ -6,22 +6,21 @@ import asyncio
 import logging
 import os
 import socket
-import threading
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from chainctl.output import talk
+from orderchain.clients.http_server import HttpLimits
 from orderchain.errors import ConnectError
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from concurrent.futures import Future
 
-    import uvicorn
-
-    from orderchain.monitoring import Monitor, MonitoredPart
+    from orderchain.monitoring import Monitor, MonitoredPart, MonitorLook
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +28,13 @@ REPORT_SECONDS: Final = 60.0
 """How often a running command logs how far it is."""
 
 STOP_SECONDS: Final = 2.0
-"""How long an answer under way may take at the end: the page is made at once."""
+"""How long the server may take to end: an answer under way is made at once."""
 
-_CONNECTIONS_MAX: Final = 50
-"""More than a few scrapers, and too few to take the engine's file descriptors."""
+_LIMITS: Final = HttpLimits(
+    connections_max=50,  # more than a few scrapers, and too few to take the engine's descriptors
+    head_bytes_max=16 * 1024,
+    connection_seconds=5.0,
+)
 
 _BACKLOG: Final = 64
 
@@ -108,54 +110,51 @@ async def watched(address: Address | None) -> AsyncIterator[Watch]:
 
     Raises ConnectError when nothing can listen there.
     """
-    monitor, listening = _open(address)
-    watch = Watch(monitor)
-    tasks = [asyncio.create_task(watch.keep_reporting(), name="chainctl progress")]
-    server = None
-    if monitor is not None and listening is not None:
-        server = quiet_server(monitor, _CONNECTIONS_MAX)
-        tasks.append(asyncio.create_task(_serve(server, listening), name="chainctl http"))
-    try:
-        yield watch
-    finally:
-        tasks[0].cancel()
-        if server is not None:
-            server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait(tasks, timeout=2 * STOP_SECONDS)
-        for task in tasks:
-            task.cancel()
+    with _served(address, asyncio.get_running_loop()) as watch:
+        reporting = asyncio.create_task(watch.keep_reporting(), name="chainctl progress")
+        try:
+            yield watch
+        finally:
+            reporting.cancel()
 
 
 @contextmanager
 def watched_beside(address: Address | None) -> Iterator[Watch]:
-    """Do as `watched` for a command that holds its thread: a thread of its own serves the parts."""
-    monitor, listening = _open(address)
-    watch = Watch(monitor)
-    if monitor is None or listening is None:
+    """Do as `watched` for a command that holds its thread: it is looked at from another one."""
+    with _served(address, None) as watch:
         yield watch
-        return
-    server = quiet_server(monitor, _CONNECTIONS_MAX)
-    thread = threading.Thread(
-        target=lambda: asyncio.run(_serve(server, listening)), name="chainctl http", daemon=True
-    )
-    thread.start()
-    try:
-        yield watch
-    finally:
-        server.should_exit = True
-        thread.join(2 * STOP_SECONDS)
 
 
-def _open(address: Address | None) -> tuple[Monitor | None, socket.socket | None]:
+@contextmanager
+def _served(address: Address | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[Watch]:
+    """Serve in a thread, which looks at the parts from within `loop`, if there is one."""
     if address is None:
-        return None, None
+        yield Watch(None)
+        return
+    from orderchain.clients.http_thread import Glance, ServerThread
     from orderchain.monitoring import Monitor
 
-    monitor, listening = Monitor(), listen("--http", address)
+    async def look() -> MonitorLook:
+        return monitor.look()
+
+    listening, monitor = listen("--http", address), Monitor()
     bound = Address(address.host, listening.getsockname()[1])
     talk(f"chainctl: metrics and health are served at http://{bound}")
-    return monitor, listening
+    take = look if loop is None else Glance(monitor.look, loop).take
+    thread = ServerThread(monitor.beside(take), _LIMITS)
+    thread.start()
+    try:
+        thread.serve(listening).add_done_callback(_log_failure)
+        yield Watch(monitor)
+    finally:
+        thread.end(STOP_SECONDS)
+        listening.close()
+
+
+def _log_failure(serving: Future[None]) -> None:
+    """Log why nothing is served any more. The command goes on without it."""
+    if not serving.cancelled() and (error := serving.exception()) is not None:
+        _log.error("metrics and health are no longer served: %s", reason_of(error))
 
 
 def listen(field: str, address: Address) -> socket.socket:
@@ -167,41 +166,3 @@ def listen(field: str, address: Address) -> socket.socket:
         code = error.errno if isinstance(error, OSError) else None
         reason = os.strerror(code) if code and code > 0 else reason_of(error)  # without the address
         raise ConnectError(field, str(address), f"an address to listen at: {reason}") from error
-
-
-def quiet_server(
-    app: Callable[..., Any], connections_max: int, protocol: type[asyncio.Protocol] | None = None
-) -> uvicorn.Server:
-    """Return a server of `app` that leaves signals and logs to the command."""
-    import uvicorn
-
-    class Quiet(uvicorn.Server):
-        """uvicorn without its signal handlers: the command has its own."""
-
-        @contextmanager
-        def capture_signals(self) -> Generator[None, None, None]:
-            """Leave the signal handlers as they are."""
-            yield
-
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        http=protocol or "h11",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=connections_max,
-        timeout_graceful_shutdown=int(STOP_SECONDS),
-    )
-    return Quiet(config)
-
-
-async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
-    """Serve until the server is asked to end. The command goes on without it if it fails."""
-    with closing(listening):
-        try:
-            await server.serve(sockets=[listening])
-        except Exception as error:  # noqa: BLE001 - the engine must not end for its metrics
-            _log.error("metrics and health are no longer served: %s", reason_of(error))

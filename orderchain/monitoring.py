@@ -2,8 +2,10 @@
 
 `app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, as text or, where the Accept
 header prefers that, as protobuf with native histograms (decision 37); `/livez`; and `/readyz`,
-which is 503 with one line of why. Mount it in your own application, or run it with
-an ASGI server. It needs the extra `monitoring`; a part needs nothing to be looked at.
+which is 503 with one line of why. Mount it in your own application, or run it with an ASGI server:
+who reaches that server can keep your event loop busy, so it belongs on loopback or behind a proxy.
+(`--http` of the commands serves it from a thread, which looks at the parts by `beside`.) It needs
+the extra `monitoring`; a part needs nothing to be looked at.
 
 A process that holds many orders also sets Python's garbage collector here.
 """
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     AsgiMessage = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[AsgiMessage]]
     Send = Callable[[AsgiMessage], Awaitable[None]]
+    AsgiApp = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 
 
 _Stats_contra = TypeVar("_Stats_contra", contravariant=True)
@@ -208,6 +211,13 @@ READY: Final = Metric[bool](
 )
 
 
+class MonitorLook(Struct, frozen=True):
+    """The parts of a process at one instant."""
+
+    samples: list[Sample]
+    why_not_ready: str | None
+
+
 class Monitor:
     """An ASGI application over the parts of one process. They may be added while it runs."""
 
@@ -240,9 +250,31 @@ class Monitor:
 
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
+        await self._respond(scope, send, self.look())
+
+    def beside(self, take: Callable[[], Awaitable[MonitorLook]]) -> AsgiApp:
+        """Return an application for another loop than that of the parts; `take` gets a look there.
+
+        While `take` raises TimeoutError, the loop of the parts hangs: `/livez` is 503 then.
+        """
+
+        async def app(scope: AsgiMessage, _: Receive, send: Send) -> None:
+            try:
+                look = await take()
+            except TimeoutError:
+                look = None
+            await self._respond(scope, send, look)
+
+        return app
+
+    def look(self) -> MonitorLook:
+        """Return what the parts show now; call it in their loop."""
+        return MonitorLook(list(self.samples()), self.why_not_ready())
+
+    async def _respond(self, scope: AsgiMessage, send: Send, look: MonitorLook | None) -> None:
         if scope["type"] != "http":
             raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
-        status, answer = self._answer(scope)
+        status, answer = _answer(scope, look)
         body = answer.body
         headers = [
             (b"content-type", answer.media_type.encode()),
@@ -254,19 +286,23 @@ class Monitor:
         content = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": content})
 
-    def _answer(self, scope: AsgiMessage) -> tuple[int, MonitorAnswer]:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in ("/metrics", "/livez", "/readyz"):
-            return _NOT_FOUND, MonitorAnswer(_TEXT, b"expected /metrics, /livez or /readyz\n")
-        if scope["method"] not in ("GET", "HEAD"):
-            return _NOT_ALLOWED, MonitorAnswer(_TEXT, b"expected GET\n")
-        if path == "/metrics":
-            accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
-            return _OK, self.metrics(accept.decode("latin-1"))
-        reason = self.why_not_ready() if path == "/readyz" else None
-        if reason is None:
-            return _OK, MonitorAnswer(_TEXT, b"ok\n")
-        return _UNAVAILABLE, MonitorAnswer(_TEXT, f"{reason}\n".encode())
+
+def _answer(scope: AsgiMessage, look: MonitorLook | None) -> tuple[int, MonitorAnswer]:
+    """Return what is answered; `look` is None when the event loop of the parts hangs."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if path not in ("/metrics", "/livez", "/readyz"):
+        return _NOT_FOUND, MonitorAnswer(_TEXT, b"expected /metrics, /livez or /readyz\n")
+    if scope["method"] not in ("GET", "HEAD"):
+        return _NOT_ALLOWED, MonitorAnswer(_TEXT, b"expected GET\n")
+    if look is None:
+        return _UNAVAILABLE, MonitorAnswer(_TEXT, b"the event loop does not answer\n")
+    if path == "/metrics":
+        accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+        return _OK, metrics_of(look.samples, accept.decode("latin-1"))
+    reason = look.why_not_ready if path == "/readyz" else None
+    if reason is None:
+        return _OK, MonitorAnswer(_TEXT, b"ok\n")
+    return _UNAVAILABLE, MonitorAnswer(_TEXT, f"{reason}\n".encode())
 
 
 _OK: Final = 200

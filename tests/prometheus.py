@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from chainctl.monitor_server import quiet_server
 from local_stack.process import free_port
+from orderchain.clients.http_server import HttpLimits, HttpServer
 from orderchain.monitoring import Monitor
 from tests.deadlines import deadline
 
@@ -154,14 +154,14 @@ async def scraped(
 ) -> AsyncIterator[Prometheus]:
     """Serve the metrics of `parts` as an embedder does, to a Prometheus with the shipped rules."""
     with socket.create_server((LOOPBACK, 0)) as listening:
-        server = quiet_server(Monitor(*parts), connections_max=50)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        server = HttpServer(Monitor(*parts), HttpLimits(connections_max=50))
+        serving = asyncio.create_task(server.serve(listening))
         try:
             target = f"{LOOPBACK}:{listening.getsockname()[1]}"
             async with running(folder, target, native=native) as prometheus:
                 yield prometheus
         finally:
-            server.should_exit = True
+            server.stop()
             await serving
 
 

@@ -7,6 +7,7 @@
 #   prometheus     the rules of the alerts, which it reads, and which fire in it
 #   postgresql     TLS and client certificates: the PostgreSQL of the local stack is built without OpenSSL
 #   chromium       the console's page, as a browser shows it
+#   nginx          the proxy that is shipped, before the message service
 #   curl           the commands of the message service's page
 #
 # Wanted, not needed: what can not be installed is reported in one line, and its tests are skipped with a reason.
@@ -30,6 +31,7 @@ missing() {
   has promtool || echo prometheus
   has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
   has "${CHROMIUM:-chromium}" || echo chromium
+  has nginx || echo nginx
   has curl || echo curl
 }
 

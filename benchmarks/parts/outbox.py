@@ -16,7 +16,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import uvicorn
 from msgspec import Struct, structs
 
 import outbox
@@ -25,6 +24,7 @@ from benchmarks.processes import End, call, say, serve
 from benchmarks.spreads import compared, histogram_of, interleave, merged, spread
 from chainctl.schema.parts import PARTS
 from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.http_server import HttpLimits, HttpServer
 from orderchain.clients.kafka import make_admin, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topics import create_topic
@@ -576,10 +576,10 @@ async def _mode_5(site: Site, count: int, note: Callable[..., Awaitable[None]]) 
 async def _served(sender: CheckedSender) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = sender_app(sender, _TOKEN)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        serving = asyncio.create_task(server.serve([listening]))
+        server = HttpServer(app, HttpLimits(connections_max=100))
+        serving = asyncio.create_task(server.serve(listening))
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
+        server.stop()
         await serving
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import stat
 from pathlib import Path
@@ -15,17 +14,16 @@ from msgspec import Struct
 from chainctl.demo_option import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
-from chainctl.monitor_server import STOP_SECONDS, Address, listen, quiet_server
+from chainctl.monitor_server import STOP_SECONDS, Address, listen
 from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import talk
 from chainctl.units import Span
+from orderchain.clients.http_server import HttpLimits, HttpServer
 from orderchain.errors import SettingError
 from orderchain.files import open_regular
 
 if TYPE_CHECKING:
     import socket
-
-    import uvicorn
 
     from chainctl.console.feed import Feed
     from chainctl.settings import Settings
@@ -82,13 +80,14 @@ def console(
     takeover, unhalt, move, retry, ...) need the token and a reason, and the same rights as their
     commands. There is no TLS: put a proxy with TLS before it, or use a tunnel.
     """
-    if not _REFRESH_SECONDS_MIN <= refresh_seconds <= _REFRESH_SECONDS_MAX:
-        raise SettingError("--refresh", refresh_seconds, "a span of 200ms to 60s")
-    is_open = _is_loopback(host)
-    if not is_open and token_file is None:
-        raise SettingError("--host", host, "this machine's own, or --token-file beside it")
+    from chainctl.console.app import is_loopback
     from outbox.service.config import draw_token
 
+    if not _REFRESH_SECONDS_MIN <= refresh_seconds <= _REFRESH_SECONDS_MAX:
+        raise SettingError("--refresh", refresh_seconds, "a span of 200ms to 60s")
+    is_open = is_loopback(host)
+    if not is_open and token_file is None:
+        raise SettingError("--host", host, "this machine's own, or --token-file beside it")
     asked = ConsoleOptions(
         address=Address(host, port),
         token=draw_token() if token_file is None else _token_in(token_file),
@@ -98,13 +97,6 @@ def console(
         report=report,
     )
     run_async(_serve(settings, asked))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _token_in(path: Path) -> str:
@@ -130,7 +122,6 @@ async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
     from chainctl.console.app import Access, Console
     from chainctl.console.feed import Feed
     from chainctl.console.state_reader import StateReader
-    from outbox.service.server import StrictProtocol
 
     reader = StateReader(settings, asked.report)
     try:
@@ -147,23 +138,23 @@ async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
         if asked.is_drawn:
             talk(f"chainctl: acts need this token: {asked.token}")
         report_ready(f"serves the console at http://{bound}/")
-        server = quiet_server(console, _CONNECTIONS_MAX, StrictProtocol)
+        server = HttpServer(console, HttpLimits(connections_max=_CONNECTIONS_MAX))
         await _run(server, feed, listening)
     finally:
         await reader.close()
 
 
-async def _run(server: uvicorn.Server, feed: Feed, listening: socket.socket) -> None:
+async def _run(server: HttpServer, feed: Feed, listening: socket.socket) -> None:
     """Serve until cancelled. Raises what ends one of the two."""
     feeding = asyncio.create_task(feed.run(), name="console feed")
-    serving = asyncio.create_task(server.serve(sockets=[listening]), name="console http")
+    serving = asyncio.create_task(server.serve(listening, STOP_SECONDS), name="console http")
     try:
         done, _ = await asyncio.wait((feeding, serving), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
         feed.close()
-        server.should_exit = True
+        server.stop()
         feeding.cancel()
         await asyncio.wait((feeding, serving), timeout=2 * STOP_SECONDS)
         serving.cancel()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
+import os
+import re
 from contextlib import aclosing, suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, get_args
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -24,11 +27,11 @@ from chainctl.commands.outbox.dead_letters import act_on_letters
 from chainctl.commands.outbox.deliveries import act_on_deliveries
 from chainctl.commands.receivers import change_receiver
 from chainctl.commands.status import change_leader
-from chainctl.console.feed import TooManyViewers
 from chainctl.exits import error_line
 from chainctl.options import act_by_hand
+from orderchain.clients.http_server import PIECE_BYTES
 from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SettingError
-from orderchain.files import read_bounded
+from orderchain.files import open_regular
 from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 from orderchain.text import counted, reason_of
 from outbox.acts import Act, Changed, DeadLetterFilter, DeliveryFilter
@@ -238,11 +241,6 @@ _log = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 64 * 1024
 """An act names a thousand messages at most."""
 
-SEND_SECONDS: Final = 30.0
-"""A viewer that takes nothing for so long is dropped: it loads the state again."""
-
-REPORT_BYTES_MAX: Final = 64 * 2**20
-
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -271,7 +269,8 @@ _STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_FORWARDED: Final = re.compile("forwarded|via|x-real-ip|x-forwarded-.*")
+"""Names of headers that a proxy adds."""
 
 _BEARER: Final = "bearer "
 
@@ -285,8 +284,8 @@ class Access(Struct, frozen=True, kw_only=True):
     token: str
     """Those who act show it."""
     is_open: bool
-    """Whether reading needs no token: only on loopback, and only by a loopback name, since a page
-    elsewhere may have its own name lead here."""
+    """Whether reading needs no token: on loopback alone, without a proxy, and by a loopback name,
+    since a page elsewhere may have its own name lead here."""
     cookie: str = "orderchain_console"
 
     def shows_token(self, request: Request) -> bool:
@@ -297,9 +296,13 @@ class Access(Struct, frozen=True, kw_only=True):
         shown = given[len(_BEARER) :].strip()
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
+    def is_open_to(self, request: Request) -> bool:
+        """Return whether a request needs no token to read: none that a proxy has forwarded."""
+        return self.is_open and not any(map(_FORWARDED.fullmatch, request.headers.keys()))
+
     def may_read(self, request: Request) -> bool:
         """Return whether a request may read: openly, by the token, or by the proof in a cookie."""
-        if self.is_open or self.shows_token(request):
+        if self.is_open_to(request) or self.shows_token(request):
             return True
         shown = request.cookies.get(self.cookie, "")
         return hmac.compare_digest(shown.encode(), self.proof.encode())
@@ -359,10 +362,10 @@ class Console:
         await self._app(scope, receive, send_safely)
 
     def _is_named_well(self, request: Request) -> bool:
-        if not self._access.is_open:
+        if not self._access.is_open_to(request):
             return True
         with suppress(ValueError):
-            return urlsplit(f"//{request.headers.get('host', '')}").hostname in _LOOPBACK
+            return is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or "")
         return False
 
     # -- reading -----------------------------------------------------------------------------------
@@ -389,13 +392,11 @@ class Console:
 
     async def _get_report(self, request: Request) -> Response:
         self._require_reader(request)
-        page = None if self._report is None else await asyncio.to_thread(_content, self._report)
-        if page is None:
-            expected = "a console with --report, and a page that `chainctl verify --report` wrote"
-            raise HttpRefusal(404, "no_report", expected=expected)
-        return Response(
-            page, media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY}
-        )
+        with suppress(OSError):
+            if self._report is not None:
+                return ReportPage(await asyncio.to_thread(open_regular, self._report))
+        expected = "a console with --report, and a page that `chainctl verify --report` wrote"
+        raise HttpRefusal(404, "no_report", expected=expected)
 
     def _require_reader(self, request: Request) -> None:
         if not self._access.may_read(request):
@@ -452,9 +453,7 @@ class Console:
         if not isinstance(error, OrderchainError):
             return HttpRefusal(400, "invalid", "body", expected=reason_of(error))
         status, word, headers = 500, "failed", {}
-        if isinstance(error, TooManyViewers):
-            status, word, headers = 503, "too_many", {"Retry-After": "5"}
-        elif isinstance(error, RetryError):
+        if isinstance(error, RetryError):
             status, word, headers = 503, "unavailable", {"Retry-After": "1"}
         elif isinstance(error, ConnectError):
             status, word = 403, "not_allowed"
@@ -466,7 +465,7 @@ class Console:
 
 
 class EventStream(Response):
-    """Server-sent events until the viewer goes, or takes none for SEND_SECONDS."""
+    """Server-sent events until the viewer goes, or takes none."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(media_type="text/event-stream")
@@ -474,7 +473,7 @@ class EventStream(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the feed's events. Raises TooManyViewers before anything is sent."""
+        """Send the feed's events."""
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
@@ -490,11 +489,10 @@ class EventStream(Response):
         has_begun = False
         async with aclosing(self._feed.stream()) as events:
             async for event in events:
-                async with asyncio.timeout(SEND_SECONDS):
-                    if not has_begun:
-                        has_begun = True
-                        await send(self._start())
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                if not has_begun:
+                    has_begun = True
+                    await send(self._start())
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         if not has_begun:
             await send(self._start())
         await send({"type": "http.response.body", "body": b""})
@@ -505,6 +503,29 @@ class EventStream(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
+
+
+class ReportPage(Response):
+    """A report, a piece at a time as the viewer takes it: it may be large."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(
+            media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY}
+        )
+        self.headers["content-length"] = str(os.fstat(file.fileno()).st_size)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the report."""
+        left = int(self.headers["content-length"])  # it may grow meanwhile
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        with self._file as file:
+            await send({"type": "http.response.start", **start})
+            while piece := await asyncio.to_thread(file.read, min(left, PIECE_BYTES)):
+                left -= len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not left:  # else it was cut off, and so is the answer
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def _gone(receive: Receive) -> None:
@@ -522,11 +543,12 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _content(path: Path) -> bytes | None:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's own, by address or by the one name for it."""
     try:
-        return read_bounded(path, REPORT_BYTES_MAX)
-    except OSError:
-        return None
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _unauthenticated() -> HttpRefusal:

@@ -23,19 +23,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 VIEWERS_MAX: Final = 50
-"""Pages that are open at once: each is a connection, and a message per look."""
+"""Pages that are open at once, each a connection and a message per look; the oldest goes for a new
+one."""
 
 _AWAY_SECONDS: Final = (1.0, 15.0)
 """Pauses while the database is away: the first and the longest."""
 
 _encoder: Final = msgspec.json.Encoder()
-
-
-class TooManyViewers(OrderchainError):
-    """As many pages are open as may be."""
-
-    def __init__(self) -> None:
-        super().__init__(f"{VIEWERS_MAX} viewers watch this console already: close a page")
 
 
 class Reader(Protocol):
@@ -78,6 +72,7 @@ class Feed:
         self._wanted = asyncio.Event()
         self._rests = True
         self._is_closed = False
+        self._streams: dict[object, None] = {}  # the oldest first
         self.viewers = 0
 
     async def run(self) -> None:
@@ -111,17 +106,18 @@ class Feed:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the whole state as an event, then what changes, until closed.
 
-        A viewer that takes its events too slowly gets the whole state again. Raises TooManyViewers.
+        A viewer that takes its events too slowly gets the whole state again. The stream ends for a
+        new one when there are VIEWERS_MAX that are younger.
         """
-        async with self._watching():
+        async with self._watching(), self._streaming() as viewer:
             await self._fresh()
             seen = 0
-            while not self._is_closed:
+            while not self._is_closed and viewer in self._streams:
                 is_next = seen and seen == self._number - 1
                 event = self._changes if is_next else _event("state", self._state)
                 seen = self._number
                 yield event
-                while seen == self._number:
+                while seen == self._number and viewer in self._streams:
                     await self._news.wait()
 
     async def _look(self) -> float:
@@ -153,18 +149,31 @@ class Feed:
         self._changes = _event("changes", changes(self._state, state))
         self._state = state
         self._number += 1
+        self._wake()
+
+    def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     async def _fresh(self) -> None:
         """Return at once while the reader looks; else after its first look."""
-        if self._rests and not self._is_closed:
+        while self._rests and not self._is_closed:
             await self._news.wait()
 
     @asynccontextmanager
+    async def _streaming(self) -> AsyncIterator[object]:
+        viewer = object()
+        if len(self._streams) >= VIEWERS_MAX:
+            del self._streams[next(iter(self._streams))]
+            self._wake()
+        self._streams[viewer] = None
+        try:
+            yield viewer
+        finally:
+            self._streams.pop(viewer, None)
+
+    @asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:
-        if self.viewers >= VIEWERS_MAX:
-            raise TooManyViewers
         self.viewers += 1
         self._wanted.set()
         try:

@@ -128,6 +128,10 @@ DATABASE_UP: Final = Metric[bool](
 )
 
 
+async def _no_samples() -> tuple[Sample, ...]:
+    return ()
+
+
 class MessageApp:
     """The routes over the calls of the service."""
 
@@ -138,8 +142,9 @@ class MessageApp:
         api: MessageApi,
         clock: Clock,
         is_working: Callable[[], bool] = lambda: True,
-        samples: Callable[[], Iterable[Sample]] = tuple,
+        samples: Callable[[], Awaitable[Iterable[Sample]]] = _no_samples,
     ) -> None:
+        """`samples` returns those of the parts at work; it raises TimeoutError where they hang."""
         self.refusals: Counter[str] = Counter()
         """Refused requests, by the word of their error."""
         self._config = config
@@ -181,7 +186,7 @@ class MessageApp:
     # --------------------------------------------------------------------------------- operations
 
     async def _store(self, client: Client, request: Request, *, is_prepared: bool) -> Response:
-        given = (await self._body(request, GivenMessages)).messages
+        given = self._body(request, GivenMessages).messages
         self._pace(self._messages, client, len(given))
         for one in given:
             if not client.may_send_to(one.destination):
@@ -202,11 +207,11 @@ class MessageApp:
         return answer(200, stored)
 
     async def _decide(self, client: Client, request: Request, *, change: Change) -> Response:
-        given = await self._body(request, NamedMessages)
+        given = self._body(request, NamedMessages)
         return answer(200, await self._api.decide(client.name, change, uuids_of(given.message_ids)))
 
     async def _confirm(self, client: Client, request: Request) -> Response:
-        given = await self._body(request, GivenConfirm)
+        given = self._body(request, GivenConfirm)
         if not client.may_confirm_as(given.consumer):
             expected = "one that this client may confirm as"
             raise HttpRefusal(403, "not_allowed", "consumer", given.consumer, expected)
@@ -251,12 +256,14 @@ class MessageApp:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
         accept = ",".join(request.headers.getlist("accept"))
-        answer = metrics_of(self._figures(unfinished), accept)
+        answer = metrics_of(self._figures(await self._samples(), unfinished), accept)
         return Response(answer.body, headers={"Content-Type": answer.media_type})
 
-    def _figures(self, unfinished: Sequence[Unfinished] | None) -> Iterator[Sample]:
+    def _figures(
+        self, samples: Iterable[Sample], unfinished: Sequence[Unfinished] | None
+    ) -> Iterator[Sample]:
         """Yield what the parts count, then what is in the database; None: it does not answer."""
-        yield from self._samples()
+        yield from samples
         yield from REFUSALS.samples(self.refusals, {})
         yield from DATABASE_UP.samples(unfinished is not None, {})
         for one in unfinished or ():
@@ -271,6 +278,10 @@ class MessageApp:
         return response
 
     async def _livez(self, _: Request) -> Response:
+        try:
+            await self._samples()
+        except TimeoutError:
+            return refused(unavailable("the event loop of the parts does not answer"))
         return answer(200, {"status": "alive"})
 
     async def _readyz(self, _: Request) -> Response:
@@ -311,9 +322,11 @@ class MessageApp:
                     raise unavailable("a part of this instance has ended")
                 client = self._authenticated(request)
                 self._pace(self._requests, client, 1)
-                with self._slot(client, request):
+                with self._held(client, request):
                     async with asyncio.timeout(self._config.request_seconds):
-                        return await work(client, request)
+                        request.state.body = await self._content(request)
+                        with self._slot(client):
+                            return await work(client, request)
             except HttpRefusal as refusal:
                 found = refusal
             except _OURS as error:
@@ -329,19 +342,26 @@ class MessageApp:
         return endpoint
 
     @contextmanager
-    def _slot(self, client: Client, request: Request) -> Iterator[None]:
-        """Count a request and its body as at work until it is answered. Raises HttpRefusal."""
+    def _held(self, client: Client, request: Request) -> Iterator[None]:
+        """Give back at the end what the body of a request has taken of the room for bodies."""
+        request.state.client, request.state.body_bytes = client.name, 0
+        try:
+            yield
+        finally:
+            self._bodies.give_back(client.name, request.state.body_bytes)
+
+    @contextmanager
+    def _slot(self, client: Client) -> Iterator[None]:
+        """Count a request that is whole as at work until it is answered. Raises HttpRefusal."""
         if not self._at_work.has_client_room(client.name, 1):
             raise too_much("requests", f"{self._config.client_requests_max} at work at once")
         if not self._at_work.has_room(1):
             raise unavailable("too many requests are at work")
-        request.state.client, request.state.body_bytes = client.name, 0
         self._at_work.take(client.name, 1)
         try:
             yield
         finally:
             self._at_work.give_back(client.name, 1)
-            self._bodies.give_back(client.name, request.state.body_bytes)
 
     def _authenticated(self, request: Request) -> Client:
         given = request.headers.getlist("authorization")
@@ -369,13 +389,12 @@ class MessageApp:
         if wait := bucket.take(count, now):
             raise too_fast("messages" if is_messages else "requests", wait)
 
-    async def _body(self, request: Request, kind: type[_Body]) -> _Body:
+    def _body(self, request: Request, kind: type[_Body]) -> _Body:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise HttpRefusal(415, "not_json", "Content-Type", content_type, "application/json")
-        content = await self._content(request)
         try:
-            return msgspec.json.decode(content, type=kind)
+            return msgspec.json.decode(request.state.body, type=kind)
         except msgspec.ValidationError as error:
             expected, _, where = str(error).partition(" - at ")
             field = where.strip("`") or "body"

@@ -50,7 +50,15 @@ class Machine:
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        for program in ("redis-server", "pgbouncer", "promtool", "initdb", "chromium", "curl"):
+        for program in (
+            "redis-server",
+            "pgbouncer",
+            "promtool",
+            "initdb",
+            "chromium",
+            "nginx",
+            "curl",
+        ):
             self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
         self.chromium = "chromium"

@@ -193,6 +193,28 @@ def test_pod_mounts_what_it_declares_and_is_not_root(name: str) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
+def test_pods_are_closed_to_all_but_monitoring_and_the_proxy_of_messages() -> None:
+    policies = [each["spec"] for each in documents() if each["kind"] == "NetworkPolicy"]
+    closed, *opened = policies
+    labels = [
+        pod["metadata"]["labels"]
+        for each in documents()
+        if pod_of(each)
+        for spec in [each["spec"].get("jobTemplate", each)["spec"]]
+        for pod in [spec["template"]]
+    ]
+    assert all(closed["podSelector"]["matchLabels"].items() <= each.items() for each in labels)
+    assert closed.get("ingress") is None
+    for policy in policies:
+        assert policy["policyTypes"] == ["Ingress"]
+    for policy in opened:
+        (rule,) = policy["ingress"]
+        assert rule["from"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": "http"}]
+    assert all(container["ports"][0]["name"] == "http"
+               for _, container in PODS.values() if "ports" in container)  # fmt: skip
+
+
 def test_names_of_secrets_and_settings_are_those_that_the_pages_name() -> None:
     (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +15,7 @@ from tests.builders.stored_chain import StoredChain
 from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterator
 
     from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Call, Refused
@@ -222,8 +223,65 @@ def test_page_under_a_foreign_name_is_refused_where_reading_is_open(
 
 def test_local_names_are_answered(console: RunningConsole) -> None:
     port = console.address.rpartition(":")[2]
-    for host in (f"localhost:{port}", "localhost:9999", "[::1]:80", "127.0.0.1"):
+    for host in (f"localhost:{port}", "localhost:9999", "[::1]:80", "127.0.0.1", "127.0.0.2:80"):
         assert console.get("/api/state", Host=host).status == 200
+
+
+def test_reading_through_a_proxy_needs_the_token_although_it_rewrites_the_host(
+    console: RunningConsole,
+) -> None:
+    for name in ("Forwarded", "X-Forwarded-For", "X_Forwarded_Proto", "X-Real-IP", "Via"):
+        headers = {name: "for=192.0.2.1", "Host": "127.0.0.1"}
+        for path in ("/api/state", "/events", "/report"):
+            assert console.get(path, **headers).status == 401, (name, path)
+        shown = console.get("/api/state", Authorization=f"Bearer {console.token}", **headers)
+        assert shown.status == 200
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def connections(console: RunningConsole, count: int, sent: bytes = b"") -> Iterator[None]:
+    """Connections of clients that send so much and take nothing."""
+    host, _, port = console.address.partition(":")
+    with ExitStack() as opened:
+        for _ in range(count):
+            one = opened.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            one.connect((host, int(port)))
+            one.sendall(sent)
+        yield
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_connections_that_idle_or_watch_block_no_page_and_no_act(
+    console: RunningConsole, sent: bytes
+) -> None:
+    with connections(console, 210, sent):
+        assert console.state()["chains"]
+        assert console.act("step-down", STEP_DOWN).status == 200
+        with console.events() as events:
+            assert next(events)[0] == "state"
+
+
+def test_reports_that_are_not_read_take_no_memory(
+    run_console: RunConsole, filled: Filled, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.html"
+    report.write_bytes(b"<title>t</title>" + bytes(20_000_000))
+    console = run_console("--report", report)
+    before = resident_bytes(console.process.pid)
+    asked = b"GET /report HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connections(console, 40, asked):
+        # Its report is whole, so those of the others were begun before.
+        assert console.get("/report").body == report.read_bytes()
+        assert resident_bytes(console.process.pid) - before < 200_000_000
+
+
+def resident_bytes(process_id: int) -> int:
+    text = Path(f"/proc/{process_id}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 # -- acts ------------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import uvicorn
 
-from local_stack.process import free_port, send_to_child
+from local_stack.process import send_to_child
+from orderchain.clients.http_server import HttpLimits, HttpServer
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token
@@ -44,18 +45,12 @@ def service_config(sender: Sender, **settings: Any) -> ServiceConfig:
 @asynccontextmanager
 async def endpoint(app: Starlette) -> AsyncIterator[str]:
     """Serve an application on a free port."""
-    port = free_port()
-    settings = uvicorn.Config(
-        app, host="127.0.0.1", port=port, lifespan="off", log_config=None, ws="none"
-    )
-    server = uvicorn.Server(settings)
-    task = asyncio.create_task(server._serve())
-    while not server.started:
-        assert not task.done()
-        await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    await task
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = HttpServer(app, HttpLimits(connections_max=100))
+        task = asyncio.create_task(server.serve(listening))
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.stop()
+        await task
 
 
 async def raw(

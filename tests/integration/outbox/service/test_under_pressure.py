@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import resource
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from starlette.responses import Response
 
+import outbox
+from orderchain.clients.http_server import HttpLimits, connections_max
 from outbox.service import server
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
@@ -74,26 +79,20 @@ def begun(name: str, length: int) -> bytes:
     ).encode() + b"{"
 
 
-async def until_at_work(service: MessageService, count: int) -> None:
-    while service.app._at_work.total < count:  # noqa: ASYNC110 - no event tells of it
-        await asyncio.sleep(0.01)
-
-
-async def test_unfinished_bodies_of_one_client_shut_out_no_other(sender: Sender) -> None:
+async def test_unfinished_bodies_of_clients_shut_out_no_client(sender: Sender) -> None:
     await sender.set_up(confirm="none")
-    async with running(sender, client_requests_max=5) as service:
-        async with AsyncExitStack() as wires:
-            for _ in range(5):
+    async with (
+        running(sender, client_requests_max=5, requests_max=6) as service,
+        AsyncExitStack() as wires,
+    ):
+        for name in ("payments", "shop"):
+            for _ in range(10):
                 each = await wires.enter_async_context(wire(service))
-                await each.write(begun("payments", 1_000))
-            await until_at_work(service, 5)
-            status, headers, told = await raw(service.address, "POST", SEND, BODY)
-            assert (status, told["error"], headers["retry-after"]) == (429, "too_much", "1")
-            status, _, told = await raw(service.address, "POST", SEND, BODY, token="shop-token")
-            assert (status, told["repeated"]) == (200, 0)
-        while service.app._at_work.total:  # noqa: ASYNC110 - as above
+                await each.write(begun(name, 1_000))
+        while service.app._bodies.total < 20:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.01)
-        assert (await raw(service.address, "POST", SEND, BODY))[0] == 200
+        for token in ("payments-token", "shop-token"):
+            assert (await raw(service.address, "POST", SEND, BODY, token=token))[0] == 200
 
 
 async def test_bodies_take_no_more_memory_than_set(sender: Sender) -> None:
@@ -125,7 +124,7 @@ async def test_bodies_take_no_more_memory_than_set(sender: Sender) -> None:
 async def test_connection_that_never_asks_is_ended(
     sender: Sender, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HttpLimits", partial(HttpLimits, head_seconds=0.3))
     async with running(sender) as service, wire(service) as slow:
         await slow.write(sent)
         if not sent:
@@ -146,7 +145,7 @@ async def _trickle(slow: Wire) -> None:
 async def test_body_that_trickles_in_after_its_refusal_does_not_hold_the_connection(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HttpLimits", partial(HttpLimits, head_seconds=0.3))
     async with running(sender) as service, wire(service) as slow:
         await slow.write(begun("nobody", 1_000_000))
         trickle = asyncio.create_task(_trickle(slow))
@@ -178,11 +177,58 @@ async def test_idle_connections_are_closed_for_those_that_ask(
             await each.__aexit__(None, None, None)
 
 
+async def test_answers_that_nothing_reads_are_given_up_for_those_that_ask(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "connections_max", lambda: 20)
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n" * 500
+    async with running(sender) as service, AsyncExitStack() as wires:
+        for _ in range(40):
+            silent = await wires.enter_async_context(wire(service))
+            silent.writer.write(asked)
+        assert (await raw(service.address, "GET", "/livez", token=None))[0] == 200
+
+
+async def test_chunked_body_is_refused_before_any_of_it_is_read(sender: Sender) -> None:
+    head = begun("payments", 0).partition(b"Content-Length")[0]
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n{\r\n" * 40_000
+    async with running(sender) as service, wire(service) as chunked:
+        await chunked.write(head + chunks)
+        status, told = await chunked.answer()
+        assert (status, told["error"]) == (411, "no_length")
+
+
+async def test_relay_sends_while_the_thread_of_http_hangs(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = await sender.set_up(confirm="none")
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> Response:
+        hangs.set()
+        let_go.wait()
+        return Response()
+
+    async with running(sender) as service, wire(service) as one:
+        monkeypatch.setattr("outbox.service.app.refused", hang)
+        await one.write(b"GET /v1/messages HTTP/1.1\r\nHost: here\r\n\r\n")
+        try:
+            await asyncio.to_thread(hangs.wait)
+            business = await sender.connect()
+            async with business.transaction():
+                message_id = await outbox.add(business, "clearing", b"x")
+            await service.relay.sweep()
+            await service.relay.settle()
+            assert await sender.sent(destination) == [message_id]
+        finally:
+            let_go.set()
+
+
 def test_connections_leave_descriptors_for_all_else() -> None:
     with descriptors(1_024):
-        assert server.connections_max() == 896
+        assert connections_max() == 896
     with descriptors(100):
-        assert server.connections_max() == 16
+        assert connections_max() == 16
 
 
 SMUGGLED = (

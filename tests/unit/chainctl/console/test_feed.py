@@ -7,9 +7,7 @@ import json
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from chainctl.console.feed import VIEWERS_MAX, Feed, TooManyViewers
+from chainctl.console.feed import VIEWERS_MAX, Feed
 from chainctl.console.state import Overview
 from orderchain.errors import RetryError
 from orderchain.testing.virtual_loop import run_virtual, virtual_clock
@@ -140,16 +138,15 @@ def test_outage_keeps_the_last_state_with_its_age_and_ends_with_a_new_one() -> N
     run(main())
 
 
-def test_one_viewer_too_many_is_refused_until_another_one_leaves() -> None:
+def test_oldest_of_too_many_streams_ends_for_a_new_one_and_the_state_is_read() -> None:
     async def main() -> None:
         async with running(CountingReader()) as feed:
-            streams = [feed.stream() for _ in range(VIEWERS_MAX)]
-            await asyncio.gather(*(anext(stream) for stream in streams))
-            with pytest.raises(TooManyViewers, match="50 viewers"):
-                await anext(feed.stream())
-            await streams.pop().aclose()
-            streams.append(feed.stream())
-            assert read(await anext(streams[-1]))[0] == "state"
+            streams = [feed.stream() for _ in range(VIEWERS_MAX + 1)]
+            for stream in streams:
+                assert read(await anext(stream))[0] == "state"
+            assert await feed.state()
+            assert [each async for each in streams[0]] == []
+            assert read(await anext(streams[1]))[0] == "changes"
             for stream in streams:
                 await stream.aclose()
             assert feed.viewers == 0

@@ -40,9 +40,9 @@ def lines(
 
     config = ServiceConfig(relay=RelayConfig(database="postgresql://d", kafka="k:1"))
     desk = cast("Any", None)
-    app = MessageApp(config, Clients([]), desk, SystemClock(), samples=samples)
+    app = MessageApp(config, Clients([]), desk, SystemClock())
     app.refusals.update({"rate": 3})
-    return metrics_of(app._figures(unfinished)).body.decode().splitlines()
+    return metrics_of(app._figures(samples(), unfinished)).body.decode().splitlines()
 
 
 def test_every_counter_is_told_with_its_type() -> None:
