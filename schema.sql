@@ -704,7 +704,7 @@ GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page
     receiver_halt, chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. The server sets number, login and time.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
--- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+-- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE chain_verified_mark_id_seq, chain_act_act_id_seq TO auditor;
 
 RESET ROLE;

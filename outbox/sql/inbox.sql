@@ -311,7 +311,7 @@ GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
 
 GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
     inbox_act TO outbox_operator;
--- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+-- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE inbox_consumer_consumer_id_seq, inbox_act_act_id_seq TO outbox_operator;
 GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),
     inbox_abandon_dead(integer, uuid, timestamptz, text, text) TO outbox_operator;

@@ -674,7 +674,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
     outbox_progress, outbox_partition, outbox_space, outbox_failed, outbox_trouble, outbox_consumer,
     delivery_act TO outbox_operator;
--- To see whether the numbers stand below their rows, as they do on a promoted logical replica.
+-- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE delivery_act_act_id_seq TO outbox_operator;
 GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION

@@ -32,7 +32,7 @@ PUBLIC = {
     "SnapshotStore SourceRecord",
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
     "is_linked_page next_seal page_events page_image seal_over",
-    "sql": "load_sql parse_sql require_version schema_sql",
+    "sql": "load_sql parse_sql renumbering require_version schema_sql",
     "text": "SummedLog counted printable reason_in_chain reason_of silent",
 }
 
