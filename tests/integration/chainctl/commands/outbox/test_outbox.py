@@ -526,7 +526,8 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
 def test_failed_shows_what_businesses_would_have_sent(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
-    kept = "INSERT INTO outbox_failed (failed_id, failed_at, outcome, error, destination, payload) VALUES"
+    columns = "failed_id, failed_at, outcome, error, destination, payload"
+    kept = f"INSERT INTO outbox_failed ({columns}) VALUES"
     store(1, 1, change=f"{kept} (1, now(), 'rolled back', 'a', 'clearing', 'old'),"
           " (2, now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
     told = json.loads(call("outbox", "failed", "--json", settings=settings).out)
