@@ -10,7 +10,7 @@ import pytest
 from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, Fact, differences, encode_facts, read_facts, shipped_facts
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import OWNER
+from orderchain.sql import NUMBERED, OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,12 @@ def made_with(server: PostgresServer, part: SchemaPart) -> Iterator[str]:
 async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[Fact]:
     async with connected_to(server.dsn(SUPERUSER, database), 10.0, OWNER) as connection:
         return await read_facts(connection, part)
+
+
+def test_numbers_from_sequences_are_those_of_the_tables_that_errors_name() -> None:
+    facts = (fact for part in PARTS.values() for fact in shipped_facts(part))
+    found = {fact.object: fact.aspect for fact in facts if "AS IDENTITY" in fact.value}
+    assert found == {f"table {table}": f"column {name}" for table, name in NUMBERED.items()}
 
 
 async def test_every_table_can_be_published_with_its_updates_and_deletes(

@@ -526,9 +526,10 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
 def test_failed_shows_what_businesses_would_have_sent(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
-    kept = "INSERT INTO outbox_failed (failed_at, outcome, error, destination, payload) VALUES"
-    store(1, 1, change=f"{kept} (now(), 'rolled back', 'a', 'clearing', 'old'),"
-          " (now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
+    columns = "failed_id, failed_at, outcome, error, destination, payload"
+    kept = f"INSERT INTO outbox_failed ({columns}) VALUES"
+    store(1, 1, change=f"{kept} (1, now(), 'rolled back', 'a', 'clearing', 'old'),"
+          " (2, now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
     told = json.loads(call("outbox", "failed", "--json", settings=settings).out)
     assert [(row["error"], row["payload"]) for row in told] == [("b", "bmV3"), ("a", "b2xk")]
     shown = call("outbox", "failed", "--limit", 1, settings=settings)
