@@ -70,6 +70,7 @@ def server(server_folder: Path) -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.nightly
 def test_statements_of_one_chain_lock_no_partition_of_another(
     server: PostgresServer, kafka_server: KafkaServer, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from orderchain.errors import ForkFound, PrimaryBehind
 from orderchain.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.deadlines import deadline
+from tests.lanes import at_night
 
 from .chains import create_chain
 from .inspector import Chain, inspect
@@ -169,7 +170,7 @@ def dump_of(server: PostgresServer, database: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("is_broker_away", [False, True])
+@pytest.mark.parametrize("is_broker_away", [False, *at_night(True)])
 async def test_restored_dump_gives_no_id_of_the_lost_life_again(
     postgres_server: PostgresServer,
     database_name: str,
@@ -245,7 +246,7 @@ async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> No
         await copy.close()
 
 
-@pytest.mark.parametrize("is_broker_away", [False, True])
+@pytest.mark.parametrize("is_broker_away", [True, *at_night(False)])
 async def test_promoted_stale_standby_gives_no_id_of_the_lost_life_again(
     pair: tuple[PostgresServer, PostgresServer],
     kafka_server: KafkaServer,

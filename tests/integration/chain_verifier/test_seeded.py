@@ -23,6 +23,7 @@ from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, write_journal
 from tests.integration.chain_verifier.seeded import SEEDS, is_for_spark, is_journal, is_parquet
 from tests.integration.chain_verifier.seeded_rows import plant_rows, told, write_parquet
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +58,11 @@ def request_of(source: Source, head: int, seed: int) -> VerifyRequest:
     )
 
 
+FILES = [seed for seed in SEEDS if is_parquet(seed) or is_journal(seed)]
+
+
 @pytest.mark.invariant("S12")
-@pytest.mark.parametrize("seed", [seed for seed in SEEDS if is_parquet(seed) or is_journal(seed)])
+@pytest.mark.parametrize("seed", [*FILES[:3], *at_night(*FILES[3:])])
 def test_seeded_rows_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:

@@ -95,7 +95,6 @@ def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     assert [(one.kind, one.id) for one in follow()] == [(Kind.SURPLUS, ROWS[3].id)]
 
 
-@pytest.mark.merge
 def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
     spark: SparkSession,
     topic: Topic,

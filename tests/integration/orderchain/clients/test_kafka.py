@@ -82,6 +82,7 @@ async def test_every_client_with_the_right_config_works(
     assert record.value == value
 
 
+@pytest.mark.nightly
 async def test_other_driver_with_the_same_config_works(secured_kafka: SecuredKafka) -> None:
     from confluent_kafka.admin import AdminClient
 

@@ -140,6 +140,7 @@ async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_messag
             assert relay.stats().swept == 1
 
 
+@pytest.mark.nightly
 async def test_broker_away_is_no_affair_of_the_business(
     sender_to_break: Sender, kafka_to_break: KafkaServer
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from tests.deadlines import Deadline, deadline
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +151,7 @@ def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 1_001)]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", [".gz", *at_night("")])
 def test_standard_input_is_the_file_of_its_name(
     sequence: Callable[..., Done],
     start: Start,
