@@ -142,6 +142,7 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
     assert alone().verdict is Verdict.CONTIGUOUS
 
 
+@pytest.mark.merge
 def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each(
     topic: Topic, alone: Verified
 ) -> None:
@@ -256,6 +257,7 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     assert against(both()) == [span(Kind.LACKING, unpublished)]
 
 
+@pytest.mark.merge
 def test_topic_that_was_wiped_lacks_the_rows_of_the_database_in_one_finding(
     topic: Topic, both: Verified, frames: list[bytes], database: str
 ) -> None:

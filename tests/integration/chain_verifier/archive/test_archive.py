@@ -102,6 +102,7 @@ def partition_end(until_id: int) -> int:
     return max(end for end in ENDS if end < upper)
 
 
+@pytest.mark.merge
 def test_archive_holds_the_verified_rows_part_by_part_and_reads_back_whole(chain: Chain) -> None:
     done = chain.archive()
     assert (done.after_id, done.last_id, done.rows) == (0, MARK, VERIFIED_ROWS)
@@ -181,6 +182,7 @@ def test_archive_of_a_page_whose_columns_do_not_fit_names_its_end(
     assert manifest.last_id < ENDS[4]
 
 
+@pytest.mark.merge
 @pytest.mark.parametrize("name", ["rows", "_batches/batches"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_archive_with_a_file_harmed_does_not_verify_and_nothing_goes(
@@ -225,6 +227,7 @@ def test_archive_with_content_and_hashes_written_anew_fails_by_its_seals(chain: 
     assert "does not have the seal of its rows" in str(verify_archive(chain.folder, CHAIN_ID).fault)
 
 
+@pytest.mark.merge
 def test_retention_detaches_old_partitions_and_leaves_a_boundary(chain: Chain) -> None:
     chain.archive()
     chain.checkpoint("r", ENDS[28])
@@ -259,6 +262,7 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     assert verify_archive(chain.folder, CHAIN_ID).rows == len(ROWS)
 
 
+@pytest.mark.merge
 @pytest.mark.parametrize("is_report", [False, True])
 def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report: bool) -> None:
     chain.archive()
@@ -320,6 +324,7 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
     assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit
 
 
+@pytest.mark.merge
 def test_retention_without_an_archive_of_all_that_would_go_is_refused(chain: Chain) -> None:
     with pytest.raises(InputError, match="an archive that holds chain"):
         chain.retain(ENDS[20])
@@ -335,6 +340,7 @@ def test_retention_with_the_archive_of_another_database_is_refused(chain: Chain)
         chain.retain(ENDS[20])
 
 
+@pytest.mark.merge
 def test_retention_that_was_interrupted_is_ended_by_the_next_run(chain: Chain) -> None:
     chain.archive()
     boundary = chain.retain(ENDS[20], is_dry_run=True).boundary_id

@@ -23,6 +23,7 @@ from outbox import (
 )
 from outbox.sender.due_decisions import Answer, CheckRules
 from outbox.testing import MemoryOutbox, NotWorkedOff
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 APPLY = "INSERT INTO effect VALUES ($1)"
 NOTES = [f"note {number}" for number in range(8)]
 ONCE = dict.fromkeys(NOTES, 1)
-SEEDS = range(25)
+SEEDS = [*range(5), *at_night(*range(5, 25))]
 
 
 def make_outbox(seed: int = 0, **settings: Any) -> MemoryOutbox:

@@ -133,6 +133,7 @@ def ranges(pieces: list[Any]) -> list[tuple[str, int, int]]:
 # ------------------------------------------------------------------------------ within the chain
 
 
+@pytest.mark.merge
 @pytest.mark.parametrize("source", ["topic", "journal", "archive"])
 def test_changed_and_missing_pages_come_back_from_each_source(
     call: Call,
@@ -249,6 +250,7 @@ def test_seal_that_was_changed_alone_is_put_right_by_the_rows_around_it(
     assert is_whole(call, module_settings, whole)
 
 
+@pytest.mark.merge
 def test_rows_that_do_not_give_the_seal_are_never_written(
     module_settings: Settings,
     whole: int,
@@ -367,6 +369,7 @@ def test_batches_that_are_committed_meanwhile_are_neither_damage_nor_a_lost_tail
 # --------------------------------------------------------------------------------- after the head
 
 
+@pytest.mark.merge
 def test_tail_that_a_restore_has_lost_comes_back_from_the_topic(
     call: Call,
     module_settings: Settings,
@@ -441,6 +444,7 @@ def test_tail_of_a_term_that_the_restore_has_lost_needs_a_kept_seal(
     assert is_whole(call, settings, whole)
 
 
+@pytest.mark.merge
 def test_forged_rows_after_the_head_are_not_written(
     module_settings: Settings, whole: int, fix: Callable[..., tuple[int, Any]],
     send: Callable[..., None],
@@ -519,6 +523,7 @@ def test_source_that_is_none_is_refused(refused: Refused, source: str) -> None:
     assert "expected topic, topic:NAME, journal:FILE or archive:DIR" in line
 
 
+@pytest.mark.merge
 def test_reason_and_rights_are_asked_for(
     call: Call,
     refused: Refused,
