@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,7 +41,6 @@ from tests.shared_kafka import (  # noqa: F401 - hooks and a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -99,6 +99,8 @@ _GROUPS: tuple[frozenset[str], ...] = (
     frozenset({"spark"}),
     frozenset({"breakable_kafka", "breakable_postgres", "secured_kafka", "secured_postgres"}),
 )
+_STARTS_SPARK = Path(__file__).parent / "integration/chainctl/commands/verifier"
+"""Commands, in the process of the tests: what they start stays for the next."""
 _SERVED = frozenset({"postgres_server", "server_folder"}) | _KAFKAS
 _WEIGHTS = {"group": 4, "served": 2}
 """What a module costs by each of its tests, roughly; one without a server costs next to nothing."""
@@ -126,6 +128,8 @@ def _shared(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     plain: list[pytest.Item] = []
     for module in modules.values():
         used = {name for item in module for name in getattr(item, "fixturenames", ())}
+        if module[0].path.is_relative_to(_STARTS_SPARK):
+            used.add("spark")
         group = next((n for n, names in enumerate(_GROUPS) if not names.isdisjoint(used)), None)
         if group is not None:
             parts[group % processes] += module

@@ -214,6 +214,7 @@ def test_test_of_the_guide_has_ten_lines(outbox_project: pytest.Pytester) -> Non
     assert len(body.strip().splitlines()) <= 10
 
 
+@pytest.mark.nightly
 def test_careless_handler_fails_with_every_seed_and_the_seed_is_shown(
     outbox_project: pytest.Pytester,
 ) -> None:

@@ -38,6 +38,7 @@ from outbox.service.config import Client, Clients
 from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageApi
 from outbox.service.server import MessageService
+from tests.cases import case
 
 from .service_client import client, endpoint, raw, served, service_config, write_clients
 
@@ -268,54 +269,52 @@ def body(**changes: Any) -> bytes:
     return msgspec.json.encode({"messages": [{**ONE, **changes}]})
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "error", "field"),
-    [
-        (b"", 400, "not_json", "body"),
-        (b"hello", 400, "not_json", "body"),
-        (b'{"messages": [', 400, "not_json", "body"),
-        (b"\xff\xfe", 400, "not_json", "body"),
-        (b"[" * 100_000, 400, None, None),
-        (b"[]", 400, "invalid", "body"),
-        (b'{"messages": []}', 400, "invalid", "$.messages"),
-        (b'{"messages": [7]}', 400, "invalid", "$.messages[0]"),
-        (body(payload=None), 400, "invalid", "$.messages[0].payload"),
-        (body(payload="not base64!"), 400, "invalid", "$.messages[0].payload"),
-        (body(payload=7), 400, "invalid", "$.messages[0].payload"),
-        (body(destination=""), 400, "invalid", "$.messages[0].destination"),
-        (body(destination="x" * 101), 400, "invalid", "$.messages[0].destination"),
-        (body(destination="nowhere"), 404, "unknown_destination", "destination"),
-        (body(destination="secret"), 403, "not_allowed", "destination"),
-        (body(payload=base64.b64encode(bytes(300 * 1024)).decode()), 413, "too_large", "payload"),
-        (body(payload=base64.b64encode(bytes(513 * 1024)).decode()), 400, "invalid", None),
-        (body(key=""), 400, "invalid", "$.messages[0].key"),
-        (body(key="a\0b"), 400, "invalid", "$.messages[0].key"),
-        (body(headers={"a": 1}), 400, "invalid", None),
-        (body(headers={"orderchain-x": "1"}), 400, "invalid", "header name"),
-        (body(headers={"\u00e9": "1"}), 400, "invalid", None),
-        (body(headers={str(n): "x" * 1_000 for n in range(40)}), 400, "invalid", "headers"),
-        (body(colour="red"), 400, "invalid", "$.messages[0]"),
-        (body(message_id="1"), 400, "invalid", "$.messages[0].message_id"),
-        (body(message_id="9b2b2c4e-3c2a-4c1d-8f55-000000000000"), 400, "invalid", None),
-        (body(message_id=OLD), 409, "id_time", "message_id"),
-        (body(message_id=AHEAD), 409, "id_time", "message_id"),
-    ],
+BAD_BODIES: tuple[tuple[bytes, int, str | None, str | None], ...] = (
+    (b"", 400, "not_json", "body"),
+    (b"hello", 400, "not_json", "body"),
+    (b'{"messages": [', 400, "not_json", "body"),
+    (b"\xff\xfe", 400, "not_json", "body"),
+    (b"[" * 100_000, 400, None, None),
+    (b"[]", 400, "invalid", "body"),
+    (b'{"messages": []}', 400, "invalid", "$.messages"),
+    (b'{"messages": [7]}', 400, "invalid", "$.messages[0]"),
+    (body(payload=None), 400, "invalid", "$.messages[0].payload"),
+    (body(payload="not base64!"), 400, "invalid", "$.messages[0].payload"),
+    (body(payload=7), 400, "invalid", "$.messages[0].payload"),
+    (body(destination=""), 400, "invalid", "$.messages[0].destination"),
+    (body(destination="x" * 101), 400, "invalid", "$.messages[0].destination"),
+    (body(destination="nowhere"), 404, "unknown_destination", "destination"),
+    (body(destination="secret"), 403, "not_allowed", "destination"),
+    (body(payload=base64.b64encode(bytes(300 * 1024)).decode()), 413, "too_large", "payload"),
+    (body(payload=base64.b64encode(bytes(513 * 1024)).decode()), 400, "invalid", None),
+    (body(key=""), 400, "invalid", "$.messages[0].key"),
+    (body(key="a\0b"), 400, "invalid", "$.messages[0].key"),
+    (body(headers={"a": 1}), 400, "invalid", None),
+    (body(headers={"orderchain-x": "1"}), 400, "invalid", "header name"),
+    (body(headers={"\u00e9": "1"}), 400, "invalid", None),
+    (body(headers={str(n): "x" * 1_000 for n in range(40)}), 400, "invalid", "headers"),
+    (body(colour="red"), 400, "invalid", "$.messages[0]"),
+    (body(message_id="1"), 400, "invalid", "$.messages[0].message_id"),
+    (body(message_id="9b2b2c4e-3c2a-4c1d-8f55-000000000000"), 400, "invalid", None),
+    (body(message_id=OLD), 409, "id_time", "message_id"),
+    (body(message_id=AHEAD), 409, "id_time", "message_id"),
 )  # fmt: skip
+
+
 async def test_bad_body_gets_a_reason_and_nothing_is_stored(
-    bad_requests: MessageService,
-    sender: Sender,
-    content: bytes,
-    status: int,
-    error: str | None,
-    field: str | None,
+    bad_requests: MessageService, sender: Sender
 ) -> None:
-    for operation in ("send", "prepare"):
-        told = await raw(bad_requests.address, "POST", f"/v1/messages/{operation}", content)
-        assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
-        assert error is None or told[2]["error"] == error, told
-        assert field is None or told[2]["field"] == field, told
+    for content, status, error, field in BAD_BODIES:
+        for operation in ("send", "prepare"):
+            with case((operation, content[:200])):
+                path = f"/v1/messages/{operation}"
+                told = await raw(bad_requests.address, "POST", path, content)
+                assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
+                assert error is None or told[2]["error"] == error, told
+                assert field is None or told[2]["field"] == field, told
     assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
-    assert sum(bad_requests.app.refusals.values()) == 2, "they are counted"
+    refusals = sum(bad_requests.app.refusals.values())
+    assert refusals == 2 * len(BAD_BODIES), "they are counted"
 
 
 @pytest.fixture
@@ -571,7 +570,7 @@ def test_every_operation_is_described(sender: Sender) -> None:
     assert sorted(described(sender)[1]) == sorted(POSTS + GETS)
 
 
-FUZZED_EACH_MERGE = (POSTS[0], GETS[0])
+FUZZED_EACH_MERGE = (GETS[0],)
 
 
 @pytest.mark.timeout(400)
