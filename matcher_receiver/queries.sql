@@ -17,7 +17,7 @@ LEFT JOIN public.receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 -- never from anywhere else: then a place was lost, with the database that had it.
 INSERT INTO public.receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
-SELECT $1, $2, $4, $5, $6::text::bytea, $7, (SELECT database_id FROM public.schema_version)
+SELECT $1, $2, $4, $5, decode($6, 'hex'), $7, (SELECT database_id FROM public.schema_version)
 WHERE $3::bigint IN (0, $4::bigint)
    OR EXISTS (SELECT FROM public.receiver_checkpoint WHERE chain_id = $1 AND receiver = $2)
 ON CONFLICT (chain_id, receiver) DO UPDATE
@@ -34,7 +34,7 @@ RETURNING head_delivered;
 -- report: the place of a receiver that keeps it elsewhere, up or down; never over a checkpoint
 INSERT INTO receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id, is_report)
-VALUES ($1, $2, $3, $4, $5::text::bytea, $6, (SELECT database_id FROM schema_version), true)
+VALUES ($1, $2, $3, $4, decode($5, 'hex'), $6, (SELECT database_id FROM schema_version), true)
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.cancellable_wait import AWAY
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import fetch_of_owner, hex_of, sqlstate_of
+from orderchain.clients.postgres import fetch_of_owner, sqlstate_of
 from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
 from orderchain.clock import Backoff
 from orderchain.errors import (
@@ -480,7 +480,7 @@ class PostgresCheckpointStore(ClosedAtExit):
 
 
 def _values_of(end: Mark) -> tuple[object, ...]:
-    return end.id, end.batch_last_id, hex_of(end.seal), end.epoch
+    return end.id, end.batch_last_id, end.seal.hex(), end.epoch
 
 
 def _mark_of(row: Any) -> Mark | None:  # noqa: ANN401 - a record of asyncpg, which is untyped

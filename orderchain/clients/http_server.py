@@ -445,6 +445,11 @@ def _head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
+async def _turns() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
 # -- the server ------------------------------------------------------------------------------------
 
 
@@ -470,8 +475,13 @@ class HttpServer:
             await self._asked_to_end.wait()
         finally:
             self.is_ending = True
+            if isinstance(loop, asyncio.SelectorEventLoop):
+                # `close` loses what was accepted and has not begun, with its socket.
+                loop.remove_reader(listening)
+                await _turns()
             server.close()
             await self._end(stop_seconds)
+            await _turns()  # sockets of aborted connections are closed in the next turn
 
     def stop(self) -> None:
         """Take no more requests, and let `serve` return."""

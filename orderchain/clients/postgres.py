@@ -208,11 +208,6 @@ async def fetch_of_owner(
     return rows
 
 
-def hex_of(value: bytes) -> str:
-    """Return bytes as PostgreSQL reads them from text."""
-    return f"\\x{value.hex()}"
-
-
 def rolled_back() -> asyncpg.PostgresError:
     """Return the error of a commit that the server has answered with a rollback."""
     return asyncpg.InFailedSQLTransactionError(

@@ -14,7 +14,6 @@ import pytest
 
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-from orderchain.clients.postgres import hex_of
 from orderchain.errors import SettingError
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER, load_sql
 from orderchain.sql import SEQUENCER_WRITER as WRITER
@@ -395,7 +394,7 @@ async def test_auditor_may_set_a_mark_behind_a_boundary(
 
 # ------------------------------------------------------------------------------------- receivers
 
-_SAVE = (1, "m", 5, 9, 9, hex_of(SEAL), 2)
+_SAVE = (1, "m", 5, 9, 9, SEAL.hex(), 2)
 _THEIRS: Statements = (
     "UPDATE receiver_checkpoint SET head_delivered = 0, batch_last_id = 0",
     "UPDATE receiver_checkpoint SET seal = decode(repeat('00', 32), 'hex')",
@@ -463,7 +462,7 @@ async def services(
 
 async def leave_rows(connection: asyncpg.Connection[Any]) -> None:
     """The checkpoint and the ledger of the receiver `m`, as its store writes them."""
-    (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", 0, 5, 5, hex_of(SEAL), 2)
+    (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", 0, 5, 5, SEAL.hex(), 2)
     assert moved["head_delivered"] == 5
     await connection.execute(_HELD[RECEIVER_WRITER][1])
 
@@ -498,7 +497,7 @@ async def test_login_goes_on_with_its_own_receiver_and_halts_it(
     await mine.execute(RECEIVER["trim_gaps"], 1, "m", 0)
     assert await catalog.fetchval("SELECT count(*) FROM receiver_gap") == 0
     assert await catalog.fetchval("SELECT reason FROM receiver_halt") == "Forked"
-    await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, hex_of(SEAL), 2)
+    await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, SEAL.hex(), 2)
 
 
 @pytest.mark.usefixtures("chain")

@@ -183,7 +183,7 @@ async def test_statement_of_a_save_itself_never_moves_a_place_back(
     """The second line: what a program of another making sends, the database refuses as well."""
     await store.save(0, mark(10))
     save = load_sql("matcher_receiver", "queries.sql")["save"]
-    values = (chain_id, "matching", 10, 5, 5, r"\x" + "05" * 32, 3)
+    values = (chain_id, "matching", 10, 5, 5, "05" * 32, 3)
     assert await admin.fetch(save, *values) == []
     assert await store.load() == mark(10)
 
@@ -200,7 +200,7 @@ async def test_save_after_the_database_was_restored_says_what_was_found(
         else "UPDATE receiver_checkpoint SET head_delivered = 10, batch_last_id = 10"
     )
     found = "is gone" if is_gone else "was at 10"
-    expected = f"{found}, expected 20: another receiver works under this name, or the database was "
+    expected = f"{found}, expected 20: another receiver works under this name, the database was "
     with pytest.raises(CheckpointLost, match=expected + "restored from a backup"):
         await store.save(20, mark(30))
     assert await store.load() == (None if is_gone else mark(10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -162,3 +163,20 @@ async def test_stop_answers_requests_under_way_and_closes_what_idles() -> None:
         assert await idle.read() == b""
         echo.let_go.set()
         assert (await asked).endswith(b"/hold")
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_connection_that_is_accepted_at_the_end_is_closed(turns: int) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(Echo(), HttpLimits(connections_max=5))
+    serving = asyncio.create_task(server.serve(listening))
+    await asyncio.sleep(0)
+    with socket.socket() as client:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            client.connect(listening.getsockname())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.stop()
+        await serving
+        gc.collect()  # a socket that is lost warns, and fails the test
