@@ -257,7 +257,6 @@ def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_
     assert against(both()) == [span(Kind.LACKING, unpublished)]
 
 
-@pytest.mark.merge
 def test_topic_that_was_wiped_lacks_the_rows_of_the_database_in_one_finding(
     topic: Topic, both: Verified, frames: list[bytes], database: str
 ) -> None:

@@ -211,6 +211,7 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert all(name in acts[0]["detail"] for name in gone)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_topic_that_still_has_the_archived_rows_is_no_finding_of_spark(
     call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention

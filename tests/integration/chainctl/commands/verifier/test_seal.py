@@ -117,6 +117,7 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
     assert f"row {ROWS // 2} differs from database in payload" in broken.out
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopped(

@@ -77,6 +77,7 @@ def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
     execute(settings, statement, chain, row_id)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_one(
     call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
