@@ -3,7 +3,8 @@
 `app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, as text or, where the Accept
 header prefers that, as protobuf with native histograms (decision 37); `/livez`; and `/readyz`,
 which is 503 with one line of why. Mount it in your own application, or run it with an ASGI server:
-who reaches that server can keep your event loop busy, so it belongs on loopback or behind a proxy.
+who reaches that server can keep your event loop busy, so it belongs on loopback, or a proxy stands
+in front of it.
 (`--http` of the commands serves it from a thread, which looks at the parts by `beside`.) It needs
 the extra `monitoring`; a part needs nothing to be looked at.
 

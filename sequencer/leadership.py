@@ -65,7 +65,8 @@ class LeaseWatch:
         self._looked_ns = 0
         self._silent_ns = 0
         self.is_led = False
-        """Whether the counter was seen to move: a leader is alive."""
+        """Whether the counter was seen to move within a term: a leader is alive. A take-over moves
+        it, too, and may come from a process that has ended since, such as our own last life."""
 
     @property
     def has_looked(self) -> bool:
@@ -78,7 +79,7 @@ class LeaseWatch:
             return True
         since_last_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         if sight != self._seen:
-            self.is_led = self.has_looked
+            self.is_led = self._seen is not None and sight.epoch == self._seen.epoch
             self._seen, self._silent_ns = sight, 0
             return False
         # Bounded, not left out: a standby that reaches the database only now and then takes over.

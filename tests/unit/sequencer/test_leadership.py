@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from orderchain.model import LeaseSight
 from sequencer.leadership import LeaseWatch
 
@@ -27,6 +29,16 @@ def test_counter_that_moves_begins_the_lease_again() -> None:
     watch = LeaseWatch(LEASE_NS)
     assert taken_over_at(watch, range(0, 950, 50)) is None
     assert taken_over_at(watch, range(950, 3_000, 50), counter=2) == 1_950
+    assert watch.is_led
+
+
+def test_take_over_that_lands_meanwhile_is_no_sign_of_life_until_its_counter_moves() -> None:
+    watch = LeaseWatch(LEASE_NS)
+    assert taken_over_at(watch, range(0, 500, 50)) is None
+    landed = replace(sight(counter=2), epoch=sight().epoch + 1)
+    assert not watch.may_take_over(landed, 500)
+    assert not watch.is_led
+    assert not watch.may_take_over(replace(landed, counter=3), 550)
     assert watch.is_led
 
 
