@@ -185,7 +185,7 @@ async def test_connection_that_is_accepted_at_the_end_is_closed(
             await asyncio.sleep(0)
         server.stop()
         await serving
-        lost = []
+        lost: list[object] = []
         monkeypatch.setattr("sys.unraisablehook", lost.append)
         gc.collect()  # a socket that is lost warns
         assert not lost
