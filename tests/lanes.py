@@ -8,6 +8,7 @@ example of each thing that has many: one page run as typed, one demo, one Spark 
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -62,23 +63,37 @@ NIGHTLY: Final = {
 }
 """Modules and folders below `tests`, each with what makes it one for the night."""
 
+SAMPLED: Final = (
+    "integration/chainctl",
+    "integration/orderchain",
+    "integration/outbox",
+    "integration/schema",
+)
+"""Folders with one way to be wrong per test. The first tests of a module, which begins with what
+goes right, are of the merge lane, and its tests of cancellation."""
+SAMPLE: Final = 3
+
 _HERE: Final = Path(__file__).parent
 
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
 def pytest_mark_nightly(items: list[pytest.Item]) -> None:
     """Mark the tests of the modules above, before `-m` chooses among them."""
-    modules = {item.path for item in items}
-    nightly = {path for path in modules if any(map(path.is_relative_to, _paths()))}
+    whole = tuple(_HERE / name for name in NIGHTLY)
+    sampled = tuple(_HERE / name for name in SAMPLED)
+    for path, tests in groupby(items, lambda item: item.path):
+        if any(map(path.is_relative_to, whole)):
+            _mark(list(tests))
+        elif any(map(path.is_relative_to, sampled)):
+            _mark([item for item in list(tests)[SAMPLE:] if "cancel" not in item.nodeid])
+
+
+def _mark(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path in nightly and not item.get_closest_marker("merge"):
+        if not item.get_closest_marker("merge"):
             item.add_marker(pytest.mark.nightly)
 
 
 def at_night(*values: object) -> list[ParameterSet]:
     """Return the cases of a parametrized test that wait for the night."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
-
-
-def _paths() -> list[Path]:
-    return [_HERE / name for name in NIGHTLY]

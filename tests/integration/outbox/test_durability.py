@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from .conftest import Sender
 
-pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 
 GHOST = "a_standby_that_is_not_there"
 SETTINGS = ["fsync", "full_page_writes", "synchronous_commit"]
