@@ -102,7 +102,7 @@ _GROUPS: tuple[frozenset[str], ...] = (
 _STARTS_SPARK = Path(__file__).parent / "integration/chainctl/commands/verifier"
 """Commands, in the process of the tests: what they start stays for the next."""
 _DEMO = Path(__file__).parent / "integration/chainctl/commands/test_local_demo.py"
-"""Starts servers of its own, for minutes: not at the end, where all others have to wait for it."""
+"""Takes minutes, with servers of its own: the first of its process, or all others wait for it."""
 _SERVED = frozenset({"postgres_server", "server_folder"}) | _KAFKAS
 _WEIGHTS = {"group": 4, "served": 2}
 """What a module costs by each of its tests, roughly; one without a server costs next to nothing."""
@@ -134,7 +134,7 @@ def _shared(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
             used.add("spark")
         group = next((n for n, names in enumerate(_GROUPS) if not names.isdisjoint(used)), None)
         if module[0].path == _DEMO:
-            group = 1
+            group = 2
         if group is not None:
             parts[group % processes] += module
             costs[group % processes] += _WEIGHTS["group"] * len(module)
