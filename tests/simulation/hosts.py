@@ -122,26 +122,34 @@ class Leader:
         self.until_stopped.cancel()
 
 
+@dataclass(eq=False)
+class Start:
+    """A sequencer that waits for the chain, or has taken it over and is not open yet."""
+
+    sequencer: Sequencer
+    took_over_at: float | None = None
+
+
 class SequencerHost(Host):
     """A sequencer that is started again whatever ended it."""
 
-    _starting: Sequencer | None = None
-    """What waits for the chain, or has taken it over and is not open yet."""
-    _took_over_at: float | None = None
-    """When it did."""
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._starts: dict[str, Start] = {}
+        """By the names of processes: one that was paused goes on beside the next one."""
 
     def on_term(self, owner: str) -> None:
         """Note that `owner` has taken over."""
-        if self._starting is not None and owner == self.process.name:
-            self._took_over_at = self._took_over_at or self.world.loop.time()
+        start = self._starts.get(owner)
+        if start is not None:
+            start.took_over_at = start.took_over_at or self.world.loop.time()
 
     async def live(self) -> None:
         world, process = self.world, self.process
         while not (process.is_dead or self.is_stopping):
-            self._took_over_at = None
-            self._starting = self._open()
+            start = self._starts[process.name] = Start(self._open(process.name))
             try:
-                async with self._starting as sequencer:
+                async with start.sequencer as sequencer:
                     await self._lead(process, sequencer)
             except (RetryError, ConnectError, StoppedError, UnknownOutcome, ClockError) as error:
                 world.note(process.name, "stopped", repr(error))
@@ -157,11 +165,16 @@ class SequencerHost(Host):
     def _require_patience(self, process: Process, error: Exception) -> None:
         """L2: between take-over and open it ends by what another leader does, or by an outage."""
         is_ours = self.process is process and not (process.is_dead or self.is_stopping)
-        starting, began = self._starting, self._took_over_at
-        if not is_ours or starting is None or starting._leadership.term is None or began is None:
+        start = self._starts.get(process.name)
+        if not is_ours or start is None or start.took_over_at is None:
             return
-        seconds = self.world.loop.time() - began
-        if isinstance(error, RetryError | ConnectError) and seconds < RECOVER_SECONDS / 2:
+        seconds = self.world.loop.time() - start.took_over_at
+        is_leader = start.sequencer._leadership.term is not None
+        if (
+            is_leader
+            and isinstance(error, RetryError | ConnectError)
+            and seconds < RECOVER_SECONDS / 2
+        ):
             self.world.on_end_of_start(process.name, error, seconds)
 
     def ask_to_stop(self) -> bool:
@@ -172,7 +185,7 @@ class SequencerHost(Host):
 
     async def _lead(self, process: Process, sequencer: Sequencer) -> None:
         self.world.note(process.name, "leads")
-        self._starting = None
+        del self._starts[process.name]
         until_stopped = asyncio.ensure_future(sequencer.until_stopped())
         leader = Leader(process, sequencer, until_stopped)
         self.world.leaders.append(leader)
@@ -208,10 +221,10 @@ class SequencerHost(Host):
         """The jitter of one process: the same in each run of a seed, and none of another's."""
         return Random(f"{self.world.plan.seed} {self.process.name}")
 
-    def _open(self) -> Sequencer:
+    def _open(self, name: str) -> Sequencer:
         world, plan = self.world, self.world.plan
         database = world.database
-        config = sequencer_config(plan, self.process.name)
+        config = sequencer_config(plan, name)
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
         return Sequencer(
             scaled_down(
