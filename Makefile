@@ -47,7 +47,8 @@ check: setup ## format, lint, imports, types and unit tests, in a minute or so
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist worksteal tests/unit
 
-site: setup ## the documents as a site, in build/site; a broken link or reference fails
+site: ## the documents as a site, in build/site, to read from the folder; a broken link or reference fails
+	@tools/setup.sh site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 release: check site ## wheel, sdist, bill of materials and hashes into dist (VERSION=0.1.0, else the tag's)
@@ -66,8 +67,8 @@ marks: setup ## what the house is held against: files, circles, single-use modul
 walk: setup ## follow one order through the code, over the local stack, and write it into docs
 	@$(BIN)/python tools/walk.py --write
 
-pictures: setup ## draw the pictures of docs/architecture.md from the imports
-	@$(BIN)/python -m tools.pictures --write
+pictures: setup ## draw docs/pictures: the imports of the code, and the walk of an order
+	@$(BIN)/python -m tools.pictures
 
 screens: setup ## make the pictures of the console and of the report, in four minutes (CHROMIUM=path)
 	@$(BIN)/python tools/console_pictures.py

@@ -1,22 +1,17 @@
-"""Draws the house from its imports: `python -m tools.pictures` prints three Mermaid graphs.
+"""Draws the pictures of the documents: `python -m tools.pictures` writes them into docs/pictures.
 
-`--write` puts them into `docs/architecture.md`. Imports for type checkers count, too.
+Three of them are the imports of the code; those for type checkers count, too.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tools.drawing import Arrow, draw
 from tools.marks import PRODUCT, ROOT, House
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-PAGE: Final = ROOT / "docs" / "architecture.md"
-BEGIN: Final = "<!-- {}, by tools/pictures.py -->"
-END: Final = "<!-- end of {} -->"
+FOLDER: Final = ROOT / "docs" / "pictures"
 LAZY: Final = {"orderchain", "orderchain.front_door", "orderchain.testing.pytest_plugin"}
 """What hands on names when it is asked for them, and depends on nothing before."""
 
@@ -25,6 +20,26 @@ PICTURES: Final = {
     "sequencing": ("sequencer",),
     "receiving": ("matcher_receiver", "gapfill"),
 }
+
+WALK: Final = (
+    Arrow("your service", "service", "submit"),
+    Arrow("service", "submission"),
+    Arrow("submission", "key_resolution, keys"),
+    Arrow("key_resolution, keys", "core: ids, seal"),
+    Arrow("core: ids, seal", "committer", "batch"),
+    Arrow("committer", "PostgreSQL", "1. page"),
+    Arrow("committer", "publisher", "2. batch"),
+    Arrow("publisher", "Kafka", "frame"),
+    Arrow("Kafka", "live_frames", "frame"),
+    Arrow("live_frames", "core: decides"),
+    Arrow("core: decides", "receiver", "linked"),
+    Arrow("core: decides", "fill", "gap"),
+    Arrow("fill", "PostgreSQL", "reads"),
+    Arrow("receiver", "your matcher", "run"),
+    Arrow("your matcher", "checkpoint"),
+    Arrow("checkpoint", "PostgreSQL"),
+)
+"""The way of one order (`docs/a-walk-through.md`)."""
 
 
 def packages(house: House) -> set[tuple[str, str]]:
@@ -74,46 +89,21 @@ def without_detours(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
     }
 
 
-def mermaid(edges: Iterable[tuple[str, str]]) -> str:
-    """Return a graph as Mermaid."""
-    lines = [f"    {start} --> {end}" for start, end in sorted(edges)]
-    return "\n".join(["```mermaid", "flowchart TD", *lines, "```"])
-
-
 def drawn() -> dict[str, str]:
     """Return the pictures by name."""
     house = House(PRODUCT)
-    return {
-        name: mermaid(without_detours(modules(house, within)) if within else packages(house))
+    imports = {
+        name: without_detours(modules(house, within)) if within else packages(house)
         for name, within in PICTURES.items()
     }
-
-
-def in_page(page: str) -> dict[str, str]:
-    """Return the pictures that a page has."""
-    found: dict[str, str] = {}
-    for name in PICTURES:
-        _, _, rest = page.partition(BEGIN.format(name))
-        part, _, _ = rest.partition(END.format(name))
-        found[name] = part.strip()
-    return found
+    arrows = {name: [Arrow(*edge) for edge in edges] for name, edges in imports.items()}
+    return {name: draw(each) for name, each in {**arrows, "walk": WALK}.items()}
 
 
 def main() -> int:
-    """Print the pictures, or write them."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    asked.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
-    is_written = asked.parse_args().write
-    page = PAGE.read_text()
+    """Write the pictures."""
     for name, picture in drawn().items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = f"{before}{begin}\n{picture}\n{end}{after}"
-        if not is_written:
-            sys.stdout.write(f"{name}\n{picture}\n\n")
-    if is_written:
-        PAGE.write_text(page)
+        (FOLDER / f"{name}.svg").write_text(picture, encoding="utf-8")
     return 0
 
 

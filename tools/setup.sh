@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `tools/setup.sh all` for everything
-# else, which is that and what only tests, checks and benchmarks need.
+# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `tools/setup.sh site` for `make site`
+# (no Java, no Spark, no jars), `tools/setup.sh all` for everything else.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
@@ -21,8 +21,9 @@ stop() { say "$*"; exit 2; }
 
 case $level in
   demo) extras=cli,web,stack,spark size="110 MB" ;;
+  site) extras=docs size="20 MB" ;;
   all) extras=dev size="280 MB" ;;
-  *) stop "the level was '$level', expected demo or all" ;;
+  *) stop "the level was '$level', expected demo, site or all" ;;
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
@@ -31,6 +32,7 @@ fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt
 stamp() { echo ".venv/.setup-$1"; }
 
 is_done() { # LEVEL
+  if [ "$1" = site ] && is_done all; then return; fi
   [ -x .venv/bin/python ] && [ -r "$(stamp "$1")" ] && [ "$(cat "$(stamp "$1")")" = "$(fingerprint)" ]
 }
 
@@ -68,7 +70,7 @@ missing_venv() {
     "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
-missing_java() { has_java || java_package; }
+missing_java() { [ "$level" = site ] || has_java || java_package; }
 
 missing_packages() { { missing_venv; missing_java; } | xargs; }
 
@@ -199,7 +201,7 @@ begin_python_packages() {
     requirements "$extras" >"$temporary/requirements.txt"
     begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
   fi
-  is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
+  [ "$level" = site ] || is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
     --use-pep517 --config-settings=--build-option=--compression=stored
 }
 
@@ -221,7 +223,7 @@ begin_packages
 make_venv
 begin_python_packages
 finish
-if ! is_done demo; then
+if [ "$level" != site ] && ! is_done demo; then
   [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
   begin_jars
   finish

@@ -33,6 +33,7 @@ from orderchain.errors import BatchDamaged, RowsMissing
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Background, Runbook, World, settings_of
+from tests.pages import ROOT, blocks_of
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -534,6 +535,14 @@ def test_restored_backup(
         restored = settings_of(postgres_server, restored_name, kafka_server)
         runbook.settings |= restored
         world.settings |= restored
+        (shown,) = [
+            block.text for block in blocks_of(ROOT / "docs/backup.md") if "REVOKE" in block.text
+        ]
+        step = shown.strip().replace("orders", restored_name)
+        found = world.call("schema", "check", "--json", settings=restored)
+        assert (found.code, json.loads(found.out)["missing"]) == (1, [f"step {step}"])
+        postgres_server.execute(step, database=restored_name)
+        world.must("schema", "check")
         assert world.call(*follow, settings=restored).code == 3
         assert runbook.json(listed)[0]["head_persisted"] == at_backup
         halted = receiver_of(runbook.json("status"))

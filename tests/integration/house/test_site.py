@@ -1,18 +1,22 @@
-"""The site: built without a warning; a browser that shows it fetches nothing from elsewhere."""
+"""The site: built without a warning, and read from its folder, without a server and a network."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from playwright.async_api import async_playwright, expect
 
 import orderchain
+from tests.deadlines import LONG_SECONDS
 
 ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOADS = re.compile(r'<(?:script|img|iframe)[^>]+src="(?://|https?:)|<link[^>]+href="(?://|https?:)')
 
 
@@ -31,14 +35,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def pages_with_pictures(site: Path) -> list[Path]:
+    return [path for path in site.rglob("*.html") if "<img" in path.read_text(encoding="utf-8")]
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    """No mermaid either: the theme would fetch its script where a page has such a block."""
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 50
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not LOADS.search(text), page.name
-        assert 'class="mermaid"' not in text, page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8"))
 
@@ -50,3 +57,35 @@ def test_reference_has_every_name_of_the_front_door(site: Path) -> None:
     # A docstring, and a field with its own.
     assert "Which receiver of which chain this is" in text
     assert "The name under which the checkpoint is stored." in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian: apt-get install chromium)")
+async def test_word_is_found_and_pictures_load_from_the_folder(
+    site: Path, pages_with_pictures: list[Path]
+) -> None:
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    wrong: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        context = await browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        page = await context.new_page()
+        page.set_default_timeout(LONG_SECONDS * 1_000)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("requestfailed", lambda request: wrong.append(request.url))
+
+        assert pages_with_pictures
+        for path in pages_with_pictures:
+            await page.goto(path.as_uri())
+            loaded = "images => images.every(each => each.complete && each.naturalWidth > 0)"
+            assert await page.locator("article img").evaluate_all(loaded), path.name
+
+        await page.goto((site / "index.html").as_uri())
+        drawing = page.locator("pre", has_text="matching service").first
+        assert max(len(line) for line in (await drawing.inner_text()).splitlines()) <= 80
+        await page.locator("input[name=query]").press_sequentially("PrimaryBehind")
+        found = page.locator(".md-search-result__link", has_text="PrimaryBehind")
+        await expect(found.first).to_be_visible(timeout=LONG_SECONDS * 1_000)
+        await found.first.click()
+        await expect(page.locator("article mark").first).to_have_text("PrimaryBehind")
+        await browser.close()
+    assert wrong == []

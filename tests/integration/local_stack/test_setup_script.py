@@ -131,6 +131,18 @@ def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -
     assert machine.calls() == []
 
 
+def test_setup_of_the_site_needs_no_java_and_no_spark(machine: Machine) -> None:
+    machine.has_program("java", "exit 127")
+    done = machine.set_up("setup.sh", "site")
+    assert done.returncode == 0, done.stderr
+    assert sorted(machine.calls()) == ["pip", "requirements of docs", "venv"]
+    assert machine.set_up("setup.sh", "site").stderr == ""
+    machine.has_program("java", "echo 'openjdk version \"17.0.1\"' >&2")
+    assert machine.set_up("setup.sh", "all").returncode == 0
+    assert set(machine.calls()) == EVERYTHING - {"venv"}
+    assert machine.set_up("setup.sh", "site").stderr == ""
+
+
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "constraints-hashed.txt"])
 def test_setup_after_a_change_installs_again_into_the_same_venv(
     machine: Machine, changed: str
@@ -146,7 +158,7 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
 def test_setup_of_an_unknown_level_is_refused(machine: Machine) -> None:
     done = machine.set_up("setup.sh", "some")
     assert done.returncode == 2
-    assert done.stderr == "setup: the level was 'some', expected demo or all\n"
+    assert done.stderr == "setup: the level was 'some', expected demo, site or all\n"
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:

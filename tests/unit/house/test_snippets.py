@@ -23,7 +23,7 @@ from tests.pages import PAGES, ROOT, Block, blocks_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-LANGUAGES = {"sh", "python", "toml", "sql", "json", "csv", "text", "mermaid"}
+LANGUAGES = {"sh", "python", "toml", "sql", "json", "csv", "text"}
 """`text` is what a command shows, or a drawing."""
 
 PLACEHOLDERS = re.compile(r"\.\.\.|\b[A-Z]{1,}\b(?!=)|[\[|]")
