@@ -30,7 +30,7 @@ sum of a few, would not fit into the 64 bits that a stored state has for it."""
 
 
 class RestingOrder(Struct, array_like=True, gc=False):
-    """What is left of an order."""
+    """The rest of an order."""
 
     order_no: str
     side: str

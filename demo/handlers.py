@@ -298,7 +298,7 @@ class FeedState(KeeperState, array_like=True, kw_only=True):
 class Venue(BookKeeper[FeedRow, FeedState]):
     """Books by symbol, rebuilt from a venue's feed. Nothing is matched. Deterministic.
 
-    An order that trades on arrival shows as a trade first, and is added with what is left of it;
+    An order that trades on arrival shows as a trade first, and is added with its rest;
     so commonly one order of a trade rests and the other does not.
     """
 

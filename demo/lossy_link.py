@@ -58,7 +58,7 @@ class LinkFaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LinkCounters(Addable, kw_only=True):
-    """What became of the frames so far. Frames carry rows, heartbeats do not; both are counted."""
+    """The fate of the frames so far. Frames carry rows, heartbeats do not; both are counted."""
 
     frames: int = 0
     """Frames that came from Kafka, heartbeats not among them."""

@@ -319,7 +319,7 @@ class Child:
             raise await self._death()
 
     async def stop(self) -> None:
-        """End it if it still runs: first politely, then for good."""
+        """End it if it still runs: by SIGTERM, then by SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             # With its Java, if it has one: they share a session of their own.
             send_to_child(self._process, number, whole_session=True)

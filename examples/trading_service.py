@@ -68,7 +68,7 @@ class Order(msgspec.Struct):
 
 
 class Resting(msgspec.Struct):
-    """An order, or what is left of it."""
+    """An order, or the rest of it."""
 
     id: int
     symbol: str

@@ -53,7 +53,7 @@ class PreferenceConfig(Config, frozen=True, kw_only=True):
     pause_seconds_max: Seconds = 0.5
     """The longest pause between two reads of a standby that lags."""
     avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """How long an unresponsive server is tried last, and a standby that was waited for in vain is
+    """How long an unresponsive server is tried last, and a standby that lagged too long is
     not waited for. Without this, every read would wait for the connect deadline of a server that is
     gone, or for a standby that hangs."""
 
@@ -186,7 +186,7 @@ class PreferredSources(ClosedAtExit):
     ) -> AsyncGenerator[Run, None]:
         """Yield what a standby has; end where it has no more, for any reason.
 
-        One that was recently waited for in vain is asked, but not waited for: a standby that hangs
+        One that recently lagged too long is asked, but not waited for: a standby that hangs
         delays an occasional fill, not every fill.
         """
         loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ _PS_DEADLINE_S: Final = 10.0
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, for good."""
+    """One process; its number may be used again, its start may not."""
 
     process_id: int
     started: str

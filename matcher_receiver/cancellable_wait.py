@@ -146,7 +146,7 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Patience:
-    """Measures how long a wait has been in vain, against a limit."""
+    """A timeout that restarts on progress."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._limit_ns = seconds * SECOND_NS

@@ -1,6 +1,6 @@
-"""The inbox: frames as they come, each judged by the core, one kept aside while it is checked.
+"""Reads frames from Kafka and asks the core about each; keeps one aside while it is checked.
 
-It pulls. While the caller works on a run, or a fill is delivered, live frames wait in the
+While the caller works on a run, or a fill is delivered, live frames wait in the
 consumer's bounded fetch buffer, and then in Kafka. What is lost there is read from the database.
 The broker need not be there: its start is retried for as long as it takes.
 """

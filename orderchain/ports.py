@@ -91,7 +91,7 @@ class ChainStore(Closable, Protocol):
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> PendingCommit:
-        """Send the commit of `batch`, with the fence first; return it while the server is at work.
+        """Send the commit of `batch`, with the fence first; return it while the server is busy.
 
         A small batch may wait to be sent until its outcome is asked for. Raises as
         `PendingCommit.outcome`; then there is nothing to ask for.

@@ -413,7 +413,7 @@ class DeadLetters:
         return await self._act("retry", letter, actor, reason)
 
     async def abandon(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
-        """End a dead letter for good: it is never worked on. False if it no longer is one."""
+        """End a dead letter: it is never worked on again. False if it no longer is one."""
         return await self._act("abandon", letter, actor, reason)
 
     async def retry_many(

@@ -252,7 +252,7 @@ class Committer:
     async def begin(self, assembly: Assembly) -> None:
         """Send `assembly`, unless it was sent after the one before; what follows is left to `end`.
 
-        Between the two the server is at work: that is the time for `finish` of what was committed
+        Between the two the server is busy: that is the time for `finish` of what was committed
         before, and for `follow`. Raises when this process can lead no longer; the callers have
         their answers then too.
         """

@@ -39,7 +39,7 @@ _AHEAD_NS_MAX: Final = 365 * _DAY_NS
 _WALL_NS_MAX: Final = 2**63 - 1
 """A bigint: no row can hold a later time."""
 
-_EXPECTED: Final = "at most 365 days (the chain's times, and time ids, would stay there for good)"
+_EXPECTED: Final = "at most 365 days (the chain's times, and time ids, would stay there forever)"
 
 
 class ClockWatch:

@@ -133,7 +133,7 @@ class Assembly:
 
     `batch` is None where every order is a repeat: then there is nothing to add, but intake marks to
     move. It is made again, with other ids, when the epoch rises before it is committed; but not
-    while it is `pending`: then what became of it must be known first.
+    while it is `pending`: then its outcome must be known first.
     """
 
     __slots__ = (

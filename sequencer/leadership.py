@@ -46,8 +46,7 @@ _SQL: Final = load_sql("sequencer", "queries.sql")
 
 
 _GAPS_PER_LEASE: Final = 4
-"""What counts at most of the time between two looks, as a part of the lease. A leader renews its
-lease more often, and looks are five times as frequent."""
+"""Cap on the silence counted per poll: a quarter of the lease. Polls are five times per lease."""
 
 
 class LeaseWatch:

@@ -427,9 +427,9 @@ class Sequencer:
             self._committer.finish()
 
     def _work_beside(self, current: Assembly) -> Exception | None:
-        """Do what can be done while the server is at work on `current`; nothing waits for it then.
+        """Do what can be done while the server commits `current`; nothing waits for it then.
 
-        What goes wrong is returned: it is no word about `current`, which ends first.
+        Return the error instead of raising it: `current` must finish first.
         """
         try:
             self._committer.finish()

@@ -221,7 +221,7 @@ def gaps(
     as_json: bool,
     **chosen: Any,  # noqa: ANN401 - click's own
 ) -> None:
-    """Show the gaps that receivers have met, and what became of them.
+    """Show the gaps that receivers have met, and their outcome.
 
     Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
     there.

@@ -65,7 +65,7 @@ OVERDUE_SECONDS: Final = 60.0
 """The default of `chainctl outbox status`."""
 
 SHARE: Final = 9
-"""Nor is a part read within nine times as long as it took: it takes a tenth of the time at most."""
+"""Poll each part at most 10 % of the time: a read is followed by nine times its length of rest."""
 
 GAPS_SHOWN: Final = 200
 ACTS_SHOWN: Final = 50

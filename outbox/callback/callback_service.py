@@ -73,7 +73,7 @@ class ClaimedDelivery(Struct, frozen=True):
 
 
 class AskedDelivery(Struct, frozen=True):
-    """What became of a question about a delivery."""
+    """The outcome of a question about a delivery."""
 
     message_id: UUID
     consumer: str
@@ -255,7 +255,7 @@ class CallbackService:
                 return await self._calls.resend(sender, consumer, ids), None
         except (OrderchainError, OSError) as error:
             trouble = reason_of(error)
-            _log.warning("callback: %s was asked in vain: %s", printable(sender), trouble)
+            _log.warning("callback: %s did not answer: %s", printable(sender), trouble)
             return {}, trouble
 
     async def _return(

@@ -190,7 +190,7 @@ class CheckedSender(ServiceOfParts):
     ) -> tuple[ConfirmOutcome, list[UUID]]:
         """Move deliveries to `consumed`, all in one statement; `proofs` are the consumer's.
 
-        Returns what became of them, and the messages whose proofs are wrong: those stay as they
+        Returns their outcomes, and the messages whose proofs are wrong: those stay as they
         are. Raises RetryError.
         """
         refused = [each for each in proofs if not self._is_proven(consumer, each, proofs[each])]
@@ -209,7 +209,7 @@ class CheckedSender(ServiceOfParts):
         return key is not None and is_proven(key, message_id.bytes, consumer, APPLIED, 0, proof)
 
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
-        """Resend what is unconfirmed and may be resent; return what became of each.
+        """Resend what is unconfirmed and may be resent; return the outcome of each.
 
         A message is left out if the broker did not take it: that was no try, and it is asked about
         again. Raises RetryError.

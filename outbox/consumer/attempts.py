@@ -292,7 +292,7 @@ class FreshAttempt(_Attempt):
             self.connections.give_back(self.connection)
         self.pace.worked()
         # Nothing is awaited between the commit and this: if cut off there, the messages would be
-        # applied and yet unfinished for good.
+        # applied and yet unfinished forever.
         self.outcomes.applied(self.deliveries)
         self.queues.release(self.deliveries)
         await self.fast_filter.done([delivery.message_id for delivery in self.deliveries])

@@ -139,7 +139,7 @@ class Delivery(Struct, eq=False):
     is_alone: bool = False
     """Whether it is tried alone: a message of its batch has failed."""
     looked_before: bool = False
-    """Whether another worker was found at work on it, and was given time."""
+    """Whether another worker held it, and was given time."""
     queue_key: bytes = b""
     """What it is worked on in turn with: its key, or itself if it has none."""
     scope: Any = None

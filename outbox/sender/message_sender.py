@@ -1,4 +1,4 @@
-"""Sends messages to their topics, and reports what became of each.
+"""Sends messages to their topics, and reports the outcome of each.
 
 It sends many messages in one batch of a partition, with one await per batch. Destinations are sent
 side by side, so that none waits for another.
@@ -177,7 +177,7 @@ stored it."""
 
 
 class Sent(Struct):
-    """Messages of one batch, and what became of them.
+    """Messages of one batch, and their outcomes.
 
     Tracked by the garbage collector: an error refers to the frames it passed, which may refer to
     this.
@@ -226,7 +226,7 @@ class MessageSender:
         destinations: dict[str, Destination],
         oldest_unfinished: UUID,
     ) -> list[Sent]:
-        """Send messages, and return what became of them; never raises an error of the broker.
+        """Send messages, and return their outcomes; never raises an error of the broker.
 
         Nothing below `oldest_unfinished` is sent any more, except some of these messages.
 

@@ -33,8 +33,7 @@ ROUNDS_MAX: Final = 2
 only be smaller."""
 
 FREE_TIMES: Final = 4
-"""A destination holds at most so many times what is still free then: four fifths of everything if
-it is the only one that waits, and never the last place."""
+"""A destination may use at most 4/5 of the free capacity: the last place stays free."""
 
 
 def room_of(free: int, rows: int) -> int:
@@ -141,7 +140,7 @@ class _DestinationQueue:
 
 
 class ParcelSender:
-    """Sends parcels in rounds, each destination separately, and settles what became of them.
+    """Sends parcels in rounds, each destination separately, and settles their outcomes.
 
     A slow destination delays only itself: it has its own rounds, and there is always room for what
     goes elsewhere.
@@ -158,7 +157,7 @@ class ParcelSender:
         probe_seconds: float,
         keeps: bool = False,
     ) -> None:
-        """`send` sends messages to one destination by `sender`, and returns what became of each.
+        """`send` sends messages to one destination by `sender`, and returns the outcome of each.
 
         `rows_max`: messages in memory; `probe_seconds`: how often a broker that is away is tried;
         `keeps`: what can't be sent for now waits here instead of being released.

@@ -90,7 +90,7 @@ class AbnormalDelivery(Struct, frozen=True):
 
 
 class ConfirmOutcome(Struct, frozen=True):
-    """What became of the confirms of one intake."""
+    """The outcomes of the confirms of one intake."""
 
     consumed: int
     early: int

@@ -144,7 +144,7 @@ class MessageApp:
         is_working: Callable[[], bool] = lambda: True,
         samples: Callable[[], Awaitable[Iterable[Sample]]] = _no_samples,
     ) -> None:
-        """`samples` returns those of the parts at work; it raises TimeoutError where they hang."""
+        """`samples` returns those of the running parts; it raises TimeoutError where they hang."""
         self.refusals: Counter[str] = Counter()
         """Refused requests, by the word of their error."""
         self._config = config
@@ -352,11 +352,11 @@ class MessageApp:
 
     @contextmanager
     def _slot(self, client: Client) -> Iterator[None]:
-        """Count a request that is whole as at work until it is answered. Raises HttpRefusal."""
+        """Count a request that is whole as under way until it is answered. Raises HttpRefusal."""
         if not self._at_work.has_client_room(client.name, 1):
-            raise too_much("requests", f"{self._config.client_requests_max} at work at once")
+            raise too_much("requests", f"{self._config.client_requests_max} under way at once")
         if not self._at_work.has_room(1):
-            raise unavailable("too many requests are at work")
+            raise unavailable("too many requests are under way")
         self._at_work.take(client.name, 1)
         try:
             yield

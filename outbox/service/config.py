@@ -182,7 +182,7 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     """Deadline of one request, its body included."""
     requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 200
-    """Requests at work at once; further ones get 503 at once."""
+    """Requests under way; further ones get 503 at once."""
     client_requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """The same for one client: keep it below `requests_max`, or one client shuts out all others."""
     bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=2**34)] = 64 * 2**20
@@ -237,7 +237,7 @@ class TokenBucket(Struct):
 
 
 class Room:
-    """What is at work at once, counted in one unit: in all, and per client.
+    """What is under way, counted in one unit: in all, and per client.
 
     Nobody waits for room: a request without room is refused, so that a client that leaves its
     requests unfinished harms only itself.

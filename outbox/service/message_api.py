@@ -89,7 +89,7 @@ def too_fast(field: str, seconds: float) -> HttpRefusal:
 
 
 def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> HttpRefusal:
-    """The client has more at work at once than it may."""
+    """The client has more requests under way than it may."""
     return HttpRefusal(
         429, "too_much", field, expected=f"at most {at_most}",
         headers={"Retry-After": "1", **(headers or {})},

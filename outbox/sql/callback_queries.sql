@@ -18,7 +18,7 @@ ON CONFLICT (message_id, consumer) DO UPDATE
  WHERE known.sender IS NULL
 
 -- add_confirms: consumers say, by proofs $5, that they have applied messages; returned from $4
--- With two proofs the later one counts: a forged one must not keep the right one out for good.
+-- With two proofs the later one counts: a forged one must not keep the right one out.
 INSERT INTO callback_delivery AS known
        (message_id, consumer, sender, state, due_at, confirmed_at, proof)
 SELECT message_id, consumer, NULL, 1, 'infinity', $3, proof
@@ -58,7 +58,7 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[due.message_id]) AND known.consumer = due.consumer
 RETURNING known.message_id, known.consumer, known.sender, known.ask_count, known.proof
 
--- asked: what became of questions; only where the claim still holds and no confirm has come
+-- asked: the outcome of questions; only where the claim still holds and no confirm has come
 UPDATE callback_delivery AS known
    SET state = CASE WHEN asked.is_ended THEN 3 ELSE 0 END, ask_count = asked.ask_count,
        due_at = CASE WHEN asked.is_ended THEN 'infinity' ELSE asked.due_at END, last_error = asked.reason, claim_token = NULL

@@ -1,7 +1,7 @@
 """Which faults happen, how often, and where: the stand-ins ask here.
 
 A consumer's process is killed at each await of its handler, and at random points. A killed process
-stops for good: no `finally` of it runs, as with kill -9. The database rolls back its open
+stops: no `finally` of it runs, as with kill -9. The database rolls back its open
 transactions, and its messages come again.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 CUT_OFF_MAX: Final = 100
-"""Messages that are each handled once in vain: enough for any test of a handler, and starting a
+"""Messages whose first handling is killed: enough for any test of a handler, and starting a
 consumer for each of them takes a few milliseconds."""
 
 
@@ -39,7 +39,7 @@ class Awkwardness(Struct, kw_only=True):
     """
 
     cut_off: int = CUT_OFF_MAX
-    """So many messages are handled once in vain: the process is killed after the handler has
+    """The first handling of so many messages is undone: the process is killed after the handler has
     returned, and before the commit."""
     at_each_await: bool = True
     """Whether the process is killed at the first await of the handler, then at the second, and so
@@ -126,7 +126,7 @@ class CrashPlan:
         new = [each.message_id for each in deliveries if each.message_id not in self._cut_off]
         if new and len(self._cut_off) < awkward.cut_off:
             return Point(commit=BEFORE_COMMIT)
-        # After those: what has committed is not handled in vain any more.
+        # After those: what has committed is not undone any more.
         if awkward.at_each_await and self._owes_after_commit:
             self._owes_after_commit = False
             return Point(commit=AFTER_COMMIT)

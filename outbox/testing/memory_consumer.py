@@ -236,7 +236,7 @@ class MemoryInbox(Inbox):
         )  # fmt: skip
         rows.dead.setdefault(delivery.message_id, letter)
 
-    # -- retention: what is here is kept for good --------------------------------------------------
+    # -- retention: what is here is kept -----------------------------------------------------------
 
     async def extend(self, connection: Connection, now_ns: int) -> None:
         """There are no partitions."""

@@ -56,7 +56,7 @@ RESTART_SECONDS_MAX: Final = 2.0
 """The longest time until a killed process is started again. Virtual."""
 
 CLOSE_SECONDS: Final = 3_600.0
-"""Virtual: what is still at work at the end of a test is cancelled, and given so long."""
+"""Virtual: what still runs at the end of a test is cancelled, and given so long."""
 
 _ADD_ONE: Final = "SELECT outbox_add({})"
 _ARGUMENTS: Final = ("$1", "$2", "$3", "$4", "$5")
@@ -70,7 +70,7 @@ class MemoryOutbox:
     """A sender and a consumer without servers, in virtual time, as awkward as the real parts.
 
     Use it in tests that are plain `def`: it has an event loop of its own. The same seed takes the
-    same steps. `close` ends what is still at work; the fixture calls it.
+    same steps. `close` ends what still runs; the fixture calls it.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -252,7 +252,7 @@ class MemoryOutbox:
         ]
 
     def close(self) -> None:
-        """End what is still at work. Killed processes are cleaned up now."""
+        """End what still runs. Killed processes are cleaned up now."""
         if self._loop.is_closed():
             return
         self._loop.set_exception_handler(lambda *_: None)  # its errors concern nobody any more
@@ -318,7 +318,7 @@ class MemoryOutbox:
         return MemoryConsumer(config, self._database, self._broker, rows, plan, kill)
 
     def bury(self, process: Process, main: asyncio.Task[None]) -> None:
-        """Stop a process for good; for the host."""
+        """Kill a process; for the host."""
         process.pause()
         self._database.end(process)
         self._dead.append((process, main))

@@ -54,7 +54,7 @@ remembered until a piece is dropped whole."""
 
 
 _FILTER_BITS: Final = 16
-"""Bits of a filter for each row: a full one has one of 16 new hashes searched in vain."""
+"""Bits of a filter for each row: a full one lets one of 16 new hashes be searched for nothing."""
 
 _FILTER_BITS_MAX: Final = 2**32 - 1
 """A place is found by the product of this and 32 bits of a hash."""

@@ -40,7 +40,7 @@ _END: Final = object()
 
 
 class Remainder(NamedTuple):
-    """What is left of a file after the rows that were taken before."""
+    """The rest of a file after the rows that were taken before."""
 
     first: Portion
     """The next orders: read ahead, so that a bad row or an end is known before the take-over."""

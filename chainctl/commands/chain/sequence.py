@@ -327,7 +327,7 @@ async def _add_as_standby(
 async def _remainder(
     config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
 ) -> Remainder | None:
-    """Return what is left of the file after `taken`; None where nothing is left."""
+    """Return the rest of the file after `taken`; None at its end."""
     from chainctl.commands.chain.intake import Remainder, next_portion, pass_over
 
     if taken is not None:

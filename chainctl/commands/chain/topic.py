@@ -31,7 +31,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Each record is an order. A compacted topic keeps the last one of a key alone.
     "cleanup.policy": "delete",
     # Two weeks: records wait here while no sequencer runs, and one that was deleted stops the
-    # intake for good.
+    # intake forever.
     _RETENTION_MS: str(14 * 24 * 3_600 * 1_000),
 }
 

@@ -149,7 +149,7 @@ def acts(
 ) -> None:
     """Show what people did about dead letters, and why; the last first.
 
-    Acts are kept for good, also those on messages that were applied or dropped since.
+    Acts are kept forever, also those on messages that were applied or dropped since.
     """
 
     async def run() -> Sequence[dict[str, Any]]:
@@ -176,7 +176,7 @@ def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN
 @_chosen
 @acting("message")
 def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
-    """End dead letters for good."""
+    """End dead letters: they are never worked on again."""
     _act("abandon", settings, as_json, **given)
 
 

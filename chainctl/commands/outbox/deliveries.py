@@ -332,7 +332,7 @@ def acts(
 ) -> None:
     """Show what people did to messages by hand, and why; the last first.
 
-    Acts are kept for good, also those on messages that are no longer stored.
+    Acts are kept forever, also those on messages that are no longer stored.
     """
 
     def show_acts() -> None:
@@ -398,7 +398,7 @@ def retry(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's o
 @filtered
 @acting("delivery")
 def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
-    """End abnormal deliveries for good."""
+    """End abnormal deliveries: they are never sent again."""
     _do(settings, "abandon", given)
 
 

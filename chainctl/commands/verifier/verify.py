@@ -349,7 +349,7 @@ class _Watcher:
         self._bar.move_to(0, line)
 
     def stages(self, done: int, total: int) -> None:
-        """Show how many tasks of the stages at work are done."""
+        """Show how many tasks of the running stages are done."""
         self._bar.expect(total)
         self._bar.move_to(done, self._step)
 

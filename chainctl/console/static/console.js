@@ -754,9 +754,9 @@ const ACTS = {
   reset: ['Reset its checkpoint to the start', 'It processes every order again. Stop it first.'],
   forget: ['Forget it', 'For a receiver that no longer exists: checkpoint, gap ledger and halt are removed.'],
   retry: ['Retry', 'A new round of tries.'],
-  abandon: ['Abandon', 'It ends for good, and is never sent again.'],
+  abandon: ['Abandon', 'It ends, and is never sent again.'],
   'dead-retry': ['Retry', 'A new round of tries, at once or in its turn within its key. One that is older than the inbox may have been applied before.'],
-  'dead-abandon': ['Abandon', 'It ends for good, and is never worked on again.'],
+  'dead-abandon': ['Abandon', 'It ends, and is never worked on again.'],
 };
 
 let acting = null;

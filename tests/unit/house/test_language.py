@@ -26,6 +26,8 @@ UNITS = r"(?:rows|orders|messages|batches|frames|commits|bytes|ns|ms|us|seconds|
 WORDS = {
     r"whoever": "those who, or name them",
     r"anew": "again",
+    r"in vain": "say what did not happen",
+    r"what became of": "the outcome of",
     r"by and by": "later",
     r"for ever": "forever",
     r"mend(?:s|ed|ing)?": "fix",
