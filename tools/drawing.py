@@ -102,11 +102,11 @@ def _way(arrow: Arrow, rank: dict[str, int]) -> list[str]:
 def _ordered(rank: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
     """Return the nodes by rows, each near the middle of its neighbours."""
     rows: list[list[str]] = [[] for _ in range(max(rank.values()) + 1)]
-    for node, row in rank.items():
-        rows[row].append(node)
+    for node, at in rank.items():
+        rows[at].append(node)
     for way in ways:
-        for row, node in enumerate(way[1:-1], rank[way[0]] + 1):
-            rows[row].append(node)
+        for at, node in enumerate(way[1:-1], rank[way[0]] + 1):
+            rows[at].append(node)
     near = _neighbours(ways)
     for sweep in range(SWEEPS):
         for row in rows if sweep % 2 else reversed(rows):

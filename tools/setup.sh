@@ -21,7 +21,7 @@ stop() { say "$*"; exit 2; }
 
 case $level in
   demo) extras=cli,web,stack,spark size="110 MB" ;;
-  site) extras=docs size="20 MB" ;;
+  site) extras=docs size="35 MB" ;;
   all) extras=dev size="280 MB" ;;
   *) stop "the level was '$level', expected demo, site or all" ;;
 esac
