@@ -111,7 +111,8 @@ def _ordered(rank: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
     for sweep in range(SWEEPS):
         for row in rows if sweep % 2 else reversed(rows):
             place = {node: (at + 0.5) / len(each) for each in rows for at, node in enumerate(each)}
-            row.sort(key=lambda node, place=place: fmean(place[each] for each in near[node]))
+            middle = {node: fmean(place[each] for each in near[node]) for node in row}
+            row.sort(key=middle.__getitem__)
     return rows
 
 
