@@ -159,7 +159,7 @@ async def write_log_files(site: Site, megabytes: int) -> None:
     """Make the files of PostgreSQL's log that `tune` has it keep, so that no timed part does.
 
     It makes as many as it takes to write `megabytes` MiB. A new file is 16 MB of zeros to flush,
-    for which every commit waits: 20 to 70 ms (decisions 13 and 14).
+    for which every commit waits: 20 to 70 ms.
     """
     async with connected(site.admin) as connection:
         for _ in range(megabytes // _LOG_STEP_MB):

@@ -1,7 +1,7 @@
 """Metrics and health of the parts of the engine, as an ASGI application without a framework.
 
 `app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, as text or, where the Accept
-header prefers that, as protobuf with native histograms (decision 37); `/livez`; and `/readyz`,
+header prefers that, as protobuf with native histograms; `/livez`; and `/readyz`,
 which is 503 with one line of why. Mount it in your own application, or run it with an ASGI server:
 who reaches that server can keep your event loop busy, so it belongs on loopback, or a proxy stands
 in front of it.

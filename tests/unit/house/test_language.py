@@ -50,11 +50,9 @@ FOUND = re.compile("|".join(rf"(?P<w{n}>\b{word}\b)" for n, word in enumerate(WO
 
 
 def pages() -> list[Path]:
-    """Return the documents; decisions are records of their time."""
     return [
         *sorted(ROOT.glob("*.md")),
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "docs" / "runbooks").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
     ]
 
 
