@@ -1,10 +1,9 @@
-"""Chains to measure on, in a local stack of the benchmarks' own: empty, or filled by the server."""
+"""Empty chains to measure on, in a local stack of the benchmarks' own."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -20,14 +19,13 @@ from orderchain.clients.kafka import make_admin, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.postgres import connect
 from orderchain.limits import CHAIN_ID_MAX
-from orderchain.seal import PAGE_ROWS_MAX, seal_over
 from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from orderchain.clients.postgres import Connection, Record
+    from orderchain.clients.postgres import Connection
 
 
 SQL: Final = load_sql("benchmarks", "chains.sql")
@@ -211,71 +209,3 @@ async def empty_chain(site: Site, chain_id: int) -> None:
             await connection.execute(SQL["forget_keys"], chain_id)
             await connection.execute(SQL["forget_clients"], chain_id)
     await remove_topic(site, topic)
-
-
-# -- chains of many rows, made by the server itself ------------------------------------------------
-
-BATCH_ROWS: Final = 1_000
-_CHUNK_ROWS: Final = 1_000_000
-
-
-async def generate_chain(
-    site: Site, rows: int, *, batch_rows: int = BATCH_ROWS, page_rows: int = PAGE_ROWS_MAX
-) -> int:
-    """Return a new chain whose ids are 1 to `rows`, ready to read.
-
-    A batch is one page, or several of `page_rows`; then it must be a multiple of `page_rows`.
-    """
-    chain_id = await make_chain(site)
-    await grow_chain(site, chain_id, 0, rows, batch_rows=batch_rows, page_rows=page_rows)
-    return chain_id
-
-
-async def grow_chain(
-    site: Site,
-    chain_id: int,
-    after_id: int,
-    last_id: int,
-    *,
-    batch_rows: int = BATCH_ROWS,
-    page_rows: int = PAGE_ROWS_MAX,
-) -> None:
-    """Add the rows after `after_id`, the head, up to `last_id`; they all appear at once.
-
-    Raises ValueError where a page would be of two batches.
-    """
-    page_rows = min(page_rows, batch_rows)
-    if batch_rows % page_rows:
-        raise ValueError(f"batch_rows was {batch_rows}, expected a multiple of {page_rows}")
-    async with connected(site.admin) as connection:
-        seal = await connection.fetchval(SQL["last_seal"], chain_id)
-        for first in range(after_id + 1, last_id + 1, _CHUNK_ROWS):
-            last = min(first + _CHUNK_ROWS - 1, last_id)
-            await connection.execute(SQL["extend"], chain_id, last)
-            await connection.execute(SQL["pages"], chain_id, first, last, page_rows)
-            contents = await connection.fetch(SQL["contents"], chain_id, first, last, batch_rows)
-            now_us = time.time_ns() // 1_000
-            seals = _seals(seal, contents, now_us)
-            ends = [[row[name] for row in contents] for name in ("first_id", "last_id")]
-            await connection.execute(SQL["batches"], chain_id, *ends, seals, now_us)
-            seal = seals[-1]
-        await connection.execute(SQL["head"], chain_id, last_id, seal)
-        # Autovacuum has done this for a chain that grew gradually.
-        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
-
-
-def _seals(seal: bytes, batches: Sequence[Record], committed_at_us: int) -> list[bytes]:
-    """Return the seals after `batches`, of whose contents the server has made the digests."""
-    seals = []
-    for first_id, last_id, content in batches:
-        seal = seal_over(
-            seal,
-            epoch=1,
-            first_id=first_id,
-            last_id=last_id,
-            row_count=last_id - first_id + 1,
-            committed_at_us=committed_at_us,
-            content=content,
-        )
-        seals.append(seal)
-    return seals

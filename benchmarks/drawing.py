@@ -1,4 +1,4 @@
-"""The figures of the report, each as SVG and PNG."""
+"""The figures of the report, each an SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.questions import BARE, BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals.rival import rival_of
-from benchmarks.spreads import PROCESSES, RATE, Lines, Spread, per_million
+from benchmarks.spreads import RATE, Lines, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,6 @@ _COLOURS: Final = {
     "event_sourcing": "#3d5a80",
     "nats_jetstream": "#98c1d9",
 }
-_DPI: Final = 130
 
 
 def draw_figures(folder: Path, lines: Mapping[str, Lines]) -> list[Path]:
@@ -35,12 +34,10 @@ def draw_figures(folder: Path, lines: Mapping[str, Lines]) -> list[Path]:
     written: list[Path] = []
     for name, draw in _DRAWN.items():
         if name in lines and lines[name].arms:
-            figure = draw(lines[name])
+            path = folder / f"{name}.svg"
             # No date in the file: the same figures are the same bytes.
-            for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, dpi=_DPI, metadata=metadata)
-                written.append(path)
+            draw(lines[name]).savefig(path, metadata={"Date": None})
+            written.append(path)
     return written
 
 
@@ -153,31 +150,6 @@ _SIZED: Final = ("event_sourcing", "kafka_transactions_events")
 """Whose colours the fixed sizes have."""
 
 
-def _draw_switches(lines: Lines) -> Figure:
-    figure, axes = _new("Keys and seal, batch 1,000, end to end", ylabel="orders/s")
-    arms = [arm for arm in lines.arms if arm.endswith(", deliver")]
-    for index, arm in enumerate(arms):
-        _bar(axes, index, lines.spread(arm, RATE), 0.6, _COLOURS["engine"], "orderchain")
-    _ticks(axes, (arm.partition(",")[0] for arm in arms))
-    return figure
-
-
-def _draw_cpu(lines: Lines) -> Figure:
-    figure, axes = _new("CPU seconds per million orders", ylabel="seconds")
-    colours = ("#0b6e4f", "#73c2a3", "#3d5a80", "#edae49")
-    for index, arm in enumerate(lines.arms):
-        below = 0.0
-        for colour, process in zip(colours, PROCESSES, strict=True):
-            spread = lines.spread(arm, per_million(process))
-            if spread is not None:
-                axes.bar(index, spread.median, 0.6, bottom=below, color=colour, label=process)
-                below += spread.median
-    names = [arm.replace("_", " ").replace(" ", "\n") for arm in lines.arms]
-    axes.set_xticks(range(len(names)), names)
-    _legend(axes)
-    return figure
-
-
 def _draw_scale(lines: Lines) -> Figure:
     scales = {"xscale": "log", "xlabel": "rows in the chain"}
     figure, (rates, memory) = _new("Long chains", width=9, columns=2, **scales)
@@ -199,7 +171,5 @@ _DRAWN: Final[dict[str, Callable[[Lines], Figure]]] = {
     "comparison": _draw_comparison,
     "batch_size": _draw_batch_size,
     "open_load": _draw_open_load,
-    "switches": _draw_switches,
-    "cpu": _draw_cpu,
     "scale": _draw_scale,
 }

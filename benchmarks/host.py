@@ -99,40 +99,27 @@ _FLUSH = re.compile(r"^\s+(\w+)\s+[\d.]+ ops/sec\s+([\d.]+) usecs/op", re.MULTIL
 # -- the servers -----------------------------------------------------------------------------------
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_LOOK = """
-SELECT (SELECT {checkpoints}) AS checkpoints,
-       (pg_current_wal_lsn() - '0/0')::float8 AS wal_bytes,
-       (SELECT count(*) FROM pg_ls_waldir()) AS wal_files
-"""
-_CHECKPOINTS = "num_timed + num_requested FROM pg_stat_checkpointer"
-_CHECKPOINTS_BEFORE_17 = "checkpoints_timed + checkpoints_req FROM pg_stat_bgwriter"
+_LOG_BYTES = "SELECT (pg_current_wal_lsn() - '0/0')::float8"
 
 
 class ServerLoad(Struct, frozen=True, kw_only=True):
     """A look at the counters, all from the start of the servers."""
 
     cpu_seconds: dict[str, float]
-    checkpoints: int
     wal_bytes: float
-    wal_files: int
-    """Of 16 MB, used ones and those that are kept for reuse."""
 
     @classmethod
     async def now(cls, site: Site) -> ServerLoad:
         """Return the counters of this instant."""
         async with connected(site.admin) as connection:
-            is_old = connection.get_server_version().major < 17
-            counted = _CHECKPOINTS_BEFORE_17 if is_old else _CHECKPOINTS
-            row = await connection.fetchrow(_LOOK.format(checkpoints=counted))
+            wal_bytes = await connection.fetchval(_LOG_BYTES)
         children = _children()
         return cls(
             cpu_seconds={
                 name: _tree_cpu_seconds(process_id, children)
                 for name, process_id in site.process_ids.items()
             },
-            checkpoints=row["checkpoints"],
-            wal_bytes=row["wal_bytes"],
-            wal_files=row["wal_files"],
+            wal_bytes=wal_bytes,
         )
 
     def since(self, before: ServerLoad) -> dict[str, float]:
@@ -141,12 +128,7 @@ class ServerLoad(Struct, frozen=True, kw_only=True):
             f"{name}_cpu_seconds": seconds - before.cpu_seconds.get(name, 0.0)
             for name, seconds in self.cpu_seconds.items()
         }
-        return used | {
-            "checkpoints": float(self.checkpoints - before.checkpoints),
-            "wal_mib": (self.wal_bytes - before.wal_bytes) / 2**20,
-            # Every commit waits for a new one; fewer are there when a checkpoint has removed some.
-            "wal_files_more": float(self.wal_files - before.wal_files),
-        }
+        return used | {"wal_mib": (self.wal_bytes - before.wal_bytes) / 2**20}
 
 
 def _tree_cpu_seconds(process_id: int, children: dict[int, list[int]]) -> float:

@@ -19,25 +19,45 @@ EVENT_TIME_NS = 1_700_000_000_000_000_000
 Stage = Literal["persist", "publish", "deliver"]
 """How far a run goes: rows durable; rows on the broker too; rows handed on by a second process."""
 
+KeyKind = Literal["client", "time", "random"]
+"""`client#number`, rising; free-form, beginning with a time; 128 random bits."""
+
+KEY_WINDOW_ROWS = 1_000_000
+"""Rows whose keys the engine compares in a load with keys."""
+
 WARM_UP_SHARE = 20
 """One order in this many goes first, untimed: it warms caches, plans and connections."""
 
 
+def _key_maker(kind: KeyKind, seed: int) -> Callable[[int], str]:
+    if kind == "client":
+        return lambda n: f"client-{n % 64}#{n}"
+    if kind == "time":
+        return lambda n: f"{EVENT_TIME_NS + 1_000 * n:x}-{seed:08x}-{n:x}"
+    random = Random(-seed)
+    return lambda _: f"{random.getrandbits(128):032x}"
+
+
 def order_batches(
-    count: int, batch_rows: int, *, payload_bytes: int = 100, seed: int = 1
+    count: int,
+    batch_rows: int,
+    *,
+    payload_bytes: int = 100,
+    seed: int = 1,
+    key_kind: KeyKind = "client",
 ) -> Iterator[list[Order]]:
-    """Yield `count` orders in batches, with varied payloads and keys (client, rising number).
+    """Yield `count` orders in batches, with varied payloads and keys of one kind.
 
     Payloads are ASCII, six random bits per byte: a rival that sends JSON need not encode them
     first.
     """
-    random = Random(seed)
+    random, key = Random(seed), _key_maker(key_kind, seed)
     for start in range(0, count, batch_rows):
         stop = min(start + batch_rows, count)
         noise = b64encode(random.randbytes(payload_bytes * (stop - start)))
         yield [
             Order(
-                f"client-{n % 64}#{n}",
+                key(n),
                 noise[(n - start) * payload_bytes : (n - start + 1) * payload_bytes],
                 EVENT_TIME_NS + n,
             )
@@ -56,10 +76,9 @@ class Load(Struct, frozen=True, kw_only=True):
     grow_orders: int = 0
     """Orders sent before the timed ones, made as they are sent: how long the chain is by then."""
     seed: int = 1
-    with_keys: bool = False
-    """The engine alone: compare every order's key with those of the last million rows."""
-    with_seal: bool = True
-    """The engine alone."""
+    key_kind: KeyKind = "client"
+    key_window_rows: int = 0
+    """The engine alone: compare every order's key with those of so many last rows."""
     is_kept: bool = False
     """The receiver keeps what it was handed and reports its digest: for tests, not for figures."""
 
@@ -81,7 +100,11 @@ class Load(Struct, frozen=True, kw_only=True):
     def batches(self, count: int) -> Iterator[list[Order]]:
         """Yield the first `count` orders, in batches."""
         return order_batches(
-            count, self.batch_rows, payload_bytes=self.payload_bytes, seed=self.seed
+            count,
+            self.batch_rows,
+            payload_bytes=self.payload_bytes,
+            seed=self.seed,
+            key_kind=self.key_kind,
         )
 
 

@@ -21,11 +21,11 @@ import numpy as np
 from benchmarks.chains import Site, connected, empty_chain, make_chain, make_topic, remove_topic
 from benchmarks.host import ServerLoad
 from benchmarks.load import Arm, Figures, Line, Load, Scope, Venue
-from benchmarks.parts.impaired import receive
-from benchmarks.processes import RunFailed, call, freeze, serve
-from benchmarks.rivals.engine import prove, published, sequencer_of
+from benchmarks.processes import RunFailed, call, freeze, say, serve
+from benchmarks.rivals.engine import prove, published, reader_and_source, sequencer_of
 from benchmarks.rivals.rival import NotWhole, RecordSender
 from benchmarks.spreads import histogram_of
+from matcher_receiver import KafkaFrameSource, Receiver, ReceiverConfig, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -145,7 +145,7 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
     """Run a schedule through a new chain and return its figures. Raises NotWhole, RunFailed."""
     orders, chain_id = job.load.orders, await make_chain(site)
     venue = Venue(site=site, load=job.load, place={"chain_id": chain_id})
-    receiver = call(receive, site=site, chain_id=chain_id, until_rows=orders, freezes=True)
+    receiver = call(receive, site=site, chain_id=chain_id, until_rows=orders)
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS), receiver:
             await receiver.expect(b"live")
@@ -273,6 +273,35 @@ async def send(venue: Venue, job: OpenJob) -> dict[str, Any]:
         }
 
 
+async def receive(site: Site, chain_id: int, until_rows: int) -> dict[str, Any]:
+    """Receive until all rows were handed on. Raises NotWhole where they do not follow.
+
+    It writes `live` when it is. `samples` are times, each with the rows handed on by then.
+    """
+    reader, source = await reader_and_source(site, chain_id)
+    rows = last_id = 0
+    samples: list[tuple[int, int]] = []
+
+    def tell_live(state: State) -> None:
+        if state is State.LIVE:
+            freeze()
+            say(b"live")
+
+    config, frames = ReceiverConfig(chain_id=chain_id), KafkaFrameSource(source)
+    async with Receiver(config, frames, reader, on_state=tell_live) as receiver:
+        cpu = time.process_time()
+        async for run in receiver:
+            rows += len(run.events)
+            if run.events[0].pid != last_id:
+                raise NotWhole(f"order {run.events[0].id} follows {last_id}")
+            last_id = run.last_id
+            samples.append((time.monotonic_ns(), rows))
+            if rows >= until_rows:
+                break
+        ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
+    return {"ended_ns": ended_ns, "rows": rows, "cpu_seconds": cpu, "samples": samples}
+
+
 class _Pacing:
     """The schedule, and when each order was acknowledged."""
 
@@ -338,4 +367,4 @@ class _Pacing:
 
 
 if __name__ == "__main__":
-    serve(send)
+    serve(send, receive)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
@@ -49,7 +48,6 @@ class End:
         name: str,
         given: Mapping[str, Any] | None = None,
         keeps_errors: bool = True,
-        environment: Mapping[str, str] | None = None,
         root: Path = ROOT,
     ) -> None:
         """With `keeps_errors`, its stderr is only read for the text of RunFailed."""
@@ -57,7 +55,6 @@ class End:
         self._name = name
         self._given = given
         self._keeps_errors = keeps_errors
-        self._environment = os.environ | (environment or {})
         self._root = root
 
     async def __aenter__(self) -> Self:
@@ -69,7 +66,6 @@ class End:
             stderr=PIPE if self._keeps_errors else None,
             start_new_session=True,
             cwd=self._root,
-            env=self._environment,
             limit=_LINE_BYTES_MAX,
         )
         if self._given is not None:
@@ -114,18 +110,9 @@ class End:
 
     async def line(self) -> bytes:
         """Wait for its next line, without the end of the line. Raises RunFailed when it ends."""
-        stdout = self.process.stdout
-        return await self._or_failed(await stdout.readline() if stdout else b"")
-
-    async def rest(self) -> bytes:
-        """Wait for all that it writes until it ends. Raises RunFailed where that is nothing."""
-        stdout = self.process.stdout
-        return await self._or_failed(await stdout.read() if stdout else b"")
-
-    async def _or_failed(self, written: bytes) -> bytes:
-        if written:
+        stdout, stderr = self.process.stdout, self.process.stderr
+        if written := await stdout.readline() if stdout else b"":
             return written.rstrip(b"\n")
-        stderr = self.process.stderr
         said = await stderr.read() if stderr else b""
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         raise RunFailed(f"{self._name}: {last or 'ended without a word'}")
@@ -135,7 +122,6 @@ def call(
     function: Callable[..., object],
     *,
     keeps_errors: bool = True,
-    environment: Mapping[str, str] | None = None,
     **given: object,
 ) -> End:
     """Return the call of a function in a process of its own: its module must `serve` it."""
@@ -144,7 +130,6 @@ def call(
         name=function.__name__,
         given=given,
         keeps_errors=keeps_errors,
-        environment=environment,
     )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -17,8 +16,8 @@ from msgspec import Struct
 from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
 from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
-from benchmarks.programs import PROGRAMS, figures_of, last_result
-from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, NAMES, STAGES, question_of
+from benchmarks.outbox import BASE
+from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, KEYS_OFF, NAMES, STAGES, question_of
 from benchmarks.rivals.rival import rival_of
 from benchmarks.session import CONDITIONS, Conditions, read_lines
 from benchmarks.spreads import (
@@ -26,7 +25,6 @@ from benchmarks.spreads import (
     RATE,
     Lines,
     Spread,
-    as_spread,
     cell,
     number,
     own_share,
@@ -66,23 +64,10 @@ class Goal(Struct, frozen=True):
         return median >= self.target if self.bound == ">=" else median <= self.target
 
 
-def goals(
-    lines: Mapping[str, Lines], results: Mapping[str, dict[str, Any]] = MappingProxyType({})
-) -> Iterator[Goal]:
-    """Yield every goal, in the order of the page.
-
-    `lines` are by question; `results` are the last ones of programs of their own, by program. A
-    program without one has no goal.
-    """
+def goals(lines: Mapping[str, Lines]) -> Iterator[Goal]:
+    """Yield every goal, in the order of the page; `lines` are by question."""
     for question, goals_of in _GOALS.items():
         yield from goals_of(lines.get(question, Lines([])))
-    for name, bounds in _PROGRAM_GOALS.items():
-        if name in results:
-            for text, bound, target, where in bounds:
-                figure: Any = results[name]
-                for key in where:
-                    figure = figure.get(key, {})
-                yield Goal(text, bound, target, as_spread(figure) if figure else None)
 
 
 def _goals_of_comparison(lines: Lines) -> Iterator[Goal]:
@@ -101,6 +86,8 @@ def _goals_of_comparison(lines: Lines) -> Iterator[Goal]:
     for rows, target in ((1_000, 250_000), (5_000, 350_000)):
         measured = lines.spread(f"engine {rows}", RATE)
         yield Goal(f"end to end, batch {rows:,} (a stretch)", ">=", target, measured, "/s")
+        share = lines.spread(f"engine {rows}", own_share)
+        yield Goal(f"own share of all CPU seconds, batch {rows:,}", "<=", 0.35, share)
 
 
 def _goals_of_open_load(lines: Lines) -> Iterator[Goal]:
@@ -157,46 +144,26 @@ def _megabytes(figure: str, figures: Figures) -> float:
     return float(figures[figure] * 2**20 / 1e6)
 
 
-def _goals_of_cpu(lines: Lines) -> Iterator[Goal]:
-    for rows in (1_000, 5_000):
-        text = f"the engine's own share of all CPU seconds, batch {rows:,}"
-        yield Goal(text, "<=", 0.35, lines.spread(f"engine {rows}", own_share))
+def _goals_of_fill(lines: Lines) -> Iterator[Goal]:
+    for rows, target in ((100, 0.5), (1_000, 0.9), (20_000, 1.8)):
+        text = f"rate of a fill of {rows:,} orders / a SELECT from a row per order"
+        yield Goal(text, ">=", target, lines.spread(f"{rows:,} orders", "rate_to_select"))
+
+
+def _goals_of_spark(lines: Lines) -> Iterator[Goal]:
+    yield Goal(
+        "seconds of the check of a database / a bare count and sum of its rows by JDBC",
+        "<=", 1.25, lines.spread("database", "check_to_bare"),
+    )  # fmt: skip
 
 
 _GOALS: Final[dict[str, Callable[[Lines], Iterator[Goal]]]] = {
     "comparison": _goals_of_comparison,
     "open_load": _goals_of_open_load,
     "scale": _goals_of_scale,
-    "cpu": _goals_of_cpu,
+    "fill": _goals_of_fill,
+    "spark": _goals_of_spark,
 }
-_JDBC: Final = "rate of the check of a database / a bare count and sum of its rows by JDBC"
-_PROGRAM_GOALS: Final[dict[str, list[tuple[str, _Bound, float, tuple[str, ...]]]]] = {
-    "commit_path": [
-        (
-            f"{title}, pages / a row per order, batch {rows:,}",
-            "<=",
-            target,
-            ("figures", f"cost of an order, batch {rows}", name, "pages", "ratio"),
-        )
-        for name, title, targets in (
-            ("cpu_us", "server CPU of a commit", (0.95, 0.45, 0.5)),
-            ("wal_bytes", "PostgreSQL's log", (0.7, 0.65, 0.65)),
-            ("disk_bytes", "disk", (0.8, 0.7, 0.7)),
-        )
-        for rows, target in zip(BATCH_ROWS, targets, strict=True)
-    ],
-    "fill": [
-        (
-            f"rate of a fill of {rows:,} orders / a SELECT from a row per order",
-            ">=",
-            target,
-            ("ranges_ms", str(rows), "rate_to_select"),
-        )
-        for rows, target in ((100, 0.5), (1_000, 0.9), (20_000, 1.8))
-    ],
-    "spark_jdbc": [(_JDBC, ">=", 0.8, ("arms", "check", "rate_to_bare"))],
-}
-"""Goals of programs of their own, with the place of the figure in the result."""
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -220,7 +187,6 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
     yield ""
     yield from _told_conditions(_conditions(folder, lines))
-    results = {name: found for name in PROGRAMS if (found := last_result(name, folder))}
     rows: list[Sequence[str]] = [
         (
             goal.text,
@@ -228,7 +194,7 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
             cell(goal.measured, goal.unit),
             {True: "yes", False: "**no**", None: "-"}[goal.is_reached],
         )
-        for goal in goals(lines, results)
+        for goal in goals(lines)
     ]
     yield from ("## Goals", "", *table(("figure", "goal", "measured", "reached"), rows), "")
     for name, these in lines.items():
@@ -236,11 +202,6 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
         yield from (f"## {question_of(name).title}", "", *section.before(these))
         yield from table(section.headers, section.rows(these))
         yield from (*section.after(these), *_left_out(these), "")
-    for name, result in results.items():
-        yield from (f"## {PROGRAMS[name].title}", "")
-        yield f"Commit {result['host']['commit']}, `python -m benchmarks.programs {name}`."
-        rows = [(where, cell(as_spread(found))) for where, found in figures_of(result)]
-        yield from ("", *table(("figure", "median (lowest to highest)"), rows), "")
 
 
 def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
@@ -334,8 +295,18 @@ def _rate_of(is_persisting: bool) -> str:
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     is_persisting = arm.endswith("persisting")
     figure = _rate_of(is_persisting)
-    share = None if is_persisting else lines.spread(arm, own_share)
-    return _spaced(arm), lines.spread(arm, figure), *_against_bases(lines, arm, figure), share
+    own = lines.spread(arm, figure), *_against_bases(lines, arm, figure)
+    return _spaced(arm), *own, None if is_persisting else lines.spread(arm, own_share)
+
+
+def _cpu(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    costs = (lines.spread(arm, per_million(process)) for process in PROCESSES)
+    every, log = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, _log_bytes)
+    return _spaced(arm), *costs, every, log
+
+
+def _log_bytes(figures: Figures) -> float:
+    return float(figures["wal_mib"] * 2**20 / figures["orders"])
 
 
 def _common(lines: Lines) -> Iterator[str]:
@@ -343,6 +314,10 @@ def _common(lines: Lines) -> Iterator[str]:
     yield ""
     yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
     yield "waits for the loopback, so this is a figure of the machine more than of either."
+    yield from ("", "CPU seconds per million orders by process, and bytes of PostgreSQL's log.", "")
+    costs = _Section(("rival, batch", *PROCESSES, "all", "log bytes per order"), _cpu)
+    end_to_end = Lines(line for line in lines.all if not line.arm.endswith("persisting"))
+    yield from table(costs.headers, costs.rows(end_to_end))
 
 
 def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -350,18 +325,6 @@ def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     figure = f"{STAGES[stage]}_per_second"
     ratios = _against_bases(lines, arm, figure)
     return f"{int(size):,}", stage, _spaced(rival), lines.spread(arm, figure), *ratios
-
-
-def _switches(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    stage = arm.partition(", ")[2]
-    figure = _rate_of(stage == "persist")
-    return arm, lines.spread(arm, figure), lines.ratio(arm, f"neither, {stage}", figure)
-
-
-def _cpu(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    costs = (lines.spread(arm, per_million(process)) for process in PROCESSES)
-    every = lines.spread(arm, per_million(*PROCESSES))
-    return _spaced(arm), *costs, every, lines.spread(arm, own_share)
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -410,13 +373,29 @@ def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     return _count(arm), *rates, *memory
 
 
-def _checkpoint(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    rates = lines.spread(arm, RATE), lines.ratio(arm, arm.replace("long", "short"), RATE)
-    return _spaced(arm), *rates, lines.spread(arm, "checkpoints"), lines.spread(arm, "wal_mib")
+def _figures(
+    figures: Sequence[tuple[str, str]], lines: Lines, arm: str
+) -> Sequence[str | Spread | None]:
+    return _spaced(arm), *(lines.spread(arm, figure) for _, figure in figures)
 
 
-def _verifier(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    return _count(arm), lines.spread(arm, "verify_seconds"), lines.spread(arm, "rows_per_second")
+def _plain(title: str, *figures: tuple[str, str]) -> _Section:
+    """Return a section with a column for each figure, of which an arm need not have all."""
+    return _Section((title, *(name for name, _ in figures)), partial(_figures, figures))
+
+
+def _keys(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    figure = _rate_of(is_persisting=True)
+    return arm, lines.spread(arm, figure), lines.ratio(arm, KEYS_OFF, figure)
+
+
+def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    rate = "messages_per_second"
+    if (messages := lines.spread(arm, rate)) is not None:
+        return arm, messages, lines.ratio(arm, BASE, rate), *["-"] * len(_PERCENTILES)
+    found = lines.percentiles(arm) or {}
+    stored = lines.spread(arm, "stored_per_second")
+    return arm, stored, "-", *(number(found[name]) for name in _PERCENTILES)
 
 
 _SECTIONS: Final = {
@@ -426,12 +405,6 @@ _SECTIONS: Final = {
         after=_common,
     ),
     "batch_size": _Section(("batch", "stage", "rival", "orders/s", *_BASES.values()), _batch_size),
-    "switches": _Section(("on", "orders/s", "/ neither"), _switches),
-    "cpu": _Section(
-        ("rival, batch", *PROCESSES, "all", "own share"),
-        _cpu,
-        before=lambda _: iter(("CPU seconds per million orders.", "")),
-    ),
     "open_load": _Section(
         ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat"),
         _open_load,
@@ -441,8 +414,34 @@ _SECTIONS: Final = {
     "scale": _Section(
         ("rows before", "orders/s", "/ shortest", "sequencer MiB", "receiver MiB"), _scale
     ),
-    "checkpoint": _Section(("run", "orders/s", "/ short", "checkpoints", "WAL MiB"), _checkpoint),
-    "verifier": _Section(("rows", "seconds, Spark's start included", "rows/s"), _verifier),
+    "fill": _plain(
+        "gap",
+        ("fill, ms: p50", "fill_p50"),
+        ("p99", "fill_p99"),
+        ("SELECT, ms: p50", "select_p50"),
+        ("p99", "select_p99"),
+        ("rate / SELECT", "rate_to_select"),
+        ("orders/s", "rows_per_second"),
+    ),
+    "keys": _Section(("keys", "orders/s", f"/ {KEYS_OFF}"), _keys),
+    "outbox": _Section(
+        ("way", "messages/s", f"/ {BASE}", *(f"{one}, ms" for one in _PERCENTILES)), _outbox
+    ),
+    "spark": _plain(
+        "rows",
+        ("check, s", "check_seconds"),
+        ("scan, s", "scan_seconds"),
+        ("check / scan", "check_to_scan"),
+        ("lag() / scan", "lag_to_scan"),
+        ("anti join / scan", "anti_join_to_scan"),
+        ("bare read by JDBC, s", "bare_seconds"),
+        ("check / bare", "check_to_bare"),
+        ("--local / bare", "local_to_bare"),
+        ("lag() / bare", "lag_to_bare"),
+        ("spilled, bytes", "spilled_bytes"),
+        ("heap of the driver, MiB", "driver_heap_peak_mib"),
+        ("of an executor", "executor_heap_peak_mib"),
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from benchmarks.processes import RunFailed, call, next_line, resident_mib, say, 
 from benchmarks.rivals.rival import NotWhole, Tally, digest_of, rival_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.chains import Site
 
@@ -27,18 +27,13 @@ _GROWN_AT_ONCE: Final = 20
 """Batches; enough that the sequencer never waits for more than a few times."""
 
 
-async def run_load(
-    site: Site, load: Load, *, before: Callable[[], Awaitable[None]] | None = None
-) -> dict[str, float]:
-    """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError.
-
-    `before` is awaited once both ends are ready: the timed part begins when it returns.
-    """
+async def run_load(site: Site, load: Load) -> dict[str, float]:
+    """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError."""
     rival = rival_of(load.rival)
     venue = Venue(site=site, load=load, place=await rival.prepare(site, load))
     try:
         async with asyncio.timeout(venue.deadline_seconds):
-            figures = await _run(venue, before)
+            figures = await _run(venue)
             stored = await rival.stored(venue)
         if stored != load.all_orders:
             raise NotWhole(f"{stored} orders are stored of {load.all_orders}")
@@ -54,7 +49,7 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     return {**await run_load(site, arm.load)}
 
 
-async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> dict[str, float]:
+async def _run(venue: Venue) -> dict[str, float]:
     producing, receiving = call(produce, venue=venue), call(receive, venue=venue)
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"
@@ -65,8 +60,6 @@ async def _run(venue: Venue, before: Callable[[], Awaitable[None]] | None) -> di
         await producing.expect(b"ready")
         if has_receiver:
             await receiving.expect(b"ready")
-        if before is not None:
-            await before()
         servers = await ServerLoad.now(venue.site)
         await producing.tell(b"go")
         produced = await producing.result()

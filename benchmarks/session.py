@@ -6,9 +6,6 @@ Every arm is run in turn, repeat after repeat, each saved when it ends.
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path  # msgspec looks it up
@@ -29,13 +26,11 @@ from benchmarks.chains import (
 from benchmarks.host import describe_host, disk_flushes
 from benchmarks.load import QUICK_SHARE, Arm, Figures, Line, Load, Scope
 from benchmarks.processes import ROOT, RunFailed
-from benchmarks.programs import PROGRAMS, is_done
 from benchmarks.questions import NAMES, question_of
 from benchmarks.rivals.rival import NotWhole, rival_of
 from benchmarks.running import run_load
 from chainctl.event_loop import run_async
 from chainctl.output import progress, talk
-from local_stack.folders import DIRECTORY_VARIABLE
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -302,39 +297,23 @@ def _told(line: Line) -> str:
 def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float, str]]:
     """Yield every question's name, its runs, their minutes, and its title."""
     for name in names:
-        if name in PROGRAMS:
-            yield name, 1, PROGRAMS[name].seconds / 60, PROGRAMS[name].title
-        else:
-            asked = question_of(name)
-            plan = list(steps(name, asked.arms(scope), scope.repeats))
-            yield name, len(plan), seconds_of(plan) / 60, asked.title
+        asked = question_of(name)
+        plan = list(steps(name, asked.arms(scope), scope.repeats))
+        yield name, len(plan), seconds_of(plan) / 60, asked.title
 
 
 def measure(names: Sequence[str], options: Options) -> int:
-    """Ask the questions `names`; return how many runs have no figure."""
-    programs = [name for name in PROGRAMS if name in names]
-    if options.resumes:
-        programs = [name for name in programs if not is_done(name)]
+    """Ask the questions `names`; return how many runs have no figure.
+
+    The servers stay up only for a call that resumes.
+    """
     runner = Runner(options, [name for name in NAMES if name in names])
     plan = runner.plan()
-    seconds = expected_seconds(plan, options.scope, is_warm=False) if plan else 0.0
-    seconds += sum(PROGRAMS[name].seconds for name in programs)
-    expected = f"{len(plan) + len(programs)} runs, about {seconds / 60:.0f} minutes"
-    if seconds:
-        talk(f"chainctl: {expected}; results in {options.folder}")
-    else:
+    if not plan:
         talk("chainctl: nothing is left to run")
-    failed = _ask(runner, plan, options) if plan else 0
-    for name in programs:
-        if options.minutes is not None and plan:
-            talk(f"{name}: left for a call without --minutes")
-        else:
-            failed += _run_program(name, options)
-    return failed
-
-
-def _ask(runner: Runner, plan: Sequence[Step], options: Options) -> int:
-    """Run `plan`; the servers stay up only for a call that goes on with it."""
+        return 0
+    minutes = expected_seconds(plan, options.scope, is_warm=False) / 60
+    talk(f"chainctl: {len(plan)} runs, about {minutes:.0f} minutes; results in {options.folder}")
     outcome: Outcome | None = None
     stack = benchmark_stack(options.stack_directory)
     is_warm = options.resumes and stack.status().up  # left up by the run to be resumed
@@ -382,15 +361,3 @@ async def _warm_up(site: Site, scope: Scope) -> None:
         if rival_of(load.rival).absence() is None:
             talk(f"warming up: {load.rival}")
             await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
-
-
-def _run_program(name: str, options: Options) -> bool:
-    """Run a program to its end, its talk on stderr; return whether it has failed."""
-    environment = dict(os.environ)
-    if options.stack_directory is not None:
-        environment[DIRECTORY_VARIABLE] = str(options.stack_directory)
-    command = sys.executable, "-m", "benchmarks.programs", name
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
-    if done.returncode:
-        talk(f"chainctl: {name} ended with {done.returncode}")
-    return bool(done.returncode)

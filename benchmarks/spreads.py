@@ -1,4 +1,4 @@
-"""The statistics of all figures: by turns, medians with their spread, ratios in one round; cells.
+"""The statistics of all figures: medians with their spread, ratios within one round; cells.
 
 Percentiles come from merged histograms: never from averages, and never averaged themselves.
 """
@@ -6,18 +6,16 @@ Percentiles come from merged histograms: never from averages, and never averaged
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from benchmarks.load import Figures, Line
-
-_T = TypeVar("_T", float, dict[str, float])
 
 PROCESSES = ("producer", "receiver", "postgres", "kafka")
 """Whose CPU seconds are counted."""
@@ -30,64 +28,6 @@ HIGHEST_US = 600_000_000
 _LOWEST_US = 1
 _DIGITS = 3
 _SHOWN = (50.0, 90.0, 99.0, 99.9)
-
-# -- values of programs of their own, as they are saved --------------------------------------------
-
-
-async def interleave(
-    arms: Mapping[str, Callable[[], Awaitable[_T]]],
-    repeats: int,
-    warm: Iterable[str] | None = None,
-) -> dict[str, list[_T]]:
-    """Return what every arm returns, one figure or several, the arms run in turn `repeats` times.
-
-    Before, `warm` are run once, by default all, without a figure.
-    """
-    found: dict[str, list[_T]] = {name: [] for name in arms}
-    for name in arms if warm is None else warm:
-        await arms[name]()
-    for _ in range(repeats):
-        for name, arm in arms.items():
-            value = await arm()
-            found[name].append(value)
-            figures = value if isinstance(value, dict) else {"": value}
-            shown = " ".join(f"{each} {one:,.4g}" for each, one in figures.items())
-            print(f"{name:32} {shown}", flush=True)
-    return found
-
-
-async def in_rounds(
-    once: Callable[[], Awaitable[dict[str, float]]], repeats: int
-) -> dict[str, dict[str, float]]:
-    """Return the spread of every figure that `once` returns, called `repeats` times."""
-    return spreads((await interleave({"": once}, repeats, ()))[""])
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, lowest and highest."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the spread of every figure of rounds that all have the same."""
-    return {name: spread([each[name] for each in rounds]) for name in rounds[0]}
-
-
-def ratio(figures: Mapping[str, list[float]], name: str, base: str) -> dict[str, float]:
-    """Return the spread of the ratios of two arms, each within its own round."""
-    return spread([one / other for one, other in zip(figures[name], figures[base], strict=True)])
-
-
-def compared(figures: Mapping[str, list[float]], **bases: str) -> Figures:
-    """Return the spread of every arm, with its ratio to each base by the keyword of the base."""
-    return {
-        name: {
-            **spread(values),
-            **{title: ratio(figures, name, base) for title, base in bases.items()},
-        }
-        for name, values in figures.items()
-    }
-
 
 # -- histograms ------------------------------------------------------------------------------------
 
@@ -128,11 +68,6 @@ class Spread(Struct, frozen=True):
     count: int
 
 
-def as_spread(found: Mapping[str, float]) -> Spread:
-    """Return the spread that a program of its own has saved."""
-    return Spread(found["median"], found["min"], found["max"], 2)
-
-
 def spread_of(values: Iterable[float]) -> Spread | None:
     """Return the spread of some values, None when there are none."""
     found = list(values)
@@ -168,7 +103,11 @@ class Lines:
 
     def spread(self, arm: str, figure: str | Callable[[Figures], float]) -> Spread | None:
         """Return the spread of a figure over the repeats of an arm; None without any."""
-        return spread_of(_value(found, figure) for found in self._figures.get(arm, {}).values())
+        return spread_of(
+            _value(found, figure)
+            for found in self._figures.get(arm, {}).values()
+            if callable(figure) or figure in found
+        )
 
     def ratio(self, arm: str, base: str, figure: str) -> Spread | None:
         """Return the spread of the ratios of two arms, each within its own round."""

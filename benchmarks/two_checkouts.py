@@ -17,13 +17,11 @@ import argparse
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.processes import ROOT, End
-from benchmarks.programs import save_result
-from benchmarks.spreads import interleave, merged, ratio, spread
+from benchmarks.spreads import cell, merged, spread_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,9 +75,8 @@ async def measure(
     repeats: int,
     figures: Sequence[str],
     maximum: float,
-) -> dict[str, Any]:
-    """Run every arm in both checkouts by turns; return the figures by arm."""
-    result: dict[str, Any] = {}
+) -> None:
+    """Run every arm in both checkouts by turns, and print what was found."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(_checkout(ROOT, "here", question, maximum))
         names = await here.answer()
@@ -89,25 +86,26 @@ async def measure(
             if arm not in both:
                 raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(names)}")
 
-            answers: dict[str, list[dict[str, Any]]] = {"here": [], "there": []}
+            answers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+            for turn in range(repeats + 1):
+                both_of = await _answer(here, arm), await _answer(there, arm)
+                if turn:  # the first one warms up
+                    answers.append(both_of)
+                    print(arm, *(f"{_value(one, figures[0]):,.4g}" for one in both_of), flush=True)
+            for figure in figures:
+                ours, theirs = (
+                    [_value(one, figure) for one in its] for its in zip(*answers, strict=True)
+                )
+                ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+                named = {"here": ours, "there": theirs, "here / there": ratios}
+                told = [f"{name} {cell(spread_of(values))}" for name, values in named.items()]
+                print(f"{arm}, {figure}:", ", ".join(told), flush=True)
 
-            async def one(name: str, checkout: End, arm: str = arm, to: Any = answers) -> float:  # noqa: ANN401
-                await checkout.tell(arm.encode())
-                to[name].append(await checkout.answer())
-                return _value(to[name][-1], figures[0])
 
-            print(arm, flush=True)
-            arms_of = {"here": partial(one, "here", here), "there": partial(one, "there", there)}
-            await interleave(arms_of, repeats)
-            # Without the round that warmed up.
-            result[arm] = {figure: _compared(answers, figure) for figure in figures}
-    return result
-
-
-def _compared(answers: dict[str, list[dict[str, Any]]], figure: str) -> dict[str, Any]:
-    values = {name: [_value(one, figure) for one in found[1:]] for name, found in answers.items()}
-    compared = {name: spread(found) for name, found in values.items()}
-    return compared | {"here_to_there": ratio(values, "here", "there")}
+async def _answer(checkout: End, arm: str) -> dict[str, Any]:
+    await checkout.tell(arm.encode())
+    answer: dict[str, Any] = await checkout.answer()
+    return answer
 
 
 def _value(figures: dict[str, Any], figure: str) -> float:
@@ -117,7 +115,7 @@ def _value(figures: dict[str, Any], figure: str) -> float:
 
 
 def main() -> None:
-    """Measure, print, and add a line to the results."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("other", type=Path)
     parser.add_argument("--question", default="comparison")
@@ -125,15 +123,20 @@ def main() -> None:
     parser.add_argument("--figure", action="append", help="may be given several times")
     parser.add_argument("--maximum", type=float, default=400_000.0, metavar="ORDERS_PER_SECOND")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dry", action="store_true", help="print only")
     arguments = parser.parse_args()
     other = arguments.other.resolve()
     if not (other / ".venv/bin/python").exists():
         sys.exit(f"other was {str(other)!r}, expected a checkout after `make setup`")
-    asked = {name: getattr(arguments, name) for name in ("question", "maximum", "repeats")}
-    asked["figures"] = arguments.figure or ["delivered_per_second"]
-    found = asyncio.run(measure(other, arms=arguments.arm or _ARMS, **asked))
-    save_result("two_checkouts", {**asked, "by_arm": found}, is_dry=arguments.dry)
+    asyncio.run(
+        measure(
+            other,
+            arguments.question,
+            arguments.arm or _ARMS,
+            arguments.repeats,
+            arguments.figure or ["delivered_per_second"],
+            arguments.maximum,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ async def drop_partition(site: Site, chain_id: int) -> None:
         await connection.execute(await connection.fetchval(SQL["rows_drop"], chain_id))
 
 
-async def generate_rows(site: Site, chain_id: int, rows: int) -> None:
-    """Store what `generate_chain` made in the table of a row per order, too."""
+async def copy_rows(site: Site, chain_id: int) -> None:
+    """Store the orders of a chain in the table of a row per order, too."""
     await make_partition(site, chain_id)
     async with connected(site.admin) as connection:
-        await connection.execute(CHAINS_SQL["rows"], chain_id, 1, rows)
+        await connection.execute(CHAINS_SQL["rows"], chain_id)
         await connection.execute("VACUUM (ANALYZE) bare_event")
 
 

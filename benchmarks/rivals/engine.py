@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-import gapfill.batch_proof
-import sequencer.core
 from benchmarks.chains import Site, connected, empty_chain, make_chain
+from benchmarks.load import Load
 from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival, digest_of, feed
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
@@ -27,14 +27,13 @@ from sequencer.stores.postgres import PostgresChainStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.load import Load, Venue
+    from benchmarks.load import Venue
     from orderchain.clients.database_config import DatabaseConfig
     from orderchain.ports import FrameSink
 
 IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""
 
-_KEY_WINDOW_ROWS: Final = 1_000_000
 _SETTLE_SECONDS: Final = 0.001
 
 
@@ -65,11 +64,9 @@ def sequencer_of(
         chain_id=chain_id,
         database=site.sequencer,
         kafka=site.kafka,
-        key_window_rows=_KEY_WINDOW_ROWS if load.with_keys else 0,
+        key_window_rows=load.key_window_rows,
         batch_rows_max=load.batch_rows,
     )
-    if not load.with_seal:
-        _leave_seals_out()
     return Sequencer(
         config,
         store=PostgresChainStore(config),
@@ -78,18 +75,6 @@ def sequencer_of(
         sink=KafkaFrameSink(config) if sink is None else sink,
         clock=SystemClock(),
     )
-
-
-def _leave_seals_out() -> None:
-    """Make every seal the one before it: what sealing costs shows in its absence.
-
-    The engine has no such switch, and a chain written like this does not verify by its seals; fills
-    of the same process take it as it is.
-    """
-    for module in (sequencer.core, gapfill.batch_proof):
-        if not hasattr(module, "next_seal"):
-            raise RuntimeError(f"{module.__name__} computes its seals elsewhere now")
-        vars(module)["next_seal"] = lambda previous, **_: previous
 
 
 async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> None:
@@ -107,6 +92,31 @@ async def published(sequencing: Sequencer) -> None:
     """Wait until the broker has the head."""
     while (stats := sequencing.stats()).head_published < stats.head_persisted:  # noqa: ASYNC110
         await asyncio.sleep(_SETTLE_SECONDS)
+
+
+_filled: Final[dict[tuple[str, int, int], int]] = {}
+"""The chains that this process has filled, by server, rows and rows of a batch."""
+_BATCHES_AT_ONCE: Final = 20
+
+
+async def filled_chain(site: Site, rows: int, batch_rows: int = 1_000) -> int:
+    """Return a chain of `rows` orders, which is made when it is first asked for. No broker has it.
+
+    Payloads are of 100 bytes.
+    """
+    if (where := (site.directory, rows, batch_rows)) in _filled:
+        return _filled[where]
+    chain_id = await make_chain(site)
+    load = Load(rival="engine", orders=rows, batch_rows=batch_rows, payload_bytes=100)
+    batches = load.batches(rows)
+    async with sequencer_of(site, chain_id, load, sink=OpenSink()) as sequencer:
+        while some := list(islice(batches, _BATCHES_AT_ONCE)):
+            await submit_all(sequencer, some)
+    async with connected(site.admin) as connection:
+        # Autovacuum has done this for a chain that grew gradually.
+        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
+    _filled[where] = chain_id
+    return chain_id
 
 
 class _SequencerEnd(Producer):
@@ -135,8 +145,6 @@ class _ReceiverEnd(Receiver):
 
     async def open(self) -> None:
         """Go to the live end."""
-        if not self.venue.load.with_seal:
-            _leave_seals_out()
         reader, source = await reader_and_source(self.venue.site, self.venue.chain_id)
         config = ReceiverConfig(chain_id=self.venue.chain_id)
         self._receiver = await self.enter_async_context(
@@ -192,12 +200,12 @@ async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int
     """
     async with connected(database) as connection:
         head = await connection.fetchrow(SQL["proof_head"], chain_id)
-        chain = _Chain(chain_id, genesis_seal(head["database_id"], chain_id), load)
+        chain = _Chain(chain_id, genesis_seal(head["database_id"], chain_id))
         for batch in await connection.fetch(SQL["proof_batches"], chain_id):
             ids = batch["prev_last_id"], batch["last_id"]
             rows = await connection.fetch(SQL["proof_rows"], chain_id, *ids)
             chain.add(batch, [Event(*row) for row in rows])
-    chain.require(not load.with_seal or chain.seal == head["last_seal"], "the head's seal differs")
+    chain.require(chain.seal == head["last_seal"], "the head's seal differs")
     chain.require(chain.last_id == head["last_id"], f"rows end before the head, {head['last_id']}")
     sent = digest_of(load.batches(orders))
     chain.require(chain.content.hexdigest() == sent, "it holds other orders than were sent")
@@ -207,9 +215,8 @@ async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int
 class _Chain:
     """What was read so far."""
 
-    def __init__(self, chain_id: int, seal: bytes, load: Load) -> None:
+    def __init__(self, chain_id: int, seal: bytes) -> None:
         self._chain_id = chain_id
-        self._load = load
         self.content = hashlib.sha256()
         """Over keys, times and payloads, as of `feed`."""
         self.seal = seal
@@ -230,14 +237,13 @@ class _Chain:
             self.last_id = event.id
         self.rows += len(events)
         feed(self.content, events)
-        if self._load.with_seal:
-            self.seal = next_seal(
-                self.seal,
-                epoch=batch["epoch"],
-                first_id=batch["first_id"],
-                last_id=batch["last_id"],
-                row_count=len(events),
-                committed_at_us=batch["committed_at_us"],
-                pages=event_pages(events),
-            )
-            self.require(self.seal == batch["seal"], "the seal does not match")
+        self.seal = next_seal(
+            self.seal,
+            epoch=batch["epoch"],
+            first_id=batch["first_id"],
+            last_id=batch["last_id"],
+            row_count=len(events),
+            committed_at_us=batch["committed_at_us"],
+            pages=event_pages(events),
+        )
+        self.require(self.seal == batch["seal"], "the seal does not match")

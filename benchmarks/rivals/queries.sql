@@ -42,10 +42,6 @@ SELECT format(
     'bare_event_' || $1::integer, $1::integer, 'bare_event_' || $1::integer || '_0'
 );
 
--- rows_insert: one order as a row
-INSERT INTO bare_event (chain_id, id, pid, key, event_time_ns, payload)
-VALUES ($1, $2, $3, $4, $5, $6);
-
 -- rows_drop: the statement that removes them
 SELECT format('DROP TABLE IF EXISTS %I', 'bare_event_' || $1::integer);
 

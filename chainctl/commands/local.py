@@ -312,13 +312,13 @@ def bench(
     _require_checkout()
     from benchmarks.host import RESULTS
     from benchmarks.load import Scope
-    from benchmarks.questions import QUICK, known_names
+    from benchmarks.questions import NAMES, QUICK
 
     for name in only:
-        if name not in known_names():
-            known = ", ".join(known_names())
+        if name not in NAMES:
+            known = ", ".join(NAMES)
             raise click.BadParameter(f"{name!r} is none of {known}.", param_hint="'--only'")
-    names = only or (QUICK if quick else known_names())
+    names = only or (QUICK if quick else NAMES)
     scope = Scope(is_quick=quick, is_huge=huge, repeats=repeats or (1 if quick else REPEATS))
     if is_list:
         _list(names, scope)

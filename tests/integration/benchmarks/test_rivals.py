@@ -5,31 +5,22 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from benchmarks import chains, open_load, questions
-from benchmarks.chains import (
-    Site,
-    connected,
-    generate_chain,
-    grow_chain,
-    make_chain,
-    write_log_files,
-)
+from benchmarks.chains import Site, connected, make_chain, write_log_files
 from benchmarks.load import Arm, Load, Scope, Venue
 from benchmarks.open_load import OpenJob, measure_floor, run_open
-from benchmarks.parts.outbox import outbox_cycle, outbox_delayed_check, outbox_sweep
 from benchmarks.processes import End
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import Engine
-from benchmarks.rivals.rival import NAMES, NotWhole, rival_of, stored_rows
+from benchmarks.rivals.rival import NAMES, NotWhole, rival_of
 from benchmarks.running import run_load
 from benchmarks.session import Options, Runner, Step, read_lines
 from benchmarks.spreads import merged
-from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
@@ -39,7 +30,7 @@ from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from local_stack import KafkaServer, PostgresServer
     from tests.secured_kafka import SecuredKafka
@@ -145,12 +136,10 @@ async def test_rival_without_a_receiver_stores_every_order(
     assert "delivered_per_second" not in figures
 
 
-@pytest.mark.parametrize(("with_keys", "with_seal"), [(True, True), (False, False)])
-async def test_engine_with_switches_is_proven_all_the_same(
-    site: Site, with_keys: bool, with_seal: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["client", "random"])
+async def test_engine_with_keys_is_proven_all_the_same(site: Site, kind: str) -> None:
     async with deadline():
-        figures = await run_load(site, small(with_keys=with_keys, with_seal=with_seal))
+        figures = await run_load(site, small(key_window_rows=1_000, key_kind=kind))
     assert figures["delivered_per_second"] > 0
 
 
@@ -169,30 +158,6 @@ async def test_rows_of_the_rival_are_those_of_the_orders(site: Site) -> None:
         rows = await connection.fetch("SELECT * FROM bare_event ORDER BY id")
         assert [Event(*row[1:]) for row in rows] == TWO_ORDERS
     await bare.drop_partition(site, 9)
-
-
-async def test_chain_made_by_the_server_is_whole_in_pages_and_in_rows(site: Site) -> None:
-    chain_id = await generate_chain(site, 1_050, batch_rows=100, page_rows=50)
-    await grow_chain(site, chain_id, 1_050, 1_300, batch_rows=100)
-    await bare.generate_rows(site, chain_id, 1_300)
-    stored = await stored_rows(site.admin, "chain_rows", chain_id)
-    assert stored == 1_300
-    assert await stored_rows(site.admin, "rows_stored", chain_id) == stored
-    async with connected(site.admin) as connection:
-        sizes = await connection.fetch("SELECT cardinality(ids) FROM chain_page ORDER BY last_id")
-        assert [size for (size,) in sizes] == [*[50] * 21, 100, 100, 50]
-        both = "SELECT {} FROM {} WHERE chain_id = $1 ORDER BY id"
-        columns = "id, pid, key, event_time_ns, payload"
-        rows, events = [
-            await connection.fetch(both.format(columns, table), chain_id)
-            for table in ("bare_event", "chain_event")
-        ]
-        assert rows == events
-    async with GapReader(GapReaderConfig(database=site.gap_reader, chain_id=chain_id)) as reader:
-        mark = (await reader.standing(0)).mark
-        assert mark is not None
-        runs = [run async for run in reader.runs(mark, 1_300)]
-    assert [event.id for run in runs for event in run.events] == list(range(1, 1_301))
 
 
 async def test_chain_that_is_grown_before_holds_all_orders(site: Site) -> None:
@@ -232,18 +197,17 @@ def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("how", TAMPERINGS)
-@pytest.mark.parametrize("with_seal", [True, False])
 async def test_run_whose_chain_does_not_verify_has_no_figure(
-    site: Site, tampered: Callable[[str], None], tmp_path: Path, how: str, with_seal: bool
+    site: Site, tampered: Callable[[str], None], tmp_path: Path, how: str
 ) -> None:
     tampered(TAMPERINGS[how])
-    load = small(stage="persist", with_seal=with_seal)
-    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["switches"])
+    load = small(stage="persist")
+    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["keys"])
     runner.plan()
-    step = Step("switches", Arm(name="tampered", load=load, seconds=1), 0)
+    step = Step("keys", Arm(name="tampered", load=load, seconds=1), 0)
     async with deadline():
         outcome = await runner.run([step], site, lambda _: None)
-    (line,) = read_lines(tmp_path / "switches.jsonl")
+    (line,) = read_lines(tmp_path / "keys.jsonl")
     assert outcome.failed == [line]
     assert line.figures is None
     assert line.failure
@@ -261,8 +225,8 @@ async def test_proof_of_a_chain_with_other_orders_than_were_sent_is_refused(site
 def two_arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
     """Makes a question small: two real arms, which take a second each."""
     arms = [Arm(name=name, load=small(stage="persist"), seconds=1) for name in ("first", "second")]
-    asked = msgspec.structs.replace(questions.question_of("switches"), arms=lambda _: arms)
-    monkeypatch.setitem(questions.QUESTIONS, "switches", asked)
+    asked = msgspec.structs.replace(questions.question_of("keys"), arms=lambda _: arms)
+    monkeypatch.setitem(questions.QUESTIONS, "keys", asked)
     return arms
 
 
@@ -270,7 +234,7 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
     site: Site, two_arms: list[Arm], tmp_path: Path
 ) -> None:
     options = Options(scope=Scope(repeats=2), folder=tmp_path)
-    runner = Runner(options, ["switches"])
+    runner = Runner(options, ["keys"])
     plan = runner.plan()
     assert len(plan) == 4
     third = asyncio.Event()
@@ -282,16 +246,16 @@ async def test_run_that_was_interrupted_goes_on_where_it_was(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    before = read_lines(tmp_path / "switches.jsonl")
+    before = read_lines(tmp_path / "keys.jsonl")
     assert [(line.arm, line.repeat) for line in before] == [("first", 0), ("second", 0)]
 
-    again = Runner(Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["switches"])
+    again = Runner(Options(scope=Scope(repeats=2), folder=tmp_path, resumes=True), ["keys"])
     left = again.plan()
     assert [(step.arm.name, step.repeat) for step in left] == [("first", 1), ("second", 1)]
     async with deadline():
         outcome = await again.run(left, site, lambda _: None)
     assert (outcome.done, outcome.left, outcome.failed) == (2, 0, [])
-    after = read_lines(tmp_path / "switches.jsonl")
+    after = read_lines(tmp_path / "keys.jsonl")
     assert after[:2] == before
     assert all(line.figures for line in after)
 
@@ -300,10 +264,10 @@ async def test_run_with_too_few_minutes_leaves_arms_for_the_next(
     site: Site, two_arms: list[Arm], tmp_path: Path
 ) -> None:
     options = Options(scope=Scope(repeats=2), folder=tmp_path, minutes=0.001)
-    runner = Runner(options, ["switches"])
+    runner = Runner(options, ["keys"])
     outcome = await runner.run(runner.plan(), site, lambda _: None)
     assert (outcome.done, outcome.left) == (0, 4)
-    assert read_lines(tmp_path / "switches.jsonl") == []
+    assert read_lines(tmp_path / "keys.jsonl") == []
 
 
 async def test_rival_that_cannot_run_here_is_skipped_with_a_reason(
@@ -361,20 +325,6 @@ async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> No
         assert (await connection.fetchrow(look))[0] <= files
 
 
-async def test_load_begins_when_what_it_waits_for_has_come(site: Site) -> None:
-    rows_at_begin: list[int] = []
-
-    async def note() -> None:
-        async with connected(site.admin) as connection:
-            rows_at_begin.append(await connection.fetchval("SELECT count(*) FROM chain_event"))
-
-    load = small()
-    async with deadline():
-        figures = await run_load(site, load, before=note)
-    assert rows_at_begin == [load.untimed_orders]
-    assert figures["orders"] == load.orders
-
-
 async def test_floor_holds_every_call_both_ways(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,17 +346,30 @@ async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None
         assert await make_chain(site)
 
 
+def small_arm(question: str, name: str, settings: dict[str, Any]) -> Arm:
+    (arm,) = [arm for arm in questions.question_of(question).arms(Scope()) if arm.name == name]
+    return msgspec.structs.replace(arm, settings={**arm.settings, **settings})
+
+
 @pytest.mark.parametrize(
-    ("program", "options"),
+    ("question", "name", "settings"),
     [
-        (outbox_cycle, {"messages": 500, "rows": 5}),
-        (outbox_sweep, {"finished": 500}),
-        (outbox_delayed_check, {"messages": 500}),
+        ("fill", "100 orders", {"count": 2, "chain_rows": 20_000}),
+        ("fill", "10,000 of 100,000 rows, warm", {"count": 1, "chain_rows": 20_000}),
+        ("outbox", "row by row", {"messages": 5}),
+        ("outbox", "woken", {"messages": 500}),
+        ("outbox", "mode 5", {"messages": 500}),
+        ("outbox", "handed over, delay", {"seconds": 1, "rate": 50}),
+        ("spark", "Parquet, rows without payloads", {"rows": 20_000}),
+        ("spark", "two executors, 10^7 rows", {"rows": 20_000}),
+        ("spark", "database", {"rows": 20_000}),
     ],
-    ids=lambda given: getattr(given, "__name__", ""),
 )
-async def test_program_of_the_outbox_runs_over_the_tables_that_are_shipped(
-    site: Site, program: Callable[..., Awaitable[dict[str, object]]], options: dict[str, int]
+async def test_arm_that_is_no_load_has_figures(
+    site: Site, question: str, name: str, settings: dict[str, Any]
 ) -> None:
+    arm = small_arm(question, name, settings)
     async with deadline():
-        assert await program(site, repeats=1, **options)
+        figures = await questions.question_of(question).run(site, arm, [])
+    assert figures
+    assert all(figure > 0 for name, figure in figures.items() if name.endswith("seconds"))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from benchmarks.load import Load, order_batches
+from benchmarks.load import KeyKind, Load, order_batches
 from benchmarks.rivals.rival import NotWhole, Tally, bodies, decode_body, digest_of, linked
 
 
@@ -16,6 +18,14 @@ def test_orders_of_one_seed_are_the_same_for_every_arm() -> None:
     assert len({order.key for order in orders}) == 1_000
     assert len({order.payload for order in orders}) == 1_000
     assert all(len(order.payload) == 64 and order.payload.isascii() for order in orders)
+
+
+@pytest.mark.parametrize("kind", get_args(KeyKind))
+def test_keys_of_a_kind_are_all_different_and_the_same_again(kind: KeyKind) -> None:
+    load = Load(rival="engine", orders=1_000, key_kind=kind)
+    keys = [order.key for batch in load.batches(1_000) for order in batch]
+    assert len(set(keys)) == 1_000
+    assert keys == [order.key for batch in load.batches(1_000) for order in batch]
 
 
 def test_tally_with_an_order_that_does_not_follow_refuses_it() -> None:

@@ -1,4 +1,8 @@
-"""What the verifier's check costs, over Parquet and over a database, and how it grows."""
+"""What does the verifier's check cost beside a scan, and beside what one would write instead?
+
+Over Parquet, over two lengths of it in executors whose memory is bounded, and over a database. Each
+repeat is a driver of its own, whose ways of looking at the rows are timed once they are warm.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,11 +23,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from benchmarks.chains import SQL, Site, connected, generate_chain
-from benchmarks.processes import RunFailed, call, resident_mib, serve
-from benchmarks.spreads import interleave, ratio, spread, spreads
+from benchmarks.chains import SQL, Site, connected
+from benchmarks.load import Figures  # noqa: TC001 - `serve` looks it up
+from benchmarks.processes import RunFailed, call, serve
+from benchmarks.rivals.engine import filled_chain
 from chain_verifier.config import (
-    FETCH_PAGES,
     FETCH_ROWS,
     DatabaseSource,
     ParquetSource,
@@ -39,7 +43,27 @@ from chain_verifier.spark.verify import verify
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from benchmarks.load import Figures
+    from benchmarks.load import Arm
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of the Parquet files, which goes with this process."""
+    return tempfile.TemporaryDirectory(prefix="orderchain-bench-")
+
+
+async def run(site: Site, arm: Arm) -> Figures:
+    """Run one repeat over rows that are made once. Raises RunFailed where they do not verify."""
+    way, rows = str(arm.settings["way"]), int(arm.settings["rows"])
+    if way == "database":
+        chain_id = await filled_chain(site, rows)
+        end = call(over_database, keeps_errors=False, site=site, chain_id=chain_id, rows=rows)
+    else:
+        path = write_rows(Path(_folder().name), rows, is_wide=way == "wide")
+        function = in_executors if way == "executors" else over_parquet
+        end = call(function, keeps_errors=False, path=str(path), rows=rows)
+    async with end as driver:
+        return await driver.result()
 
 
 @contextmanager
@@ -54,17 +78,20 @@ def _spark(
         yield session
 
 
-async def _seconds_of(work: Callable[[], Awaitable[None]]) -> float:
-    began = time.perf_counter()
-    await work()
-    return time.perf_counter() - began
-
-
 async def _timed(
-    works: Mapping[str, Callable[[], Awaitable[None]]], repeats: int, *warm: str
-) -> dict[str, list[float]]:
-    arms = {name: partial(_seconds_of, work) for name, work in works.items()}
-    return await interleave(arms, repeats, warm)
+    ways: Mapping[str, Callable[[], Awaitable[None]]], base: str, *warm: str
+) -> Figures:
+    """Return the seconds of each way, and their ratio to those of `base`; `warm` go first."""
+    for name in warm:
+        await ways[name]()
+    seconds: dict[str, float] = {}
+    for name, way in ways.items():
+        began = time.perf_counter()
+        await way()
+        seconds[name] = time.perf_counter() - began
+    return {f"{name}_seconds": value for name, value in seconds.items()} | {
+        f"{name}_to_{base}": value / seconds[base] for name, value in seconds.items()
+    }
 
 
 def _require(found: object, expected: object) -> None:
@@ -104,13 +131,15 @@ def _head_of(rows: int) -> int:
 
 
 def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
-    """Write a chain of `rows` rows.
+    """Write a chain of `rows` rows, unless it is there.
 
     Narrow rows have one and the same key, time and payload (none), so that reading them is as
     cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
     random payloads.
     """
     path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
+    if path.exists():
+        return path
     path.mkdir()
     random = np.random.default_rng(1)
     for first in range(0, rows, _FILE_ROWS):
@@ -143,7 +172,7 @@ def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # 
     return pa.table([chains, ids, pids, keys, times, payloads], schema=_SCHEMA)
 
 
-# -- spark_check: what does the check cost beside a scan, and beside what one would write instead? -
+# -- over Parquet ----------------------------------------------------------------------------------
 
 _RIVAL_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "true",
@@ -152,37 +181,17 @@ _RIVAL_SETTINGS: Final = {
 _WARM: Final = ("scan", "check")
 
 
-async def spark_check(*, repeats: int, rows: int, wide_rows: int) -> Figures:
-    """Run every arm over narrow rows, scan and check over wide ones."""
-    with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
-        narrow = write_rows(Path(folder), rows)
-        wide = write_rows(Path(folder), wide_rows, is_wide=True)
-        with _spark({}) as spark:
-            figures = await _timed(_Parquet(spark, narrow, rows).arms(), repeats, *_WARM)
-            wides = _Parquet(spark, wide, wide_rows).arms(*_WARM)
-            wide_figures = await _timed(wides, 2 * repeats, *_WARM)
-    return {
-        "narrow": _with_rates(figures, rows, "to_scan", lambda name: (name, "scan")),
-        "rivals_to_check": {name: ratio(figures, name, "check") for name in ("lag", "anti_join")},
-        "wide": _with_rates(wide_figures, wide_rows, "to_scan", lambda name: (name, "scan")),
-    }
+async def over_parquet(path: str, rows: int) -> Figures:
+    """Scan and check; where rows have no payloads also what one would write instead of the check.
 
-
-def _with_rates(
-    figures: Mapping[str, list[float]],
-    rows: int,
-    title: str,
-    pair: Callable[[str], tuple[str, str]],
-) -> Figures:
-    """Return every arm's spread, its rate, and the ratio of the `pair` of arms for its name."""
-    return {
-        name: {
-            "seconds": spread(values),
-            "rows_per_second": spread([rows / seconds for seconds in values]),
-            title: ratio(figures, *pair(name)),
-        }
-        for name, values in figures.items()
-    }
+    The rivals see nothing of payloads.
+    """
+    with _spark({}) as spark:
+        its = _Parquet(spark, Path(path), rows)
+        ways = {"scan": its.scan, "check": its.check}
+        if Path(path).name.startswith("narrow"):
+            ways |= {"lag": its.lag, "anti_join": its.anti_join}
+        return await _timed(ways, "scan", *_WARM)
 
 
 @dataclass
@@ -192,11 +201,6 @@ class _Parquet:
     spark: SparkSession
     path: Path
     rows: int
-
-    def arms(self, *names: str) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {
-            name: getattr(self, name) for name in names or ("scan", "check", "lag", "anti_join")
-        }
 
     def _frame(self) -> DataFrame:
         return self.spark.read.parquet(str(self.path))
@@ -241,10 +245,7 @@ class _Parquet:
             conf.set(name, value)
 
 
-# -- spark_scale: does the check grow with the chain as a scan does, and does its memory stay? -----
-
-_CHECKS: Final = 2
-"""Checks in one driver: the first one is warm-up, the last one is the figure."""
+# -- in two executors: does the check grow as a scan does, and does its memory stay? ---------------
 
 _EXECUTORS: Final = "local-cluster[2,1,2048]"
 _SETTINGS: Final = {
@@ -260,54 +261,18 @@ _SETTINGS: Final = {
 _MIB: Final = 2**20
 
 
-async def spark_scale(*, repeats: int, short: int, long: int) -> Figures:
-    """Run the lengths by turns, and return the spread of every figure."""
-    with tempfile.TemporaryDirectory(prefix="orderchain-bench-") as folder:
-        arms = {
-            str(rows): partial(_in_a_driver, write_rows(Path(folder), rows), rows)
-            for rows in (short, long)
-        }
-        found = await interleave(arms, repeats, ())
-    by_rows = {rows: spreads(lines) for rows, lines in found.items()}
-    names = list(by_rows[str(short)])
-    pairs = list(zip(found[str(long)], found[str(short)], strict=True))
-    return {
-        "executors": "2 of 1 core and 2 GB",
-        "figures": {
-            name: {rows: figures[name] for rows, figures in by_rows.items()} for name in names
-        },
-        "long_to_short": {
-            name: spread([one[name] / other[name] for one, other in pairs])
-            for name in names
-            if name != "spilled_bytes"
-        },
-    }
-
-
-async def _in_a_driver(path: Path, rows: int) -> dict[str, float]:
+async def in_executors(path: str, rows: int) -> Figures:
+    """Scan and check in executors of one core and 2 GB; also what was spilled, and their heaps."""
     with tempfile.TemporaryDirectory(prefix="orderchain-events-") as folder:
         log = Path(folder) / "log"
         log.mkdir()
         # Otherwise the executors keep their files in the folder of Spark itself.
-        work = {"SPARK_WORKER_DIR": f"{folder}/work"}
-        given = {"path": str(path), "rows": rows, "log": str(log)}
-        async with call(drive, keeps_errors=False, environment=work, **given) as driver:
-            return await driver.result()
-
-
-async def drive(path: str, rows: int, log: str) -> dict[str, float]:
-    """Check `rows` rows in a driver of their own, and return seconds and memory."""
-    settings = _SETTINGS | {"spark.eventLog.dir": Path(log).as_uri()}
-    with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
-        ways = _Parquet(spark, Path(path), rows)
-        seconds = [await _seconds_of(ways.check) for _ in range(_CHECKS)]
-        scans = [await _seconds_of(ways.scan) for _ in range(_CHECKS)]
-        java: Any = spark.sparkContext._gateway
-        memory = {
-            "driver_python_peak_mib": resident_mib(),
-            "driver_java_peak_mib": resident_mib(process_id=java.proc.pid),
-        }
-    return {"seconds": seconds[-1], "scan_seconds": scans[-1], **memory, **_of_log(Path(log))}
+        os.environ["SPARK_WORKER_DIR"] = f"{folder}/work"
+        settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
+        with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
+            its = _Parquet(spark, Path(path), rows)
+            found = await _timed({"scan": its.scan, "check": its.check}, "scan", *_WARM)
+        return {**found, **_of_log(log)}
 
 
 def _of_log(folder: Path) -> dict[str, float]:
@@ -329,17 +294,15 @@ def _of_log(folder: Path) -> dict[str, float]:
     return {"spilled_bytes": spilled, **peaks}
 
 
-# -- spark_jdbc: does the check of a database keep the reading side busy? --------------------------
+# -- over a database: does the check keep the reading side busy? -----------------------------------
 
 
-async def spark_jdbc(site: Site, *, repeats: int, rows: int) -> Figures:
-    """Read one chain in every way."""
-    chain_id = await generate_chain(site, rows)
+async def over_database(site: Site, chain_id: int, rows: int) -> Figures:
+    """Read the same rows of one chain in every way; PostgreSQL answers on the cores of Spark."""
     with _spark({}) as spark:
-        arms = _Database(spark, site, chain_id, rows).arms()
-        figures = await _timed(arms, repeats, "bare", "check")
-    found = _with_rates(figures, rows, "rate_to_bare", lambda name: ("bare", name))
-    return {"payload_bytes": 100, "arms": found}
+        its = _Database(spark, site, chain_id, rows)
+        ways = {"bare": its.bare, "check": its.check, "local": its.local, "lag": its.lag}
+        return await _timed(ways, "bare", "bare", "check")
 
 
 @dataclass
@@ -355,48 +318,34 @@ class _Database:
         self._source = DatabaseSource(database=self.site.auditor)
         self._request = VerifyRequest(chain_id=self.chain_id, sources=(self._source,))
 
-    def arms(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {
-            "bare": self._bare,
-            "arrays": self._arrays,
-            "check": self._check,
-            "local": self._local,
-            "lag": partial(self._ask, "lag", 0),
-            "aggregate": partial(self._ask, "aggregate", self.rows),
-        }
-
-    async def _bare(self) -> None:
+    async def bare(self) -> None:
         """Count and sum in Spark the rows that JDBC brings."""
-        joined = "CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)"
-        self._count(self._read("id, pid", joined))
+        row = self._read().agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
+        _require(row[0], self.rows)
 
-    async def _arrays(self) -> None:
-        """Count and sum in Spark what is in the arrays that JDBC brings."""
-        found = F.explode(F.arrays_zip("ids", "pids")).alias("row")
-        self._count(self._read("ids, pids").select(found).selectExpr("row.ids id", "row.pids pid"))
-
-    async def _check(self) -> None:
+    async def check(self) -> None:
+        """Verify, as `chainctl verify --source database` does."""
         _require_whole(verify(self._request, session=self.spark), self.rows)
 
-    async def _local(self) -> None:
-        # It has an event loop of its own.
+    async def local(self) -> None:
+        """Verify without Spark, which has an event loop of its own."""
         _require_whole(await asyncio.to_thread(verify_locally, self._request), self.rows)
 
-    async def _ask(self, name: str, expected: int) -> None:
+    async def lag(self) -> None:
+        """Ask PostgreSQL itself."""
         async with connected(self.site.auditor) as connection:
-            found = await connection.fetchval(SQL[name], self.chain_id, timeout=600)
-        _require(found, expected)
+            _require(await connection.fetchval(SQL["lag"], self.chain_id, timeout=600), 0)
 
-    def _read(self, columns: str, joined: str = "") -> DataFrame:
+    def _read(self) -> DataFrame:
         """Read pages in as many partitions as the check has."""
         table = DatabaseTable(self.spark, self._source, self.chain_id)
         address = chain_address(self._source)
         # By the end of its page, which is in the index: a part could not be read from the view.
         query = f"""(
-            SELECT page.last_id, {columns} FROM chain_page AS page {joined}
+            SELECT page.last_id, row.id, row.pid
+            FROM chain_page AS page CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)
             WHERE page.chain_id = {self.chain_id}
-        ) AS bare"""  # noqa: S608 - a number and names of ours
-        fetched = FETCH_ROWS if joined else FETCH_PAGES
+        ) AS bare"""  # noqa: S608 - a number of ours
         return self.spark.read.jdbc(
             address.url,
             query,
@@ -404,13 +353,9 @@ class _Database:
             lowerBound=1,
             upperBound=self.rows + 1,
             numPartitions=table.rows.rdd.getNumPartitions(),
-            properties={**address.properties, "fetchsize": str(fetched)},
+            properties={**address.properties, "fetchsize": str(FETCH_ROWS)},
         )
-
-    def _count(self, rows: DataFrame) -> None:
-        found = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
-        _require(found[0], self.rows)
 
 
 if __name__ == "__main__":
-    serve(drive)
+    serve(over_parquet, in_executors, over_database)
