@@ -155,7 +155,7 @@ async def run_open(site: Site, job: OpenJob) -> dict[str, Any]:
                 received = await receiver.result()
                 used = (await ServerLoad.now(site)).since(servers)
                 # The content is compared too: the schedule's times are those of the orders.
-                stored = await prove(site.auditor, chain_id, job.load, orders)
+                stored = await prove(site.gap_reader, chain_id, job.load, orders)
     finally:
         await empty_chain(site, chain_id)
     samples, start_ns = received["samples"], scheduled["start_ns"]

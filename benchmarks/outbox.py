@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, structs
@@ -24,16 +22,11 @@ from benchmarks.processes import End, RunFailed, call, freeze, say, serve
 from benchmarks.spreads import histogram_of
 from chainctl.schema.parts import PARTS
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.http_server import HttpLimits, HttpServer
 from orderchain.clients.kafka import make_admin, make_consumer, make_producer, started
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.topics import create_topic
 from orderchain.monitoring import calm_collector
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
-from outbox.callback.callback_service import CallbackIntake, CallbackService
-from outbox.callback.calls import HttpSenderCalls, sender_app
-from outbox.callback.checked_sender import CheckedSender
-from outbox.callback.config import CallbackConfig, CheckedConfig
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
 from outbox.records import common_headers, read_headers, record_headers
@@ -50,17 +43,12 @@ if TYPE_CHECKING:
 BASE: Final = "row by row"
 _MESSAGES: Final = 100_000
 _BASE_MESSAGES: Final = 1_500
-_MODE_5_MESSAGES: Final = 60_000
 _DELAYED_PER_SECOND: Final = 1_000
 _DELAY_SECONDS: Final = 6
 _OVERHEAD_SECONDS: Final = 4.0
 
-_CYCLES: Final[dict[str, dict[str, Any]]] = {
-    "batched": {},
-    "woken": {"hands_over": False},
-    "every ack written": {"ack_linger_seconds": 0.0},
-}
-"""How the messages of a cycle go through the engine."""
+_CYCLES: Final = {"batched": True, "woken": False}
+"""Whether the messages of a cycle are handed over to the relay, or it hears of them."""
 
 _DELAYS: Final = {
     "handed over, delay": (True, 1),
@@ -74,15 +62,18 @@ _DELAYS: Final = {
 def arms(scope: Scope) -> list[Arm]:
     """Return full cycles, the common way first, then delays under a steady load."""
     share = 10 if scope.is_quick else 1
-    counts = {BASE: _BASE_MESSAGES, **dict.fromkeys(_CYCLES, _MESSAGES), "mode 5": _MODE_5_MESSAGES}
-    cycles = [
+    counts = {BASE: _BASE_MESSAGES, **dict.fromkeys(_CYCLES, _MESSAGES)}
+    seconds = max(1, _DELAY_SECONDS // share)
+    return [
         Arm(name=name, settings={"messages": count // share}, seconds=_OVERHEAD_SECONDS + 5.0)
         for name, count in counts.items()
-    ]
-    seconds = max(1, _DELAY_SECONDS // share)
-    delays = {"seconds": seconds, "rate": _DELAYED_PER_SECOND}
-    return cycles + [
-        Arm(name=name, settings={**delays}, seconds=_OVERHEAD_SECONDS + seconds) for name in _DELAYS
+    ] + [
+        Arm(
+            name=name,
+            settings={"seconds": seconds, "rate": _DELAYED_PER_SECOND},
+            seconds=_OVERHEAD_SECONDS + seconds,
+        )
+        for name in _DELAYS
     ]
 
 
@@ -95,12 +86,9 @@ async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
             return await delays(site, place, seconds, rate, *_DELAYS[arm.name])
         count = int(arm.settings["messages"])
         if arm.name == BASE:
-            reached = await _row_by_row(place, count)
-        elif arm.name in _CYCLES:
-            reached = await cycle(place, count, **_CYCLES[arm.name])
-        else:
-            reached = await _mode_5(site, place, count)
-    return {"messages_per_second": reached}
+            return {"messages_per_second": await _row_by_row(place, count)}
+        reached = await _cycle(place, count, hands_over=_CYCLES[arm.name])
+        return {"messages_per_second": reached}
 
 
 # -- tables and topics of a run --------------------------------------------------------------------
@@ -127,41 +115,28 @@ class Outbox(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def database_of(site: Site, name: str, *parts: str) -> AsyncIterator[DatabaseConfig]:
-    """Make a database with parts of the outbox's schema, for as long as it is used.
+async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
+    """Make a database with the tables of both sides, empty, and topics, for as long as it is used.
 
     It is removed after that: what one arm has left must not cost the next one anything.
     """
+    name = f"outbox_{secrets.token_hex(6)}"
+    # A consumer's name of its own: else its group would wait until the one before is given up.
+    destination = Destination(name="bench", topic=name, consumers=(name,))
+    database = structs.replace(site.admin, dbname=name)
     async with connected(site.admin) as admin:
         await admin.execute(f"CREATE DATABASE {name}")
-        database = structs.replace(site.admin, dbname=name)
-        async with connected(database) as connection:
-            for part in parts:
-                async with connection.transaction():
-                    await connection.execute(PARTS[part].text())
-    yield database
+    async with connected(database) as connection:
+        for part in ("outbox", "inbox"):
+            async with connection.transaction():
+                await connection.execute(PARTS[part].text())
+        await save_destinations(connection, [destination])
+    async with started(make_admin(site.kafka, "benchmark")) as admin:
+        for topic in (destination.topic, destination.confirm_topic):
+            await create_topic(admin, site.kafka, topic, partitions=1)
+    yield Outbox(database, site.kafka, destination)
     async with connected(site.admin) as admin:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-async def make_topics(kafka: KafkaConfig, *topics: str) -> None:
-    """Make topics of one partition."""
-    async with started(make_admin(kafka, "benchmark")) as admin:
-        for name in topics:
-            await create_topic(admin, kafka, name, partitions=1)
-
-
-@asynccontextmanager
-async def outbox_of(site: Site) -> AsyncIterator[Outbox]:
-    """Make a database with the tables of both sides, empty, and topics."""
-    name = f"outbox_{secrets.token_hex(6)}"
-    async with database_of(site, name, "outbox", "inbox") as database:
-        # A consumer's name of its own: else its group would wait until the one before is given up.
-        destination = Destination(name="bench", topic=name, consumers=(name,))
-        async with connected(database) as connection:
-            await save_destinations(connection, [destination])
-        await make_topics(site.kafka, destination.topic, destination.confirm_topic)
-        yield Outbox(database, site.kafka, destination)
 
 
 @asynccontextmanager
@@ -183,15 +158,7 @@ def messages(payloads: Iterable[bytes]) -> list[Message]:
     return [Message(each, "bench", payload) for each, payload in zip(ids, kept, strict=True)]
 
 
-async def store_all(business: Connection, count: int, to: Relay | CheckedSender | None) -> None:
-    """Store messages, many per transaction; with `to`, hand them over to it."""
-    for _ in range(0, count, _TRANSACTION_ROWS):
-        await store(business, messages([PAYLOAD] * _TRANSACTION_ROWS), to)
-
-
-async def store(
-    business: Connection, rows: Sequence[Message], to: Relay | CheckedSender | None
-) -> None:
+async def store(business: Connection, rows: Sequence[Message], to: Relay | None) -> None:
     """Store messages in one transaction; with `to`, hand them over to it."""
     if to is None:
         async with business.transaction():
@@ -201,7 +168,7 @@ async def store(
             await transaction.add_many(rows)
 
 
-async def first_message(to: Relay | CheckedSender, business: Connection) -> None:
+async def first_message(to: Relay, business: Connection) -> None:
     """Return once a message has come full circle: then everybody has joined and is warm."""
     async with to.transaction(business) as transaction:
         await transaction.add("bench", PAYLOAD)
@@ -218,34 +185,23 @@ async def until(counted: Callable[[], int], count: int) -> None:
 # -- full cycles: messages a second, from the first stored until the last is consumed ------------
 
 
-async def cycle(
-    place: Outbox,
-    count: int,
-    *,
-    hands_over: bool = True,
-    **settings: Any,  # noqa: ANN401 - of the relay
-) -> float:
+async def _cycle(place: Outbox, count: int, *, hands_over: bool) -> float:
     """Return messages per second of the engine through the tables and topics of `place`."""
     async with (
         connected(place.database) as business,
         consuming(place, batched),
-        Relay(place.relay_config(**settings)) as relay,
+        Relay(place.relay_config()) as relay,
     ):
-        rate = await rate_through(relay, business, count, hands_over=hands_over)
+        await first_message(relay, business)
+        began = time.perf_counter()
+        for _ in range(0, count, _TRANSACTION_ROWS):
+            rows = messages([PAYLOAD] * _TRANSACTION_ROWS)
+            await store(business, rows, relay if hands_over else None)
+        await until(lambda: relay.stats().consumed, 1 + count)
+        seconds = time.perf_counter() - began
         if relay.stats().abnormal or relay.stats().unknown:
             raise RunFailed(f"the run was not clean: {relay.stats()}")
-    return rate
-
-
-async def rate_through(
-    sender: Relay | CheckedSender, business: Connection, count: int, *, hands_over: bool = True
-) -> float:
-    """Return messages per second, from the first one stored until the last one is consumed."""
-    await first_message(sender, business)
-    began = time.perf_counter()
-    await store_all(business, count, sender if hands_over else None)
-    await until(lambda: sender.stats().consumed, 1 + count)
-    return count / (time.perf_counter() - began)
+    return count / seconds
 
 
 async def _row_by_row(place: Outbox, count: int) -> float:
@@ -300,68 +256,6 @@ async def _row_by_row(place: Outbox, count: int) -> float:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
     return count / seconds
-
-
-# -- mode 5: a sender that leaves confirms to a callback service -----------------------------------
-
-_TOKEN: Final = "of-the-benchmark"  # noqa: S105 - of a server that lives for seconds
-
-_PAUSE_SECONDS: Final = 0.1
-"""How long a confirm may wait for others in the callback service, and how often that looks."""
-
-
-async def _mode_5(site: Site, place: Outbox, count: int) -> float:
-    async with AsyncExitStack() as stack:
-        topic = place.destination.topic
-        checks = f"{topic}.checks"
-        await make_topics(place.kafka, checks)
-        callback_store = await stack.enter_async_context(
-            database_of(site, f"{topic}_callback", "callback")
-        )
-        check = CheckedConfig(sender="bench", check_topic=checks)
-        sender = CheckedSender(place.relay_config(), check)
-        callback = CallbackConfig(
-            database=callback_store,
-            kafka=place.kafka,
-            check_topic=checks,
-            confirm_topics=(place.destination.confirm_topic,),
-            name=f"{topic}.callback",
-            return_seconds=_PAUSE_SECONDS,
-            round_seconds=_PAUSE_SECONDS,
-        )
-        async with (
-            connected(place.database) as business,
-            consuming(place, batched),
-            sender,
-            _served(sender) as url,
-            call(serving, keeps_errors=False, config=callback, url=url) as service,
-        ):
-            await service.expect(b"ready")
-            rate = await rate_through(sender, business, count)
-            if sender.stats().resent or sender.stats().dropped or sender.stats().unknown:
-                raise RunFailed(f"the run was not clean: {sender.stats()}")
-    return rate
-
-
-@asynccontextmanager
-async def _served(sender: CheckedSender) -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        app = sender_app(sender, _TOKEN)
-        server = HttpServer(app, HttpLimits(connections_max=100))
-        serving = asyncio.create_task(server.serve(listening))
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.stop()
-        await serving
-
-
-async def serving(config: CallbackConfig, url: str) -> None:
-    """Be the callback service of mode 5: take records in, and return confirms."""
-    calm_collector()
-    sender: Any = SimpleNamespace(callback_url=url, call_token=_TOKEN)
-    service = CallbackService(config, HttpSenderCalls(lambda _: sender, config.call_seconds))
-    await service.check()
-    say(b"ready")
-    await asyncio.gather(CallbackIntake(config, service).run(), service.run())
 
 
 # -- delays: from a commit to the handler, under an open load --------------------------------------
@@ -478,4 +372,4 @@ async def row_by_row(place: Outbox) -> None:
 
 
 if __name__ == "__main__":
-    serve(batched, row_by_row, serving)
+    serve(batched, row_by_row)

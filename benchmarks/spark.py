@@ -15,11 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -59,9 +56,13 @@ async def run(site: Site, arm: Arm) -> Figures:
         chain_id = await filled_chain(site, rows)
         end = call(over_database, keeps_errors=False, site=site, chain_id=chain_id, rows=rows)
     else:
-        path = write_rows(Path(_folder().name), rows, is_wide=way == "wide")
+        is_wide = way == "wide"
+        path = f"{_folder().name}/{'wide' if is_wide else 'narrow'}-{rows}"
+        if not Path(path).exists():  # noqa: ASYNC240 - once
+            async with call(write_rows, path=path, rows=rows, is_wide=is_wide) as writer:
+                await writer.result()
         function = in_executors if way == "executors" else over_parquet
-        end = call(function, keeps_errors=False, path=str(path), rows=rows)
+        end = call(function, keeps_errors=False, path=path, rows=rows)
     async with end as driver:
         return await driver.result()
 
@@ -103,73 +104,42 @@ def _require_whole(report: Report, rows: int) -> None:
     _require((report.verdict, report.sources[0].rows), (Verdict.COMPLETE, rows))
 
 
-# -- rows of a chain as Parquet, written straight from arrays --------------------------------------
+# -- rows of a chain as Parquet --------------------------------------------------------------------
 
 CHAIN_ID: Final = 1
-_GROUP_ROWS: Final = 1_000_000
 _FILE_ROWS: Final = 5_000_000
-_SKIP_EVERY: Final = 1_000
-_SKIP: Final = 7
+_ID: Final = "id + 1 + id div 1000 * 7"
 """Ids skip a few numbers after every batch, as they do where partitions and terms change."""
-
-WIDE_PAYLOAD_BYTES: Final = 100
-_TYPES: Final = {
-    "chain_id": pa.int32(), "id": pa.int64(), "pid": pa.int64(), "key": pa.string(),
-    "event_time_ns": pa.int64(), "payload": pa.binary(),
-}  # fmt: skip
-_SCHEMA: Final = pa.schema(list(_TYPES.items()))
-
-
-def _ids_between(first: int, end: int) -> Any:  # noqa: ANN401 - numpy's own
-    """Return the ids of the rows number `first` (from 0) up to, not including, number `end`."""
-    numbers = np.arange(first, end, dtype=np.int64)
-    return numbers + 1 + numbers // _SKIP_EVERY * _SKIP
+_BEFORE: Final = "if(id = 0, 0, id + (id - 1) div 1000 * 7)"
+_NARROW: Final = ("'k'", "1700000000000000000", "binary('')")
+_WIDE: Final = (
+    "concat('client-', id % 64, '#', id)",
+    "1700000000000000000 + id * 1000",
+    "unhex(substr(concat(sha2(string(id), 512), sha2(string(-id), 512)), 1, 200))",
+)
+"""Key, time and payload of a row by its number."""
 
 
 def _head_of(rows: int) -> int:
-    return int(_ids_between(rows - 1, rows)[0])
+    return rows + (rows - 1) // 1_000 * 7
 
 
-def write_rows(folder: Path, rows: int, *, is_wide: bool = False) -> Path:
-    """Write a chain of `rows` rows, unless it is there.
+async def write_rows(path: str, rows: int, is_wide: bool) -> Figures:
+    """Write a chain of `rows` rows.
 
     Narrow rows have one and the same key, time and payload (none), so that reading them is as
     cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
-    random payloads.
+    payloads of 100 bytes that cannot be compressed.
     """
-    path = folder / f"{'wide' if is_wide else 'narrow'}-{rows}"
-    if path.exists():
-        return path
-    path.mkdir()
-    random = np.random.default_rng(1)
-    for first in range(0, rows, _FILE_ROWS):
-        end = min(first + _FILE_ROWS, rows)
-        file = path / f"rows-{first:012d}.parquet"
-        with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-            for begin in range(first, end, _GROUP_ROWS):
-                group = _group(begin, min(begin + _GROUP_ROWS, end), random, is_wide=is_wide)
-                writer.write_table(group, row_group_size=_GROUP_ROWS)
-    return path
-
-
-def _group(first: int, end: int, random: Any, *, is_wide: bool) -> pa.Table:  # noqa: ANN401
-    count = end - first
-    ids, pids = _ids_between(first, end), _ids_between(first - 1, end - 1)
-    if first == 0:
-        pids[0] = 0
-    times = 1_700_000_000_000_000_000 + np.arange(first, end) * 1_000
-    if is_wide:
-        keys = pa.array([f"client-{number % 64}#{number}" for number in range(first, end)])
-        blob = random.bytes(count * WIDE_PAYLOAD_BYTES)
-        offsets = np.arange(count + 1, dtype=np.int32) * WIDE_PAYLOAD_BYTES
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
-        payloads = pa.Array.from_buffers(pa.binary(), count, buffers)
-    else:
-        keys = pa.repeat(pa.scalar("k"), count)
-        payloads = pa.repeat(pa.scalar(b"", pa.binary()), count)
-        times[:] = times[0]
-    chains = np.full(count, CHAIN_ID, dtype=np.int32)
-    return pa.table([chains, ids, pids, keys, times, payloads], schema=_SCHEMA)
+    key, time_ns, payload = _WIDE if is_wide else _NARROW
+    columns = (
+        f"{CHAIN_ID} AS chain_id", f"{_ID} AS id", f"{_BEFORE} AS pid", f"{key} AS key",
+        f"{time_ns} AS event_time_ns", f"{payload} AS payload",
+    )  # fmt: skip
+    with _spark({}) as spark:
+        numbered = spark.range(0, rows, 1, max(1, rows // _FILE_ROWS))
+        numbered.selectExpr(*columns).write.parquet(path, compression="zstd")
+    return {}
 
 
 # -- over Parquet ----------------------------------------------------------------------------------
@@ -187,9 +157,9 @@ async def over_parquet(path: str, rows: int) -> Figures:
     The rivals see nothing of payloads.
     """
     with _spark({}) as spark:
-        its = _Parquet(spark, Path(path), rows)
+        its = _Parquet(spark, path, rows)
         ways = {"scan": its.scan, "check": its.check}
-        if Path(path).name.startswith("narrow"):
+        if "narrow" in Path(path).name:
             ways |= {"lag": its.lag, "anti_join": its.anti_join}
         return await _timed(ways, "scan", *_WARM)
 
@@ -199,11 +169,11 @@ class _Parquet:
     """One chain in Parquet, and the ways to look at it."""
 
     spark: SparkSession
-    path: Path
+    path: str
     rows: int
 
     def _frame(self) -> DataFrame:
-        return self.spark.read.parquet(str(self.path))
+        return self.spark.read.parquet(self.path)
 
     async def scan(self) -> None:
         """Aggregate the columns that the check reads."""
@@ -213,7 +183,7 @@ class _Parquet:
 
     async def check(self) -> None:
         """Verify, as `chainctl verify --source parquet:PATH --head ID` does."""
-        source = ParquetSource(path=str(self.path))
+        source = ParquetSource(path=self.path)
         request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=_head_of(self.rows))
         _require_whole(verify(request, session=self.spark), self.rows)
 
@@ -270,7 +240,7 @@ async def in_executors(path: str, rows: int) -> Figures:
         os.environ["SPARK_WORKER_DIR"] = f"{folder}/work"
         settings = _SETTINGS | {"spark.eventLog.dir": log.as_uri()}
         with _spark(settings, _EXECUTORS, driver_memory="1g") as spark:
-            its = _Parquet(spark, Path(path), rows)
+            its = _Parquet(spark, path, rows)
             found = await _timed({"scan": its.scan, "check": its.check}, "scan", *_WARM)
         return {**found, **_of_log(log)}
 
@@ -358,4 +328,4 @@ class _Database:
 
 
 if __name__ == "__main__":
-    serve(over_parquet, in_executors, over_database)
+    serve(write_rows, over_parquet, in_executors, over_database)

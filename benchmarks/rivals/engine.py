@@ -6,18 +6,18 @@ import asyncio
 import hashlib
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.chains import Site, connected, empty_chain, make_chain
 from benchmarks.load import Load
-from benchmarks.rivals.rival import SQL, NotWhole, Producer, Receiver, Rival, digest_of, feed
+from benchmarks.rivals.rival import NotWhole, Producer, Receiver, Rival, digest_of, feed
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
 from orderchain.clock import SystemClock
+from orderchain.errors import GapError, HaltError
 from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.model import Event
-from orderchain.seal import event_pages, genesis_seal, next_seal
+from orderchain.text import reason_of
 from sequencer import Order, Sequencer, SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
@@ -183,7 +183,7 @@ class Engine(Rival):
     async def stored(self, venue: Venue) -> int:
         """Prove the chain."""
         load = venue.load
-        return await prove(venue.site.auditor, venue.chain_id, load, load.all_orders)
+        return await prove(venue.site.gap_reader, venue.chain_id, load, load.all_orders)
 
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
@@ -196,54 +196,22 @@ class Engine(Rival):
 async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int) -> int:
     """Return how many orders a chain holds. Raises NotWhole unless they are the first of `load`.
 
-    It recomputes what the sequencer computed, by the documented rules, from the rows alone.
+    The gap reader checks every link, and recomputes the seal of every batch from its rows.
     """
-    async with connected(database) as connection:
-        head = await connection.fetchrow(SQL["proof_head"], chain_id)
-        chain = _Chain(chain_id, genesis_seal(head["database_id"], chain_id))
-        for batch in await connection.fetch(SQL["proof_batches"], chain_id):
-            ids = batch["prev_last_id"], batch["last_id"]
-            rows = await connection.fetch(SQL["proof_rows"], chain_id, *ids)
-            chain.add(batch, [Event(*row) for row in rows])
-    chain.require(chain.seal == head["last_seal"], "the head's seal differs")
-    chain.require(chain.last_id == head["last_id"], f"rows end before the head, {head['last_id']}")
-    sent = digest_of(load.batches(orders))
-    chain.require(chain.content.hexdigest() == sent, "it holds other orders than were sent")
-    return chain.rows
-
-
-class _Chain:
-    """What was read so far."""
-
-    def __init__(self, chain_id: int, seal: bytes) -> None:
-        self._chain_id = chain_id
-        self.content = hashlib.sha256()
-        """Over keys, times and payloads, as of `feed`."""
-        self.seal = seal
-        self.last_id = 0
-        self.rows = 0
-
-    def require(self, is_so: bool, fault: str) -> None:
-        if not is_so:
-            raise NotWhole(f"chain {self._chain_id} at {self.last_id}: {fault}")
-
-    def add(self, batch: Any, events: list[Event]) -> None:  # noqa: ANN401 - a database's row
-        """Add a batch. Raises NotWhole where it does not follow."""
-        is_whole = batch["prev_last_id"] == self.last_id and len(events) == batch["row_count"]
-        self.require(is_whole, f"the batch to {batch['last_id']} is not whole")
-        for event in events:
-            if event.pid != self.last_id:
-                self.require(False, f"row {event.id} does not follow")
-            self.last_id = event.id
-        self.rows += len(events)
-        feed(self.content, events)
-        self.seal = next_seal(
-            self.seal,
-            epoch=batch["epoch"],
-            first_id=batch["first_id"],
-            last_id=batch["last_id"],
-            row_count=len(events),
-            committed_at_us=batch["committed_at_us"],
-            pages=event_pages(events),
-        )
-        self.require(self.seal == batch["seal"], "the seal does not match")
+    content, rows = hashlib.sha256(), 0
+    async with GapReader(GapReaderConfig(database=database, chain_id=chain_id)) as reader:
+        standing = await reader.standing(0)
+        head, at = standing.head, standing.mark
+        try:
+            if at is not None:
+                async for run in reader.runs(at, head.last_id):
+                    feed(content, run.events)
+                    rows += len(run.events)
+                    at = run.end
+        except (GapError, HaltError) as error:
+            raise NotWhole(f"chain {chain_id}: {reason_of(error)}") from error
+    if at is None or (at.id, at.seal) != (head.last_id, head.last_seal):
+        raise NotWhole(f"chain {chain_id}: its rows do not lead to its head, {head.last_id}")
+    if content.hexdigest() != digest_of(load.batches(orders)):
+        raise NotWhole(f"chain {chain_id}: it holds other orders than were sent")
+    return rows

@@ -64,14 +64,3 @@ SELECT count(*) AS rows,
   FROM (SELECT originator_version,
                lag(originator_version, 1, 0::bigint) OVER (ORDER BY notification_id) AS before
           FROM rival_stored_events) AS linked;
-
--- proof_head: where a chain stands, by its head
-SELECT last_id, last_seal, database_id FROM chain_head, schema_version WHERE chain_id = $1;
-
--- proof_batches: its batches
-SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
-       (extract(epoch FROM committed_at) * 1000000)::bigint AS committed_at_us
-  FROM chain_batch WHERE chain_id = $1 AND last_id > 0 ORDER BY last_id;
-
--- proof_rows: the rows of a batch
-SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER BY id;

@@ -358,7 +358,6 @@ def small_arm(question: str, name: str, settings: dict[str, Any]) -> Arm:
         ("fill", "10,000 of 100,000 rows, warm", {"count": 1, "chain_rows": 20_000}),
         ("outbox", "row by row", {"messages": 5}),
         ("outbox", "woken", {"messages": 500}),
-        ("outbox", "mode 5", {"messages": 500}),
         ("outbox", "handed over, delay", {"seconds": 1, "rate": 50}),
         ("spark", "Parquet, rows without payloads", {"rows": 20_000}),
         ("spark", "two executors, 10^7 rows", {"rows": 20_000}),

@@ -182,7 +182,7 @@ def test_report_tells_when_runs_were_on_several_machines(
 def every_figure(value: float) -> dict[str, Any]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
-        "rows_per_second", "rate_to_select", "check_to_bare", "wal_mib", "batch_window_ms",
+        "rows_per_second", "rate_to_select", "check_seconds", "bare_seconds", "wal_mib", "batch_window_ms",
         "producer_memory_mib", "receiver_memory_mib", "producer_cpu_seconds",
         "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
     )  # fmt: skip

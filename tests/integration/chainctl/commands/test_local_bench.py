@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.questions import NAMES
+from benchmarks.spreads import PROCESSES
 from tests.integration.chainctl.conftest import ROOT, clean_environment
 
 if TYPE_CHECKING:
@@ -64,13 +65,20 @@ def test_bench_lists_what_a_quick_run_asks_alone(call: Call) -> None:
 def test_bench_makes_its_report_again_from_saved_lines(call: Call, tmp_path: Path) -> None:
     saved = '{"question":"comparison","arm":"engine 100","repeat":0,"run":"r","engine":"e"'
     figures = '"figures":{"delivered_per_second":12345.0,"orders":1.0' + "".join(
-        f',"{process}_cpu_seconds":1.0' for process in ("producer", "receiver", "postgres", "kafka")
+        f',"{name}":1.0' for name in ("wal_mib", *(f"{end}_cpu_seconds" for end in PROCESSES))
     )
     (tmp_path / "comparison.jsonl").write_text(f"{saved},{figures}}}}}\n")
     done = call("bench", "--report", "--output", tmp_path)
     assert done.code == 0, done
     assert "12,345" in (tmp_path / "table.md").read_text()
     assert str(tmp_path / "comparison.svg") in done.out
+
+
+def test_report_where_nothing_is_saved_leaves_the_table(refused: Refused, tmp_path: Path) -> None:
+    table = tmp_path / "table.md"
+    table.write_text("the last one")
+    assert "run `make bench` first" in refused("bench", "--report", "--output", tmp_path)
+    assert table.read_text() == "the last one"
 
 
 def test_benchmarks_as_a_module_are_the_same_command(tmp_path: Path) -> None:
