@@ -1,4 +1,4 @@
-"""Table, goals and figures from the saved lines.
+"""Table and figures from the saved lines.
 
 `python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts the
 rates of the last run into README.md, between two marks.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
@@ -42,133 +41,6 @@ if TYPE_CHECKING:
 
 
 TABLE: Final = "table.md"
-
-# -- goals: the figures to reach on two cores, and what was measured -------------------------------
-
-_Bound = Literal[">=", "<="]
-
-
-class Goal(Struct, frozen=True):
-    """A figure, what it should be, and what it was."""
-
-    text: str
-    bound: _Bound
-    target: float
-    measured: Spread | None
-    unit: str = ""
-
-    @property
-    def is_reached(self) -> bool | None:
-        """Whether the median is within the bound; None when nothing was measured."""
-        if self.measured is None:
-            return None
-        median = self.measured.median
-        return median >= self.target if self.bound == ">=" else median <= self.target
-
-
-def goals(lines: Mapping[str, Lines]) -> Iterator[Goal]:
-    """Yield every goal, in the order of the page; `lines` are by question."""
-    for question, goals_of in _GOALS.items():
-        yield from goals_of(lines.get(question, Lines([])))
-
-
-def _goals_of_comparison(lines: Lines) -> Iterator[Goal]:
-    for base, title, targets in (
-        ("bare_pages", "bare pipe of pages", (0.75, 0.8, 0.75)),
-        ("bare_pipe", "bare pipe, a row per order", (0.85, 1.25, 1.2)),
-        ("kafka_transactions_events", "Kafka transactions, events", (3.2, 1.9, 1.5)),
-        ("kafka_transactions_frames", "Kafka transactions, frames", (2.5, 1.25, 0.65)),
-    ):
-        for rows, target in zip(BATCH_ROWS, targets, strict=True):
-            measured = lines.ratio(f"engine {rows}", f"{base} {rows}", RATE)
-            yield Goal(f"end to end / {title}, batch {rows:,}", ">=", target, measured)
-    arms = "engine 1000 persisting", "event_sourcing 1000 persisting"
-    measured = lines.ratio(*arms, "persisted_per_second")
-    yield Goal("persisting / eventsourcing, batch 1,000", ">=", 5, measured)
-    for rows, target in ((1_000, 250_000), (5_000, 350_000)):
-        measured = lines.spread(f"engine {rows}", RATE)
-        yield Goal(f"end to end, batch {rows:,} (a stretch)", ">=", target, measured, "/s")
-        share = lines.spread(f"engine {rows}", own_share)
-        yield Goal(f"own share of all CPU seconds, batch {rows:,}", "<=", 0.35, share)
-
-
-def _goals_of_open_load(lines: Lines) -> Iterator[Goal]:
-    for share in SHARES_PERCENT:
-        text = f"self-clocking / best fixed batch size at {share} % load, p99"
-        yield Goal(text, "<=", 1.1, _against_best(lines, share))
-    text = "p99 at half load / (commit p99 + send p99 + batch window)"
-    yield Goal(text, "<=", 3, _against_floor(lines))
-
-
-def _against_best(lines: Lines, share: int) -> Spread | None:
-    """Return the p99 against that of the best fixed size, each over all repeats together."""
-    own, *fixed = (lines.percentiles(arm_name(share, rows)) for rows in (0, *FIXED_ROWS))
-    others = [found["p99"] for found in fixed if found]
-    return spread_of([own["p99"] / min(others)] if own and others else [])
-
-
-def rounds_against_best(lines: Lines, share: int, percentile: str) -> Spread | None:
-    """Return the spread of self-clocking against the best fixed size of each round.
-
-    A repeat on a disk that stalled is one value here; in a histogram that the repeats share, it is
-    all of the tail.
-    """
-    names = (arm_name(share, rows) for rows in (0, *FIXED_ROWS))
-    own, *fixed = (lines.percentile_by_repeat(name, percentile) for name in names)
-    return spread_of(
-        value / min(others)
-        for repeat, value in own.items()
-        if (others := [found[repeat] for found in fixed if repeat in found])
-    )
-
-
-def _against_floor(lines: Lines) -> Spread | None:
-    half = arm_name(50, 0)
-    own, window = lines.percentiles(half), lines.spread(half, "batch_window_ms")
-    floor = [lines.percentiles("floor", f"{name}_histogram") for name in ("commit", "send")]
-    if own is None or window is None or not all(floor):
-        return None
-    return spread_of([own["p99"] / (sum(one["p99"] for one in floor if one) + window.median)])
-
-
-def _goals_of_scale(lines: Lines) -> Iterator[Goal]:
-    short, long = "100000 rows", "10000000 rows"
-    rate = lines.ratio(long, short, RATE)
-    yield Goal("rate at 10^7 rows / rate at 10^5", ">=", 0.95, rate)
-    for end, title in (("producer", "sequencer"), ("receiver", "receiver")):
-        figure = f"{end}_memory_mib"
-        text = f"resident memory of the {title} at 10^7 orders"
-        yield Goal(f"{text} / at 10^5", "<=", 1.15, lines.ratio(long, short, figure))
-        yield Goal(text, "<=", 150, lines.spread(long, partial(_megabytes, figure)), " MB")
-
-
-def _megabytes(figure: str, figures: Figures) -> float:
-    return float(figures[figure] * 2**20 / 1e6)
-
-
-def _goals_of_fill(lines: Lines) -> Iterator[Goal]:
-    for rows, target in ((100, 0.5), (1_000, 0.9), (20_000, 1.8)):
-        text = f"rate of a fill of {rows:,} orders / a SELECT from a row per order"
-        yield Goal(text, ">=", target, lines.spread(f"{rows:,} orders", "rate_to_select"))
-
-
-def _goals_of_spark(lines: Lines) -> Iterator[Goal]:
-    text = "rate of the check of a database / a bare count and sum of its rows by JDBC"
-    yield Goal(text, ">=", 0.8, lines.spread("database", _rate_to_bare))
-
-
-def _rate_to_bare(figures: Figures) -> float:
-    return float(figures["bare_seconds"] / figures["check_seconds"])
-
-
-_GOALS: Final[dict[str, Callable[[Lines], Iterator[Goal]]]] = {
-    "comparison": _goals_of_comparison,
-    "open_load": _goals_of_open_load,
-    "scale": _goals_of_scale,
-    "fill": _goals_of_fill,
-    "spark": _goals_of_spark,
-}
-
 
 # -- the page --------------------------------------------------------------------------------------
 
@@ -200,16 +72,6 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
     yield ""
     yield from _told_conditions(_conditions(folder, lines))
-    rows: list[Sequence[str]] = [
-        (
-            goal.text,
-            f"{goal.bound} {number(goal.target)}{goal.unit}",
-            cell(goal.measured, goal.unit),
-            {True: "yes", False: "**no**", None: "-"}[goal.is_reached],
-        )
-        for goal in goals(lines)
-    ]
-    yield from ("## Goals", "", *table(("figure", "goal", "measured", "reached"), rows), "")
     for name, these in lines.items():
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
@@ -261,9 +123,6 @@ def _left_out(lines: Lines) -> Iterator[str]:
 
 # -- a section per question: a row for each arm ----------------------------------------------------
 
-_BASES: Final = {"bare_pages": "/ bare pipe of pages", "bare_pipe": "/ a row per order"}
-"""What rates are compared with, with the titles of the columns."""
-
 _LOADS: Final = {arm_name(share, rows) for share in SHARES_PERCENT for rows in (0, *FIXED_ROWS)}
 _PERCENTILES: Final = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -294,50 +153,36 @@ def _count(arm: str) -> str:
     return f"{int(arm.split(' ')[0]):,}"
 
 
-def _against_bases(lines: Lines, arm: str, figure: str) -> Iterator[Spread | None]:
-    """Yield the ratios of an arm to those of the bases that are run as it is."""
-    rival = arm.partition(" ")[0]
-    for base in _BASES:
-        yield lines.ratio(arm, arm.replace(rival, base).removesuffix(" with keys"), figure)
-
-
 def _rate_of(is_persisting: bool) -> str:
     return "persisted_per_second" if is_persisting else RATE
+
+
+def _engine_to(lines: Lines, arm: str, figure: str) -> Spread | None:
+    """Return the ratio of the engine to an arm that is run as it is."""
+    rival = arm.partition(" ")[0]
+    return lines.ratio(arm.replace(rival, "engine").removesuffix(" with keys"), arm, figure)
 
 
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     is_persisting = arm.endswith("persisting")
     figure = _rate_of(is_persisting)
-    own = lines.spread(arm, figure), *_against_bases(lines, arm, figure)
-    return _spaced(arm), *own, None if is_persisting else lines.spread(arm, own_share)
-
-
-def _cpu(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    rates = _spaced(arm), lines.spread(arm, figure), _engine_to(lines, arm, figure)
+    if is_persisting:
+        return *rates, *["-"] * (len(PROCESSES) + 3)
     costs = (lines.spread(arm, per_million(process)) for process in PROCESSES)
-    every, log = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, _log_bytes)
-    return _spaced(arm), *costs, every, log
+    every, share = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, own_share)
+    return *rates, *costs, every, share, lines.spread(arm, _log_bytes)
 
 
 def _log_bytes(figures: Figures) -> float:
     return float(figures["wal_mib"] * 2**20 / figures["orders"])
 
 
-def _common(lines: Lines) -> Iterator[str]:
-    common = lines.ratio(f"engine {COMMON_ROWS}", f"common_way {COMMON_ROWS}", RATE)
-    yield ""
-    yield f"Against the common way, batch {COMMON_ROWS}: {cell(common)}. Each of its statements"
-    yield "waits for the loopback, so this is a figure of the machine more than of either."
-    yield from ("", "CPU seconds per million orders by process, and bytes of PostgreSQL's log.", "")
-    costs = _Section(("rival, batch", *PROCESSES, "all", "log bytes per order"), _cpu)
-    end_to_end = Lines(line for line in lines.all if not line.arm.endswith("persisting"))
-    yield from table(costs.headers, costs.rows(end_to_end))
-
-
 def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     rival, size, stage = arm.split(" ")
     figure = f"{STAGES[stage]}_per_second"
-    ratios = _against_bases(lines, arm, figure)
-    return f"{int(size):,}", stage, _spaced(rival), lines.spread(arm, figure), *ratios
+    rates = lines.spread(arm, figure), _engine_to(lines, arm, figure)
+    return f"{int(size):,}", stage, _spaced(rival), *rates
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -362,13 +207,15 @@ def _before_open_load(lines: Lines) -> Iterator[str]:
 
 def _after_open_load(lines: Lines) -> Iterator[str]:
     rounds = [
-        (f"{share} %", cell(found))
+        (f"{share} %", cell(_against_best(lines, share)), cell(found))
         for share in SHARES_PERCENT
-        if (found := rounds_against_best(lines, share, "p99")) is not None
+        if (found := rounds_against_best(lines, share)) is not None
     ]
     if rounds:
-        yield ""
-        yield from table(("load", "p99, self-clocking / best fixed size of a round"), rounds)
+        headers = "load", "p99, self-clocking / best fixed size", "the same of a round"
+        yield from ("", *table(headers, rounds))
+    floor = cell(_against_floor(lines))
+    yield from ("", f"p99 at half load / (commit p99 + send p99 + time of a batch): {floor}.")
     for name, title in (
         ("commit_histogram", "one commit after the other"),
         ("send_histogram", "one acked send after the other"),
@@ -378,6 +225,43 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         if alone := lines.percentiles("floor", name):
             told = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
             yield from ("", f"Alone on the machine, {title}: {told} ms.")
+
+
+def _fixed_and_own(share: int) -> tuple[str, list[str]]:
+    own, *fixed = (arm_name(share, rows) for rows in (0, *FIXED_ROWS))
+    return own, fixed
+
+
+def _against_best(lines: Lines, share: int) -> Spread | None:
+    """Return the p99 against that of the best fixed size, each over all repeats together."""
+    own, fixed = _fixed_and_own(share)
+    found = lines.percentiles(own)
+    others = [each["p99"] for arm in fixed if (each := lines.percentiles(arm))]
+    return spread_of([found["p99"] / min(others)] if found and others else [])
+
+
+def rounds_against_best(lines: Lines, share: int) -> Spread | None:
+    """Return the spread of the p99 of self-clocking against the best fixed size of each round.
+
+    A repeat on a disk that stalled is one value here; in a histogram that the repeats share, it is
+    all of the tail.
+    """
+    own, fixed = _fixed_and_own(share)
+    others = [lines.percentile_by_repeat(arm, "p99") for arm in fixed]
+    return spread_of(
+        value / min(beside)
+        for repeat, value in lines.percentile_by_repeat(own, "p99").items()
+        if (beside := [found[repeat] for found in others if repeat in found])
+    )
+
+
+def _against_floor(lines: Lines) -> Spread | None:
+    half = arm_name(50, 0)
+    own, window = lines.percentiles(half), lines.spread(half, "batch_window_ms")
+    floor = [lines.percentiles("floor", f"{name}_histogram") for name in ("commit", "send")]
+    if own is None or window is None or not all(floor):
+        return None
+    return spread_of([own["p99"] / (sum(one["p99"] for one in floor if one) + window.median)])
 
 
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -413,11 +297,19 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 _SECTIONS: Final = {
     "comparison": _Section(
-        ("rival, batch", "orders/s", *_BASES.values(), "own share of CPU"),
+        (
+            "rival, batch",
+            "orders/s",
+            "orderchain / it",
+            *PROCESSES,
+            "all",
+            "own share",
+            "log bytes",
+        ),
         _comparison,
-        after=_common,
+        before=lambda _: iter(("CPU in seconds per million orders; log bytes per order.", "")),
     ),
-    "batch_size": _Section(("batch", "stage", "rival", "orders/s", *_BASES.values()), _batch_size),
+    "batch_size": _Section(("batch", "stage", "rival", "orders/s", "orderchain / it"), _batch_size),
     "open_load": _Section(
         ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat"),
         _open_load,

@@ -109,7 +109,7 @@ PRIVATE: Final = {
         lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
     ),
     "_gateway": Private(
-        {"benchmarks/parts/spark.py", "chain_verifier/spark/session.py"},
+        {"chain_verifier/spark/session.py"},
         lambda: hasattr(pyspark.SparkContext, "_gateway"),
     ),
     "_gateway_client": Private(
