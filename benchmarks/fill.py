@@ -9,7 +9,7 @@ import statistics
 import time
 from itertools import starmap
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +24,7 @@ from orderchain.clients.session import ONE_CHAIN_SETTINGS
 from orderchain.model import Event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from orderchain.clients.postgres import Connection
     from orderchain.model import Run
@@ -166,23 +166,16 @@ async def _timed_fill(reader: GapReader, after_id: int, rows: int) -> tuple[floa
 async def _timed_select(
     connection: Connection, chain_id: int, after_id: int, rows: int
 ) -> tuple[float, list[Event]]:
-    """Return the seconds of SELECTs from a row per order, and their events."""
+    """Return the seconds of SELECTs from a row per order, in pages, and their events."""
     events: list[Event] = []
     began = time.perf_counter()
-    async for page in _selected(connection, chain_id, after_id, rows):
+    while len(events) < rows:
+        last_id = events[-1].id if events else after_id
+        values = chain_id, last_id, after_id + rows, _PAGE_ROWS
+        if not (page := await connection.fetch(SQL["page"], *values)):
+            raise RunFailed(f"no row after {last_id}")
         events += starmap(Event, page)
     return time.perf_counter() - began, events
-
-
-async def _selected(
-    connection: Connection, chain_id: int, after_id: int, rows: int
-) -> AsyncIterator[Any]:
-    """Yield the next rows in pages, read as a program would that only wants them."""
-    until_id = after_id + rows
-    while after_id < until_id:
-        page = await connection.fetch(SQL["page"], chain_id, after_id, until_id, _PAGE_ROWS)
-        after_id = page[-1][0]
-        yield page
 
 
 if __name__ == "__main__":

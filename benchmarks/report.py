@@ -95,11 +95,8 @@ def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
     yield f"- {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB"
     yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
     yield f"- commit {host['commit']}, engine {last.engine}, {last.run}, {len(conditions)} run(s)"
-    if len({one.engine for one in conditions}) > 1:
-        yield "- **questions were asked of several engines**: the field `engine` of the lines tells"
-    if len({tuple(str(one.host[name]) for name in _MACHINE) for one in conditions}) > 1:
-        yield "- **runs were on several machines**, this being the last: `conditions.jsonl` and"
-        yield "  the field `run` of the lines tell"
+    if len({(one.engine, *(str(one.host[name]) for name in _MACHINE)) for one in conditions}) > 1:
+        yield f"- **runs were of several engines or machines**, this being the last: `{CONDITIONS}`"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
     disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
     yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"

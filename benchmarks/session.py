@@ -137,8 +137,6 @@ class Conditions(Struct, frozen=True, kw_only=True):
     postgres: dict[str, str]
     disk: dict[str, float]
     """Microseconds of a write with each way to flush it (pg_test_fsync); empty without it."""
-    is_quick: bool
-    repeats: int
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -247,8 +245,6 @@ class Runner:
             engine=self._engine,
             postgres=await tune(site),
             disk=disk_flushes(stack.postgres()),
-            is_quick=self._options.scope.is_quick,
-            repeats=self._options.scope.repeats,
         )
         with (self._options.folder / CONDITIONS).open("ab") as file:
             file.write(msgspec.json.encode(conditions) + b"\n")

@@ -86,26 +86,20 @@ async def measure(
             if arm not in both:
                 raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(names)}")
 
-            answers: list[tuple[dict[str, Any], dict[str, Any]]] = []
-            for turn in range(repeats + 1):
-                both_of = await _answer(here, arm), await _answer(there, arm)
-                if turn:  # the first one warms up
-                    answers.append(both_of)
-                    print(arm, *(f"{_value(one, figures[0]):,.4g}" for one in both_of), flush=True)
+            answers: list[list[dict[str, Any]]] = []
+            for _ in range(repeats + 1):
+                answers.append([])
+                for checkout in (here, there):
+                    await checkout.tell(arm.encode())
+                    answers[-1].append(await checkout.answer())
+                print(arm, *(f"{_value(one, figures[0]):,.4g}" for one in answers[-1]), flush=True)
             for figure in figures:
-                ours, theirs = (
-                    [_value(one, figure) for one in its] for its in zip(*answers, strict=True)
-                )
+                counted = zip(*answers[1:], strict=True)  # the first round has warmed up
+                ours, theirs = ([_value(one, figure) for one in its] for its in counted)
                 ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
                 named = {"here": ours, "there": theirs, "here / there": ratios}
                 told = [f"{name} {cell(spread_of(values))}" for name, values in named.items()]
                 print(f"{arm}, {figure}:", ", ".join(told), flush=True)
-
-
-async def _answer(checkout: End, arm: str) -> dict[str, Any]:
-    await checkout.tell(arm.encode())
-    answer: dict[str, Any] = await checkout.answer()
-    return answer
 
 
 def _value(figures: dict[str, Any], figure: str) -> float:
