@@ -40,7 +40,7 @@ from orderchain.errors import ConnectError, OrderchainError
 from orderchain.limits import FRAME_BYTES_MIN
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
-from orderchain.text import counted, reason_of
+from orderchain.text import counted, not_installed, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -74,7 +74,6 @@ _MAY_NOT_WRITE: Final = {"42501", "25006"}
 """Codes of PostgreSQL: no privilege, and a transaction or a server that is read-only."""
 
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
-_EXTRA: Final = "pip install 'orderchain[cli]'"
 
 
 class DoctorLine(Struct, frozen=True, kw_only=True):
@@ -170,10 +169,8 @@ def _python() -> DoctorLine:
     missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
     if not missing:
         return _ok("python", version)
-    found = f"{version}, without {', '.join(missing)}"
-    if missing == ["uvloop"]:
-        return _warning("python", found, _EXTRA)
-    return _failed("python", found, _EXTRA)
+    judge = _warning if missing == ["uvloop"] else _failed
+    return judge("python", version, not_installed(", ".join(missing), "cli"))
 
 
 def _settings(sourced: SourcedSettings) -> list[DoctorLine]:

@@ -9,6 +9,7 @@ import pytest
 from chainctl.event_loop import run_async
 from chainctl.main import main
 from demo.processes import CheckingJob, Child, ChildDied, ContinueCommand
+from orderchain.text import not_installed
 from tests.deadlines import in_time
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ def test_demo_without_spark_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("demo.spark_check.find_spec", lambda _: None)
     assert main(["demo", "--stack-dir", str(tmp_path / "stack")]) == 2
-    assert capsys.readouterr().err == (
-        "chainctl: pyspark is not installed: pip install 'orderchain[spark]'\n"
-    )
+    assert capsys.readouterr().err == f"chainctl: {not_installed('pyspark', 'spark')}\n"
     assert not (tmp_path / "stack").exists()
 
 
