@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import TOPIC_SETTINGS, connected_topics
 from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import run_async
@@ -36,6 +35,7 @@ from chainctl.output import (
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
+from chainctl.topics import TOPIC_SETTINGS, connected_topics
 from orderchain.errors import ConnectError, OrderchainError
 from orderchain.limits import FRAME_BYTES_MIN
 from orderchain.monitoring import LAG_LIMITS
@@ -45,9 +45,9 @@ from orderchain.text import counted, not_installed, reason_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from chainctl.commands.chain.chains import Topics
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
+    from chainctl.topics import Topics
     from orderchain.clients.kafka_config import KafkaConfig
 
 # -- doctor ---------------------------------------------------------------------------------------

@@ -83,7 +83,12 @@ def test_progress_where_somebody_waits_and_no_bar_can_be_drawn_says_what_is_unde
 ) -> None:
     said = threading.Event()
     monkeypatch.setattr(output, "LINE_SECONDS", 0.001)
-    output.talk_through(lambda text, _: (said.set(), text)[1])
+
+    def shown(text: str, _: str) -> str:
+        said.set()
+        return text
+
+    output.talk_through(shown)
     try:
         with output.progress("verifying", None, is_awaited=True) as bar:
             bar.move_to(0, "starting Spark")

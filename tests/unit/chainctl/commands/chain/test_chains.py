@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from chainctl.commands.chain.chains import check_topic_name
+from chainctl.topics import check_topic_name
 from orderchain.errors import SettingError
 
 
