@@ -183,7 +183,7 @@ def test_command_line_without_a_command_shows_the_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([]) == ExitCode.REFUSED
-    assert "Commands:" in capsys.readouterr().err
+    assert "Set up and run:" in capsys.readouterr().err
 
 
 def test_command_line_with_help_or_version_ends_clean(capsys: pytest.CaptureFixture[str]) -> None:
