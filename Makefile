@@ -16,10 +16,10 @@ help: ## this list
 setup: ## make .venv and fetch what is missing (PYTHON=... chooses the interpreter)
 	@tools/setup.sh all
 
-demo: ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, DEMO_ARGS="...")
-	@tools/setup.sh demo
+demo: ## the whole path on this machine (INPUT=file, ORDERS=n, SEED=n, SPARK=no, DEMO_ARGS="...")
+	@tools/setup.sh $(if $(filter no,$(SPARK)),light,demo)
 	@$(BIN)/chainctl demo $(if $(INPUT),--input "$(INPUT)") $(if $(ORDERS),--orders $(ORDERS)) \
-		$(if $(SEED),--seed $(SEED)) $(DEMO_ARGS)
+		$(if $(SEED),--seed $(SEED)) $(if $(filter no,$(SPARK)),--no-spark) $(DEMO_ARGS)
 
 servers: setup
 	@tools/test_servers.sh

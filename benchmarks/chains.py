@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import ChainPlan, connected_topics, create_chain
-from chainctl.commands.schema import apply_schema
+from chainctl.admin import apply_schema, create_chain
 from chainctl.settings import SETTING_NAMES, Settings
+from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
 from orderchain.clients.database_config import DatabaseConfig
@@ -182,9 +182,9 @@ async def remove_topic(site: Site, topic: str) -> None:
 
 async def prepare_database(site: Site) -> Settings:
     """Apply the schema where it is not there yet; return settings for more."""
-    settings = settings_of(site)
-    await apply_schema(settings)
-    return settings
+    async with connected(site.admin) as connection:
+        await apply_schema(connection)
+    return settings_of(site)
 
 
 def draw_chain_id() -> int:
@@ -194,9 +194,10 @@ def draw_chain_id() -> int:
 
 async def make_chain(site: Site) -> int:
     """Make a chain with its topic, and return its number."""
-    settings = await prepare_database(site)
     chain_id = draw_chain_id()
-    await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
+    async with connected(site.admin) as connection:
+        await apply_schema(connection)
+        await create_chain(connection, site.kafka, chain_id)
     return chain_id
 
 

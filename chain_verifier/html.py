@@ -326,9 +326,11 @@ def _page(title: str, body: Iterable[str], *, is_clean: bool) -> str:
 def _verdicts(chains: ChainsReport, origin: Origin) -> Iterable[str]:
     """Yield the verdict of each chain, worst first, in one table."""
     clean = sum(report.is_clean for report in chains.reports)
-    tone = "good" if chains.is_clean else "bad"
+    is_broken = any(not report.is_clean for report in chains.reports)
+    tone = "good" if chains.is_clean else "bad" if is_broken else "warn"
     yield "<h1>Verification of several chains</h1>"
-    yield f'<p class="verdict {tone}">{clean:,} of {len(chains.outcomes):,} clean</p>'
+    all_chains = counted(len(chains.outcomes), "chain")
+    yield f'<p class="verdict {tone}">{clean:,} of {all_chains} clean</p>'
     yield _facts([*_facts_of_origin(origin), ("Took", f"{chains.seconds:,.1f} s")])
     rows = [(str(one.chain_id), "not verified", "", one.reason) for one in chains.unverified]
     for report in sorted(chains.reports, key=lambda report: report.is_clean):

@@ -16,8 +16,9 @@ def run() -> int:
     try:
         from chainctl.main import main
     except ModuleNotFoundError as error:
+        from orderchain.text import not_installed
+
         missing = (error.name or "").partition(".")[0]
-        text = f"chainctl: {missing} is not installed: pip install 'orderchain[cli]'\n"
-        sys.stderr.write(text)
+        sys.stderr.write(f"chainctl: {not_installed(missing, 'cli')}\n")
         return _REFUSED
     return main()

@@ -26,7 +26,7 @@ from orderchain.errors import (
     OrderchainError,
     RefusedError,
 )
-from orderchain.text import printable, reason_of
+from orderchain.text import not_installed, printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -186,6 +186,4 @@ def _missing_text(error: ModuleNotFoundError) -> str:
     """Return how to get a package that is not installed."""
     name = (error.name or "").partition(".")[0]
     extra = PACKAGE_EXTRAS.get(name)
-    if extra is None:
-        return str(error)
-    return f"{name} is not installed: pip install 'orderchain[{extra}]'"
+    return str(error) if extra is None else not_installed(name, extra)

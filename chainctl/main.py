@@ -31,44 +31,56 @@ PROGRAM: Final = "chainctl"
 COMPLETION_VARIABLE: Final = "_CHAINCTL_COMPLETE"
 """Set by the scripts of `chainctl completion`: what is to be completed is in other variables."""
 
-COMMANDS: Final = {
-    "demo": "The whole path on one machine, with faults, and a verdict.",
-    "stack": "The local PostgreSQL and Kafka.",
-    "schema": "The engine's tables: print, apply, check.",
-    "grants": "The roles and what each may do, as SQL.",
-    "chain": "Make and list chains; list and revoke their verified marks.",
-    "topic": "Make the topic from which a sequencer takes orders.",
-    "sequence": "Put the rows of a file, or the records of a topic, into a chain.",
-    "receive": "Write a chain to a journal, in order and without gaps.",
-    "fill": "Read missing rows from the database.",
-    "seal": "The seal at the head of a chain, to be kept elsewhere.",
-    "verify": "Prove a chain whole with Spark, or name its faults.",
-    "archive": "Write verified rows as Parquet, and verify what was written.",
-    "retention": "Detach, and drop, old partitions that are verified and archived.",
-    "repair": "Write back rows that the database lacks, where seals prove them.",
-    "status": "The state of a chain: heads, leader, receivers, intakes.",
-    "top": "All chains on one screen that refreshes.",
-    "leader": "Who leads a chain, and for how long.",
-    "step-down": "Ask the leader of a chain to hand over, with a reason.",
-    "takeover": "Let the next process lead at once, with a reason.",
-    "receivers": "List, forget, move and reset receivers.",
-    "lag": "How far the receivers of a chain are behind.",
-    "gaps": "What receivers had to read from the database, and why.",
-    "unhalt": "Let a halted receiver start again, with a reason.",
-    "tail": "The last orders of a chain.",
-    "show": "One order: its row, batch, seal, frame, and who met it.",
-    "rejects": "Records of intakes that became no order, and why.",
-    "acts": "What people did to a chain by hand, and why.",
-    "sizes": "What database, log, topics, archive hold; their growth.",
-    "doctor": "What would make a start fail later, and what to do.",
-    "console": "One page that shows all of it live, and acts.",
-    "outbox": "Messages in any order: run a relay, see and fix them.",
-    "messages": "The outbox as an HTTP service.",
-    "config": "What is set, and by what.",
-    "completion": "Completion of commands and options for your shell.",
-    "bench": "Measure the engine on this machine, and its rivals.",
+GROUPS: Final = {
+    "On this machine": {
+        "demo": "The whole path on one machine, with faults, and a verdict.",
+        "stack": "The local PostgreSQL and Kafka.",
+        "bench": "Measure the engine on this machine, and its rivals.",
+        "doctor": "What would make a start fail later, and what to do.",
+        "config": "What is set, and by what.",
+        "completion": "Completion of commands and options for your shell.",
+    },
+    "Set up and run": {
+        "schema": "The engine's tables: print, apply, check.",
+        "grants": "The roles and what each may do, as SQL.",
+        "chain": "Make and list chains; list and revoke their verified marks.",
+        "topic": "Make the topic from which a sequencer takes orders.",
+        "sequence": "Put the rows of a file, or the records of a topic, into a chain.",
+        "receive": "Write a chain to a journal, in order and without gaps.",
+        "fill": "Read missing rows from the database.",
+        "outbox": "Messages in any order: run a relay, see and fix them.",
+        "messages": "The outbox as an HTTP service.",
+    },
+    "Look": {
+        "status": "The state of a chain: heads, leader, receivers, intakes.",
+        "top": "All chains on one screen that refreshes.",
+        "leader": "Who leads a chain, and for how long.",
+        "lag": "How far the receivers of a chain are behind.",
+        "gaps": "What receivers had to read from the database, and why.",
+        "tail": "The last orders of a chain.",
+        "show": "One order: its row, batch, seal, frame, and who met it.",
+        "rejects": "Records of intakes that became no order, and why.",
+        "acts": "What people did to a chain by hand, and why.",
+        "sizes": "What database, log, topics, archive hold; their growth.",
+        "console": "One page that shows all of it live, and acts.",
+    },
+    "Act by hand": {
+        "step-down": "Ask the leader of a chain to hand over, with a reason.",
+        "takeover": "Let the next process lead at once, with a reason.",
+        "receivers": "List, forget, move and reset receivers.",
+        "unhalt": "Let a halted receiver start again, with a reason.",
+    },
+    "Prove and keep": {
+        "seal": "The seal at the head of a chain, to be kept elsewhere.",
+        "verify": "Prove a chain whole with Spark, or name its faults.",
+        "archive": "Write verified rows as Parquet, and verify what was written.",
+        "retention": "Detach, and drop, old partitions that are verified and archived.",
+        "repair": "Write back rows that the database lacks, where seals prove them.",
+    },
 }
-"""Every command, with its line in the help."""
+"""The commands by what they are for, each with its line in the help."""
+
+COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 _ROOMS: Final = {
     "installation": ("doctor", "config", "completion"),
@@ -120,8 +132,10 @@ class LazyGroup(SuggestingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))  # one column of sentences for all groups
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

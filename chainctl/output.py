@@ -13,8 +13,9 @@ import errno
 import os
 import shlex
 import sys
+import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import click
@@ -25,10 +26,13 @@ from orderchain.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
+    from typing import Any, Self
 
 _REFRESHES_PER_SECOND: Final = 5
 """A bar is for the eye: a higher rate would only take time from the work."""
+
+LINE_SECONDS: Final = 10.0
+"""Time between two lines that take the place of a bar: a log file keeps each."""
 
 _T = TypeVar("_T")
 
@@ -196,9 +200,12 @@ class Stopwatch:
 
 
 @contextmanager
-def progress(label: str, total: float | None, unit: str = "") -> Iterator[ProgressBar]:
+def progress(
+    label: str, total: float | None, unit: str = "", *, is_awaited: bool = False
+) -> Iterator[ProgressBar]:
     """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal,
-    or where talk has another form than text.
+    or where talk has another form than text. If somebody waits for the block to end, a line every
+    LINE_SECONDS is shown there.
 
     `total` is None when it is not known. With the unit `bytes` figures are shown as KB, MB, GB.
     """
@@ -208,7 +215,8 @@ def progress(label: str, total: float | None, unit: str = "") -> Iterator[Progre
         or not sys.stderr.isatty()
         or os.environ.get("TERM") == "dumb"
     ):
-        yield _Silent()
+        with _Lines(label) if is_awaited else nullcontext(_Silent()) as plain:
+            yield plain
         return
     from rich.console import Console
     from rich.progress import (
@@ -246,6 +254,32 @@ class _Silent:
 
     def expect(self, total: float) -> None:
         """Draw nothing."""
+
+
+class _Lines(_Silent):
+    """No terminal, and somebody waits: a thread says what is under way, since that may block."""
+
+    def __init__(self, label: str) -> None:
+        self._label = self._note = label
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._speak, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def move_to(self, done: float, note: str = "") -> None:
+        """Keep what is under way."""
+        self._note = note or self._label
+
+    def _speak(self) -> None:
+        watch = Stopwatch()
+        while not self._ended.wait(LINE_SECONDS):
+            talk(f"chainctl: {self._label}: {self._note}, {watch.seconds:.0f} s so far")
 
 
 class _Drawn:

@@ -34,8 +34,15 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     reorder: float
     seed: int
     """Seed of the generated orders and of the link's faults."""
+    with_spark: bool = True
+    """Whether Spark verifies; otherwise the local verifier does."""
     http: Address | None = None
     """Where the sequencing service serves its metrics, the matching service at the next port."""
+
+    @property
+    def verifier(self) -> str:
+        """What verifies, for people."""
+        return "Spark" if self.with_spark else "--local"
 
     def faults(self) -> LinkFaults:
         """Return what the link does."""

@@ -78,21 +78,14 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
 
 
 class CheckingJob(Struct, frozen=True, kw_only=True):
-    """What Spark is to verify."""
+    """What Spark starts for: the chain is made meanwhile."""
 
-    database: str
-    chain_id: int
-    journal: str
-    """Path of the journal; it need not be there before the command to go on."""
     is_long: bool
     """Whether Spark is tuned for a run that lasts."""
 
 
 class ContinueCommand(Struct, frozen=True, tag=True):
-    """To the sequencing service, which waits after each part: sequence the second, then close.
-
-    To the verifier, which waits once Spark is up: verify.
-    """
+    """To the sequencing service, which waits after each part: sequence the second, then close."""
 
 
 class FinishCommand(Struct, frozen=True, tag=True):
@@ -101,7 +94,16 @@ class FinishCommand(Struct, frozen=True, tag=True):
     id: int
 
 
-ChildCommand = ContinueCommand | FinishCommand
+class VerifyCommand(Struct, frozen=True, kw_only=True, tag=True):
+    """To the verifier, which waits once Spark is up: all is delivered, verify it."""
+
+    database: str
+    chain_id: int
+    journal: str
+    """Path of the journal."""
+
+
+ChildCommand = ContinueCommand | FinishCommand | VerifyCommand
 
 
 Stage = Literal["under way", "first part", "all", "closed"]

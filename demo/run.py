@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from chainctl.event_loop import run_async
+from chainctl.event_loop import one_loop, run_async
 from chainctl.output import Stopwatch, progress, talk
 from demo.preparation import DemoInput, check_input, input_in_background
 from demo.scenario import ChainSetup, Plan, ScenarioOutcome, run_scenario, set_up_chain
-from demo.spark_check import STEPS, checked_by, require_spark, starting_spark
+from demo.spark_check import STEPS, checker
 from demo.summary import Summary, summarize
 from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
@@ -28,7 +28,9 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from chainctl.event_loop import OneLoop
     from demo import DemoOptions
+    from demo.spark_check import Check
 
 
 FOLDER: Final = "demo"
@@ -71,22 +73,23 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     OrderchainError when it could not be completed.
     """
     watch = Stopwatch()
-    require_spark()
     if options.input is not None:
         check_input(options.input)
-    with _demo_folder(stack) as folder:
-        setup, demo_input = _prepare(stack, options, folder)
-    plan = Plan(
-        setup=setup,
-        demo_input=demo_input,
-        faults=options.faults(),
-        journal=folder / "journal.jsonl",
-        http=options.http,
-    )
-    phases = {"stack and input": watch.seconds}
-    outcome, report = run_async(_perform(plan, phases))
+    with one_loop() as loop, checker(loop, options) as check:
+        with _demo_folder(stack) as folder:
+            setup, demo_input = _prepare(stack, options, folder)
+        plan = Plan(
+            setup=setup,
+            demo_input=demo_input,
+            faults=options.faults(),
+            journal=folder / "journal.jsonl",
+            http=options.http,
+        )
+        phases = {"stack and input": watch.seconds}
+        outcome, report = _perform(loop, plan, check, options.verifier, phases)
     _leave(stack, plan)
-    return summarize(plan, options, outcome, report, commands=_commands(stack), phases=phases)
+    commands = _commands(stack, with_spark=options.with_spark)
+    return summarize(plan, options, outcome, report, commands=commands, phases=phases)
 
 
 def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[ChainSetup, DemoInput]:
@@ -104,19 +107,20 @@ def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[Cha
         return run_async(set_up_chain(stack)), demo_input
 
 
-async def _perform(plan: Plan, phases: dict[str, float]) -> tuple[ScenarioOutcome, dict[str, Any]]:
-    """Play, then have Spark judge; note in `phases` how long each took."""
+def _perform(
+    loop: OneLoop, plan: Plan, check: Check, verifier: str, phases: dict[str, float]
+) -> tuple[ScenarioOutcome, dict[str, Any]]:
+    """Play, then have `verifier` judge; note in `phases` how long each took."""
     chain_id, rows = plan.setup.chain_id, plan.rows
     watch = Stopwatch()
     talk(f"Sequencing {counted(rows, 'order')} into chain {chain_id}, seed {plan.faults.seed}")
-    async with starting_spark(plan) as verifier:
-        with progress("orders", rows) as bar:
-            outcome = await run_scenario(plan, bar)
-        phases["orders"] = watch.seconds
-        talk("Spark verifies database and journal")
-        with progress("Spark", STEPS) as bar:
-            report = await checked_by(verifier, rows, bar)
-    phases["Spark"] = watch.seconds - phases["orders"]
+    with progress("orders", rows) as bar:
+        outcome = loop.run(run_scenario(plan, bar))
+    phases["orders"] = watch.seconds
+    talk(f"Verifying database and journal: {verifier}")
+    with progress(verifier, STEPS, is_awaited=True) as bar:
+        report = check(plan, bar)
+    phases[verifier] = watch.seconds - phases["orders"]
     return outcome, report
 
 
@@ -143,12 +147,15 @@ def _leave(stack: LocalStack, plan: Plan) -> None:
     new.replace(path)
 
 
-def _commands(stack: LocalStack) -> dict[str, str]:
+def _commands(stack: LocalStack, *, with_spark: bool) -> dict[str, str]:
     """Return the shell lines that look at what the demo leaves, as typed in a new shell here."""
     called = _chainctl()
     if stack.directory != default_directory({}):
         called = f"{DIRECTORY_VARIABLE}={shlex.quote(str(stack.directory))} {called}"
-    return {command: f"{called} {command} --demo" for command in COMMANDS}
+    commands = {command: f"{called} {command} --demo" for command in COMMANDS}
+    if not with_spark:
+        commands["verify"] += " --local"
+    return commands
 
 
 def _chainctl() -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import ChainPlan, create_chain
-from chainctl.commands.schema import apply_schema
+from chainctl.admin import apply_schema, create_chain
 from chainctl.database import connected_to
 from chainctl.monitor_server import Address
 from chainctl.output import talk
@@ -41,7 +40,8 @@ from orderchain.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chainctl.commands.chain.chains import Creation
+    from chainctl.admin import ChainCreation
+    from chainctl.database import Connection
     from chainctl.output import ProgressBar
     from demo.processes import Stage
     from local_stack import LocalStack
@@ -78,9 +78,10 @@ async def set_up_chain(stack: LocalStack) -> ChainSetup:
     settings = Settings(
         database=environment["CHAINCTL_DATABASE"], kafka=environment["CHAINCTL_KAFKA"]
     )
-    await apply_schema(settings)
-    await make_table(settings)
-    chain = await _new_chain(settings)
+    async with connected_to(settings.database, settings.connect_seconds, OWNER) as connection:
+        await apply_schema(connection)
+        await make_table(connection)
+        chain = await _new_chain(connection, settings.kafka)
     return ChainSetup(
         chain_id=chain.chain,
         topic=chain.topic,
@@ -92,25 +93,20 @@ async def set_up_chain(stack: LocalStack) -> ChainSetup:
     )
 
 
-async def make_table(settings: Settings) -> None:
-    """Make the demo's own table where it is missing, as the role that `settings` log in as."""
-    async with (
-        connected_to(settings.database, settings.connect_seconds, OWNER) as connection,
-        connection.transaction(),
-    ):
+async def make_table(connection: Connection) -> None:
+    """Make the demo's own table where it is missing, as the role of `connection`."""
+    async with connection.transaction():
         # IF NOT EXISTS alone does not keep two concurrent demos apart.
         await connection.execute(SQL["lock_table"])
         await connection.execute(SQL["create_table"])
         await connection.execute(SQL["grant_table"])
 
 
-async def _new_chain(settings: Settings) -> Creation:
+async def _new_chain(connection: Connection, kafka: str) -> ChainCreation:
     """Make the chain with the next free number."""
     for _ in range(CHAIN_TRIES):
-        async with connected_to(settings.database, settings.connect_seconds, OWNER) as connection:
-            chain_id = await connection.fetchval(SQL["next_chain"])
-        plan = ChainPlan(chain_id=chain_id, topic=None, partition_ids=None)
-        chain = await create_chain(settings, plan)
+        chain_id = await connection.fetchval(SQL["next_chain"])
+        chain = await create_chain(connection, kafka, chain_id)
         if chain.chain_created:
             return chain
     raise OrderchainError(f"somebody else took each of {CHAIN_TRIES} chain numbers in turn")

@@ -1,15 +1,17 @@
-"""Spark's verdict on what a demo has left, from a process that starts it meanwhile.
+"""The verifier's verdict on what a demo has left: Spark's, or without it the local verifier's.
 
-Spark's start takes longer than its check of a demo, and needs nothing of it: so it starts while
-orders are sequenced.
+Spark's start takes longer than its check of a demo, and needs nothing of it: so a process of its
+own starts it first of all, beside the servers and the orders.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,23 +20,26 @@ from msgspec import Struct
 from demo.processes import (
     CheckingJob,
     Child,
-    ContinueCommand,
     Pipe,
     SparkProgress,
     SparkReport,
+    VerifyCommand,
     run_process,
 )
 from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterator
 
+    from chain_verifier.config import VerifyRequest
+    from chainctl.event_loop import OneLoop
     from chainctl.output import ProgressBar
+    from demo import DemoOptions
     from demo.scenario import Plan
 
 
 SOURCES: Final = ("database", "journal:{journal}")
-"""What Spark verifies for the demo itself; the topic would cost more seconds."""
+"""What is verified for the demo itself; the topic would cost more seconds."""
 
 EVERY_SOURCE: Final = ("database", "topic", "journal:{journal}")
 """What the printed command verifies."""
@@ -50,7 +55,8 @@ VERIFY_ROWS_PER_SECOND: Final = 20_000
 """A pace that every machine keeps, for the deadline of a large input."""
 
 LONG_ROWS: Final = 500_000
-"""From this many rows on, Java's thorough compiler pays for itself."""
+LONG_BYTES: Final = 20 * 2**20
+"""From so many rows, or a file of so many bytes on, Java's thorough compiler pays for itself."""
 
 
 # -- the verdict -----------------------------------------------------------------------------------
@@ -117,42 +123,82 @@ def _counted(findings: dict[str, int]) -> str:
 # -- as the demo sees it ---------------------------------------------------------------------------
 
 
-def require_spark() -> None:
-    """Raise ModuleNotFoundError where the package of Spark is not installed."""
+Check = Callable[["Plan", "ProgressBar"], dict[str, Any]]
+"""Verifies database and journal, compares them, and returns the report."""
+
+
+@contextmanager
+def checker(loop: OneLoop, options: DemoOptions) -> Iterator[Check]:
+    """Yield what verifies once all is delivered, and start Spark for it; it ends with the block.
+
+    Raises ModuleNotFoundError where the package of Spark is not installed.
+    """
+    if not options.with_spark:
+        yield checked_locally
+        return
     if find_spec("pyspark") is None:
-        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
-
-
-@asynccontextmanager
-async def starting_spark(plan: Plan) -> AsyncIterator[Child]:
-    """Start Spark in a process of its own, which has ended when the block ends."""
-    job = CheckingJob(
-        database=plan.setup.audit_database,
-        chain_id=plan.setup.chain_id,
-        journal=str(plan.journal),
-        is_long=plan.rows >= LONG_ROWS,
+        error = ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+        error.add_note("--no-spark does without")
+        raise error
+    verifier = loop.run(
+        Child.start("verifier", "demo.spark_check", CheckingJob(is_long=_is_long(options)))
     )
-    verifier = await Child.start("verifier", "demo.spark_check", job)
     try:
-        yield verifier
+        yield lambda plan, bar: loop.run(_checked_by(verifier, plan, bar))
     finally:
-        await verifier.stop()
+        loop.run(verifier.stop())
 
 
-async def checked_by(verifier: Child, rows: int, bar: ProgressBar) -> dict[str, Any]:
-    """Have Spark verify database and journal, and compare them; return its report.
+def _is_long(options: DemoOptions) -> bool:
+    if options.input is None:
+        return options.orders >= LONG_ROWS
+    return options.input.stat().st_size >= LONG_BYTES
+
+
+def checked_locally(plan: Plan, bar: ProgressBar) -> dict[str, Any]:
+    """Verify without Spark, in this process; a Check."""
+    from chain_verifier.local.verify import verify_locally
+
+    setup, journal, done = plan.setup, str(plan.journal), count()
+    request = _request(setup.audit_database, setup.chain_id, journal)
+
+    def begin(line: str) -> None:
+        bar.move_to(next(done), _shown(line, journal))
+
+    return verify_locally(request, begin).to_dict()
+
+
+async def _checked_by(verifier: Child, plan: Plan, bar: ProgressBar) -> dict[str, Any]:
+    """Have Spark verify; as a Check.
 
     Raises ChildDied when the check did not complete, OrderchainError when it takes too long.
     """
-    await verifier.send(ContinueCommand())
+    await verifier.send(
+        VerifyCommand(
+            database=plan.setup.audit_database,
+            chain_id=plan.setup.chain_id,
+            journal=str(plan.journal),
+        )
+    )
     try:
-        async with asyncio.timeout(VERIFY_SECONDS + rows / VERIFY_ROWS_PER_SECOND):
+        async with asyncio.timeout(VERIFY_SECONDS + plan.rows / VERIFY_ROWS_PER_SECOND):
             while not isinstance(report := await verifier.report(), SparkReport):
                 if isinstance(report, SparkProgress):
                     bar.move_to(report.done, report.step)
     except TimeoutError:
         raise OrderchainError("Spark did not answer in time") from None
     return report.report
+
+
+def _shown(line: str, journal: str) -> str:
+    return line.replace(f"journal:{journal}", "journal")
+
+
+def _request(database: str, chain_id: int, journal: str) -> VerifyRequest:
+    from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
+
+    sources = DatabaseSource(database=database), JournalSource(path=journal)
+    return VerifyRequest(chain_id=chain_id, sources=sources)
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -163,26 +209,27 @@ async def run_spark_check(pipe: Pipe) -> None:
 
     Everything but the wait blocks: there is nothing else to do here.
     """
-    from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
     from chain_verifier.spark.session import open_session
     from chain_verifier.spark.verify import verify
 
     job = await pipe.job(CheckingJob)
     pipe.report(SparkProgress(step="starting Spark", done=0))
-    step, steps_done = "", 0
+    step, journal, steps_done = "", "", 0
 
     def begin(line: str) -> None:
         nonlocal step, steps_done
-        step, steps_done = line.replace(f"journal:{job.journal}", "journal"), steps_done + 1
+        step, steps_done = _shown(line, journal), steps_done + 1
         pipe.report(SparkProgress(step=step, done=steps_done))
 
     def follow(done: int, tasks: int) -> None:
         pipe.report(SparkProgress(step=step, done=steps_done + done / max(tasks, 1)))
 
     with open_session(None, is_long_run=job.is_long) as spark:
-        await pipe.command()
-        sources = DatabaseSource(database=job.database), JournalSource(path=job.journal)
-        request = VerifyRequest(chain_id=job.chain_id, sources=sources)
+        asked = await pipe.command()
+        if not isinstance(asked, VerifyCommand):
+            raise OrderchainError(f"command was {asked}, expected to verify")
+        journal = asked.journal
+        request = _request(asked.database, asked.chain_id, asked.journal)
         report = verify(request, spark, begin, follow)
         # Before Spark has stopped: that takes a second, which nobody needs to wait for.
         pipe.report(SparkReport(report=report.to_dict()))

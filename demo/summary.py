@@ -53,8 +53,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Digest of the matching service's state."""
     digest_straight: str
     """Digest of the same orders applied straight from the input."""
-    spark_clean: bool
-    spark: dict[str, Any]
+    verified_by: str
+    verified_clean: bool
+    verified: dict[str, Any]
     """The report of `chainctl verify`."""
     journal: str
     commands: dict[str, str]
@@ -73,7 +74,7 @@ def summarize(
     commands: dict[str, str],
     phases: dict[str, float],
 ) -> Summary:
-    """Return the summary, the judgement included. `report` is Spark's."""
+    """Return the summary, the judgement included. `report` is the verifier's."""
     expected, finished, lives = plan.demo_input.expected, outcome.finished, outcome.lives
     not_whole = _objections(expected, outcome, report)
     return Summary(
@@ -99,8 +100,9 @@ def summarize(
         book=finished.counters,
         digest=finished.digest,
         digest_straight=expected.digest,
-        spark_clean=not objections(report, expected.rows),
-        spark=report,
+        verified_by=options.verifier,
+        verified_clean=not objections(report, expected.rows),
+        verified=report,
         journal=str(plan.journal),
         commands=commands,
         phases=phases,
@@ -158,7 +160,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("rate of delivery", f"{summary.delivered_per_second:,.0f} orders/s"),
         ("book", ", ".join(f"{name} {count:,}" for name, count in summary.book.items())),
         ("state and straight input", f"{digests} ({summary.digest[:16]}...)"),
-        ("Spark", "database and journal whole and equal" if summary.spark_clean else "FINDINGS"),
+        (
+            f"verified by {summary.verified_by}",
+            "database and journal whole and equal" if summary.verified_clean else "FINDINGS",
+        ),
         ("in all", f"{summary.seconds:.1f} s: {_phases(summary)}"),
         ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
     ]

@@ -30,7 +30,7 @@ from local_stack.folders import (
     first_closed,
     make_folder,
 )
-from orderchain.text import reason_of, silent
+from orderchain.text import not_installed, reason_of, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -182,8 +182,7 @@ def _open_repository(kept: Path, environ: Mapping[str, str]) -> MavenContext:
     try:
         from jgo.maven import MavenContext  # a third of a second, paid by the first start alone
     except ModuleNotFoundError as error:
-        missing = error.name or "jgo"
-        raise SetupNeeded(f"{missing} is not installed: pip install 'orderchain[stack]'") from error
+        raise SetupNeeded(not_installed(error.name or "jgo", "stack")) from error
     mirror = environ.get(REPOSITORY_VARIABLE)
     repositories = {"mirror": mirror.rstrip("/")} if mirror else None
     return MavenContext(repo_cache=kept, remote_repos=repositories, timeout=int(_TRY_DEADLINE_S))

@@ -37,6 +37,7 @@ from local_stack.folders import (
 )
 from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
+from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity
@@ -68,7 +69,7 @@ def find_installation() -> Installation:
     """
     found = importlib.util.find_spec(_PACKAGE)  # finds the package without running it
     if found is None or not found.submodule_search_locations:
-        raise SetupNeeded(f"{_DISTRIBUTION} is not installed: pip install 'orderchain[stack]'")
+        raise SetupNeeded(not_installed(_DISTRIBUTION, "stack"))
     prefix = Path(next(iter(found.submodule_search_locations))) / "pginstall"
     return Installation(prefix=prefix, version=importlib.metadata.version(_DISTRIBUTION))
 

@@ -267,12 +267,10 @@ def _import(name: str, module: str) -> object:
     except ModuleNotFoundError as error:
         if not packages:
             raise
-        extra = _EXTRA_OF[packages[0]]
+        from orderchain.text import not_installed
+
         missing = (error.name or module).partition(".")[0]
-        text = (
-            f"orderchain.{name} needs {missing}, which is not installed: "
-            f"pip install 'orderchain[{extra}]'"
-        )
+        text = f"orderchain.{name}: {not_installed(missing, _EXTRA_OF[packages[0]])}"
         raise ImportError(text, name=error.name) from error
 
 

@@ -9,6 +9,7 @@ writing would show another text than there is.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from math import inf
 from time import monotonic
@@ -54,6 +55,16 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     """Return `1 row`, `2,500 rows` or `2 batches`; `plural` is for an irregular one."""
     regular = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural or regular}"
+
+
+def not_installed(package: str, extra: str) -> str:
+    """Return that `package` is missing, and the command that installs it into this interpreter.
+
+    pip takes orderchain itself as it is installed here, so the name need not be on an index; and
+    a `pip` of another interpreter would look for it there.
+    """
+    command = f"{shlex.quote(sys.executable or 'python3')} -m pip install 'orderchain[{extra}]'"
+    return f"{package} is not installed, which is in the extra {extra}: {command}"
 
 
 def reason_of(error: BaseException, limit: int = 500) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from chainctl.logs import PACKAGES
 from chainctl.main import main
+from tests.deadlines import LONG_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ def call_here(arguments: Sequence[object], settings: Mapping[str, str], folder: 
         patch.setattr(sys, "stderr", streams[1])
         # It is for a process that has nothing but the command in it.
         patch.setattr("chainctl.event_loop.calm_collector", lambda: None)
+        # How often these come says how loaded this machine is.
+        patch.setattr("chainctl.output.LINE_SECONDS", LONG_SECONDS)
         with logging_as_before():
             code = main([str(argument) for argument in arguments])
     out, err = (stream.buffer.getvalue().decode() for stream in streams)

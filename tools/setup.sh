@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `tools/setup.sh site` for `make site`
-# (no Java, no Spark, no jars), `tools/setup.sh all` for everything else.
+# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `light` for `make demo SPARK=no`,
+# `site` for `make site` (no Java, no Spark, no jars), `all` for everything else.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
@@ -8,7 +8,7 @@
 #   jars                Apache Kafka and Spark's connectors, in a cache that all checkouts share
 #
 # What does not need each other is fetched at the same time. The second time it does nothing and needs no network.
-# PYTHON=/path/to/python chooses the interpreter.
+# PYTHON=/path/to/python chooses the interpreter. The last line of a set-up that fails names the cause, where it is known.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cd "$(pwd -P)"
@@ -20,10 +20,11 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 2; }
 
 case $level in
-  demo) extras=cli,web,stack,spark size="110 MB" ;;
-  site) extras=docs size="35 MB" ;;
-  all) extras=dev size="280 MB" ;;
-  *) stop "the level was '$level', expected demo, site or all" ;;
+  light) extras=cli,web,stack size="50 MB" disk_mb=1000 ;;
+  demo) extras=cli,web,stack,spark size="110 MB" disk_mb=3000 ;;
+  site) extras=docs size="35 MB" disk_mb=500 ;;
+  all) extras=dev size="280 MB" disk_mb=5000 ;;
+  *) stop "the level was '$level', expected light, demo, site or all" ;;
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
@@ -31,12 +32,23 @@ fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt
 
 stamp() { echo ".venv/.setup-$1"; }
 
-is_done() { # LEVEL
+is_done() { # LEVEL: it, or one that holds all of it
   if [ "$1" = site ] && is_done all; then return; fi
+  if [ "$1" = light ] && is_done demo; then return; fi
   [ -x .venv/bin/python ] && [ -r "$(stamp "$1")" ] && [ "$(cat "$(stamp "$1")")" = "$(fingerprint)" ]
 }
 
 # --- what the system must have ---------------------------------------------------------------------------------------
+
+# Packages come here; what they are made of goes through the temporary folder, which may be another disk.
+require_disk() {
+  local folder need=$disk_mb free_mb
+  for folder in "$PWD" "$temporary"; do
+    free_mb=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print int($4 / 1000) }') || free_mb=
+    [ -z "$free_mb" ] || [ "$free_mb" -ge "$need" ] || stop "$folder has $free_mb MB free, the set-up needs $need MB there"
+    need=$((disk_mb / 2))
+  done
+}
 
 fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
 
@@ -109,6 +121,7 @@ declare -A labels=() outputs=() # by process id
 temporary=$(mktemp -d)
 columns=$(stty size <&2 2>/dev/null | cut -d ' ' -f 2) || columns=
 trap 'for child in "${!labels[@]}"; do kill -- "-$child" 2>/dev/null || true; done; rm -rf "$temporary"' EXIT
+trap 'clear_line; say "interrupted; the next call goes on with what is here"; exit 130' INT
 
 # begin LABEL COMMAND...: starts it beside what was begun before, in a process group of its own.
 begin() {
@@ -138,16 +151,31 @@ finish() {
     report "$((SECONDS - begin)) s:$(for child in "${!labels[@]}"; do doing "$child"; done)"
     next=$((SECONDS + every))
   done
-  [ -t 2 ] && printf '\r\033[K' >&2 || true
+  clear_line
 }
 
+clear_line() { [ ! -t 2 ] || printf '\r\033[K' >&2; }
+
 failed() {
-  [ -t 2 ] && printf '\r\033[K' >&2
+  clear_line
   tail -n 15 "${outputs[$1]}" >&2
-  say "${labels[$1]}: failed"
+  say "${labels[$1]}: failed$(cause_in "${outputs[$1]}")"
   unset "labels[$1]"
   exit 3
 }
+
+# What people can do something about; pip says it somewhere in the middle.
+cause_in() { # FILE
+  if grep -qE 'CERTIFICATE_VERIFY_FAILED|PKIX path building failed' "$1"; then
+    echo ": it does not trust the certificate of $(host_in "$1"). A proxy's own? PIP_CERT and SSL_CERT_FILE name the file of its CA"
+  elif grep -qE 'No space left on device|Disk quota exceeded' "$1"; then
+    echo ": the disk is full"
+  elif grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|Connection refused' "$1"; then
+    echo ": no connection to $(host_in "$1"). HTTPS_PROXY and PIP_INDEX_URL name another way"
+  fi
+}
+
+host_in() { sed -n "s/.*host='\([^']*\)'.*/\1/p" "$1" | head -n 1 | grep . || echo "what it asked"; }
 
 report() { if [ -t 2 ]; then printf '\r\033[Ksetup: %s' "$(cut -c "1-$((${columns:-80} - 8))" <<<"$1")" >&2; else say "$1"; fi; }
 
@@ -201,13 +229,13 @@ begin_python_packages() {
     requirements "$extras" >"$temporary/requirements.txt"
     begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
   fi
-  [ "$level" = site ] || is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
+  [ "$level" = light ] || [ "$level" = site ] || is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
     --use-pep517 --config-settings=--build-option=--compression=stored
 }
 
 begin_jars() {
   begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
-  begin "fetching Spark's connectors (15 MB)" .venv/bin/python -m chain_verifier.spark.connectors
+  [ "$level" = light ] || begin "fetching Spark's connectors (15 MB)" .venv/bin/python -m chain_verifier.spark.connectors
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -218,6 +246,7 @@ if command -v flock >/dev/null; then # two at once: the second waits, and then f
   flock 9
   if is_done "$level"; then exit 0; fi
 fi
+require_disk
 python=$(find_python)
 begin_packages
 make_venv
@@ -227,7 +256,7 @@ if [ "$level" != site ] && ! is_done demo; then
   [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
   begin_jars
   finish
-  fingerprint >"$(stamp demo)"
+  [ "$level" = light ] || fingerprint >"$(stamp demo)"
 fi
 fingerprint >"$(stamp "$level")"
 say "done, after $SECONDS s"

@@ -15,6 +15,7 @@ from benchmarks.chains import Site, connected, make_topic, remove_topic
 from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
 from orderchain.model import Event
 from orderchain.sql import load_sql
+from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -73,7 +74,7 @@ class Rival:
         try:
             import_module(self.library)
         except ImportError as error:
-            return f"{error.name or self.library} is missing (pip install 'orderchain[bench]')"
+            return not_installed(error.name or self.library, "bench")
         return None
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:

@@ -367,7 +367,7 @@ async def _move_head(
 
 
 async def _record(connection: Connection, request: RepairRequest, plan: RepairPlan) -> int:
-    named = [f"{each.what} {each.after_id}..{each.until_id}" for each in plan.written]
+    named = [f"{each.what} after {each.after_id} up to {each.until_id}" for each in plan.written]
     more = ", ..." if len(named) > _RANGES_NAMED else ""
     what = f"{counted(plan.batches, 'batch')}, {counted(plan.rows, 'row')} from {plan.source}"
     detail = f"{what}: {', '.join(islice(named, _RANGES_NAMED))}{more}"

@@ -27,9 +27,8 @@ from chain_verifier.spark.table import (
     ROWS,
 )
 from chain_verifier.verification import CONTENT
-from orderchain.clients.database_config import DatabaseConfig, warn_of_exposure
+from orderchain.clients.database_config import PINNED, DatabaseConfig, warn_of_exposure
 from orderchain.clients.options import JdbcAddress, jdbc_address
-from orderchain.clients.postgres import PINNED
 from orderchain.errors import ChainMissing
 from orderchain.sql import require_version
 

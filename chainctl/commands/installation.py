@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import TOPIC_SETTINGS, connected_topics
 from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import run_async
@@ -36,18 +35,19 @@ from chainctl.output import (
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
+from chainctl.topics import TOPIC_SETTINGS, connected_topics
 from orderchain.errors import ConnectError, OrderchainError
 from orderchain.limits import FRAME_BYTES_MIN
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
-from orderchain.text import counted, reason_of
+from orderchain.text import counted, not_installed, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from chainctl.commands.chain.chains import Topics
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
+    from chainctl.topics import Topics
     from orderchain.clients.kafka_config import KafkaConfig
 
 # -- doctor ---------------------------------------------------------------------------------------
@@ -74,7 +74,6 @@ _MAY_NOT_WRITE: Final = {"42501", "25006"}
 """Codes of PostgreSQL: no privilege, and a transaction or a server that is read-only."""
 
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
-_EXTRA: Final = "pip install 'orderchain[cli]'"
 
 
 class DoctorLine(Struct, frozen=True, kw_only=True):
@@ -170,10 +169,8 @@ def _python() -> DoctorLine:
     missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
     if not missing:
         return _ok("python", version)
-    found = f"{version}, without {', '.join(missing)}"
-    if missing == ["uvloop"]:
-        return _warning("python", found, _EXTRA)
-    return _failed("python", found, _EXTRA)
+    judge = _warning if missing == ["uvloop"] else _failed
+    return judge("python", version, not_installed(", ".join(missing), "cli"))
 
 
 def _settings(sourced: SourcedSettings) -> list[DoctorLine]:

@@ -197,6 +197,11 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     help="Serve the metrics of the sequencing service there, and those of the matching service at "
     "the next port.",
 )
+@click.option(
+    "--no-spark",
+    is_flag=True,
+    help="Verify as `chainctl verify --local` does: sooner, and without Spark's installation.",
+)
 @json_option
 @uses_settings("stack_dir")
 def demo(
@@ -208,6 +213,7 @@ def demo(
     reorder: float,
     seed: int | None,
     http: Address | None,
+    no_spark: bool,
     as_json: bool,
 ) -> ExitCode:
     """Sequence, lose, kill, fill and verify, on a local PostgreSQL and Kafka.
@@ -228,6 +234,7 @@ def demo(
         duplicate=duplicate,
         reorder=reorder,
         seed=random.SystemRandom().getrandbits(32) if seed is None else seed,
+        with_spark=not no_spark,
         http=http,
     )
     summary = run_demo(stack_of(settings), options)
@@ -254,7 +261,7 @@ def _show_summary(summary: Summary) -> None:
 _SHOWS: Final = {
     "status": "heads, leader and receivers of the chain",
     "receive": "the whole chain once more, in order, into a journal of its own",
-    "verify": "Spark verifies database, topic and journal, and compares them",
+    "verify": "verifies database, topic and journal, and compares them",
     "console": "all of it live in a browser, on loopback",
 }
 """What the printed commands do."""

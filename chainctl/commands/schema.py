@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from chainctl.admin import apply_schema
 from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from chainctl.schema.parts import SchemaPart, UpgradeStep, Version
     from chainctl.settings import Settings
 
-
-_OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
-"""A table, a function, an object of that name exists."""
 
 _APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
 """Who may apply the schema; see `docs/permissions.md`."""
@@ -85,11 +83,12 @@ def apply(settings: Settings, part_name: str) -> None:
     is left to a superuser or to the database's owner.
     """
     part = PARTS[part_name]
-    if run_async(apply_schema(settings, part)):
+    applied, left = run_async(_apply(settings, part))
+    if applied:
         talk(f"chainctl: {_label(part)} applied")
     else:
         talk(f"chainctl: {_label(part)} is already there, nothing done")
-    for step in run_async(_left_steps(settings, part)):
+    for step in left:
         talk(f"chainctl: left to the DBA: {step};")
 
 
@@ -185,30 +184,6 @@ async def _upgrade(
     return steps
 
 
-async def apply_schema(settings: Settings, part: SchemaPart = PARTS["chain"]) -> bool:
-    """Apply the schema; return False when it is already there."""
-    async with (
-        connected_to(settings.database_dsn(), settings.connect_seconds, _APPLIER) as connection,
-        connection.transaction(),
-    ):
-        # Before the lock, which not everybody may take: a schema that is there needs no right.
-        if await _is_there(connection, part):
-            return False
-        await connection.execute(SQL["lock_schema"])
-        if await _is_there(connection, part):
-            return False
-        await _execute_schema(connection, part)
-        return True
-
-
-async def _is_there(connection: Connection, part: SchemaPart) -> bool:
-    """Return whether the part is there. Raises SchemaError where it is of another version."""
-    if (version := await read_version(connection, part)) is None:
-        return False
-    require_version(version._asdict(), part.version, part.name)
-    return True
-
-
 def _apply_command(part: SchemaPart) -> str:
     option = "" if part.name == "chain" else f" --part {part.name}"
     return f"chainctl schema apply{option}"
@@ -220,18 +195,6 @@ async def _require_there(connection: Connection, part: SchemaPart) -> Version:
         expected = f"the tables of part {part.name} ({_apply_command(part)})"
         raise SchemaError("schema", "none", expected)
     return version
-
-
-async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
-    from orderchain.clients.postgres import sqlstate_of
-
-    try:
-        await connection.execute(part.text())
-    except Exception as error:
-        if sqlstate_of(error) in _OBJECT_IN_THE_WAY:
-            expected = "a schema public without objects of these names"
-            raise SchemaError("database", str(error), expected) from error
-        raise
 
 
 class _Found(NamedTuple):
@@ -267,10 +230,14 @@ async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...
     return _Found(found, missing, [line for line in changed if not line.startswith(known)])
 
 
-async def _left_steps(settings: Settings, part: SchemaPart) -> list[str]:
-    """Return the statements that the part needs, and that only a DBA may run."""
-    async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
-        return [step for step, is_done in await _steps(connection, part) if not is_done]
+async def _apply(settings: Settings, part: SchemaPart) -> tuple[bool, list[str]]:
+    """Apply the part; return whether it was not there, and what only a DBA may run after it."""
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, _APPLIER
+    ) as connection:
+        applied = await apply_schema(connection, (part.name,))
+        steps = await _steps(connection, part)
+    return bool(applied), [step for step, is_done in steps if not is_done]
 
 
 async def _steps(connection: Connection, part: SchemaPart) -> list[tuple[str, bool]]:

@@ -193,6 +193,25 @@ _ALPN: Final = ["postgresql"]
 """What a server requires when TLS starts with the first byte."""
 
 
+PINNED: Final = {
+    # A role may set each of these for itself (ALTER ROLE), and what is set so holds for all its
+    # later sessions. The options of a connection take precedence over it.
+    "search_path": "public",
+    "default_transaction_isolation": "read committed",
+    # Our deadlines count.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    # A backend that waits for a lock does not notice otherwise that its client has given up, and
+    # each try leaves one more, until the server has no connection left (PostgreSQL 14).
+    "client_connection_check_interval": "2s",
+    # At the sixth call PostgreSQL would try a plan for any chain: it takes seconds, and the locks
+    # of all partitions of all chains.
+    "plan_cache_mode": "force_custom_plan",
+}
+"""What every session of ours depends on. An option of the same name in the URL takes precedence."""
+
+
 class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a database is, as whom to log in, and what the server has to prove.
 

@@ -19,7 +19,7 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from orderchain.clients import abort
-from orderchain.clients.database_config import server_name, warn_of_exposure
+from orderchain.clients.database_config import PINNED, server_name, warn_of_exposure
 from orderchain.errors import (
     ConnectError,
     OrderchainError,
@@ -98,25 +98,6 @@ _CERTIFICATE_TIMES: Final = frozenset({9, 10})
 """OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
 _CERTIFICATE_NAMES: Final = frozenset({62, 64})
 """The same for a host's name, and for its address, that the certificate does not have."""
-
-
-PINNED: Final = {
-    # A role may set each of these for itself (ALTER ROLE), and what is set so holds for all its
-    # later sessions. The options of a connection take precedence over it.
-    "search_path": "public",
-    "default_transaction_isolation": "read committed",
-    # Our deadlines count.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_session_timeout": "0",
-    # A backend that waits for a lock does not notice otherwise that its client has given up, and
-    # each try leaves one more, until the server has no connection left (PostgreSQL 14).
-    "client_connection_check_interval": "2s",
-    # At the sixth call PostgreSQL would try a plan for any chain: it takes seconds, and the locks
-    # of all partitions of all chains.
-    "plan_cache_mode": "force_custom_plan",
-}
-"""What every session of ours depends on. An option of the same name in the URL takes precedence."""
 
 
 class PoolerFound(ConnectError):

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from msgspec import Struct
 
-from orderchain.clients.database_config import DatabaseConfig
+from orderchain.clients.database_config import PINNED, DatabaseConfig
 from orderchain.clients.postgres import (
     CLOSE_SECONDS,
-    PINNED,
     SERVER_ERRORS,
     PoolerFound,
     close_connection,

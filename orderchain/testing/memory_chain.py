@@ -14,11 +14,7 @@ from orderchain.frame import FrameHeader, encode_frame
 from orderchain.model import Event
 from orderchain.seal import SEAL_BYTES, Batch, event_pages, next_seal
 from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
-from orderchain.testing.memory_receiver import (
-    MemoryCheckpointStore,
-    MemoryGapSource,
-    MemoryTransaction,
-)
+from orderchain.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
 from orderchain.testing.memory_store import MemoryDatabase
 from orderchain.testing.virtual_loop import Process
 from orderchain.testing.wire import Dial, Wire, WiredServer
@@ -28,6 +24,7 @@ if TYPE_CHECKING:
 
     from orderchain.model import Mark
     from orderchain.ports import CheckpointStore, FrameSource, GapSource
+    from orderchain.testing.memory_sql import AnswerTo, MemoryConnection, SqlDatabase
 
 
 def sealed(
@@ -176,14 +173,16 @@ FIRST_COMMIT_US: Final = 1_750_000_000_000_000
 class Service:
     """A service under test, run like a program: it can be killed."""
 
-    def __init__(self, process: Process, task: asyncio.Task[Any]) -> None:
+    def __init__(self, process: Process, task: asyncio.Task[Any], tables: SqlDatabase) -> None:
         self._process = process
+        self._tables = tables
         self.task = task
         """What it runs; await it to see it end, or fail."""
 
     async def kill(self) -> None:
         """End it as kill -9 would: nothing that it does from now on reaches a server."""
         self._process.kill()
+        self._tables.end(self._process)
         with suppress(asyncio.CancelledError, Exception):
             await self.task
 
@@ -207,6 +206,10 @@ class MemoryChain:
         self._log = MemoryLog()
         self._server = WiredServer("database")
         self._services = 0
+        # Here, for it imports the driver, whose errors it raises.
+        from orderchain.testing.memory_sql import SqlDatabase
+
+        self._tables = SqlDatabase(Random(seed))  # noqa: S311
 
     # -- the sequencer's side ------------------------------------------------------------------
 
@@ -284,16 +287,31 @@ class MemoryChain:
         """Return what is stored of a receiver's place now."""
         return self._chain.checkpoints.get(receiver)
 
-    @staticmethod
-    def transaction() -> MemoryTransaction:
-        """Return a transaction to give to `Receiver.checkpoint`: `add` effects, then `commit`."""
-        return MemoryTransaction()
+    @property
+    def tables(self) -> dict[str, Any]:
+        """What has committed of the service's own tables: fill it before, compare it after."""
+        return self._tables.tables
+
+    def answer(self, statement: str, function: AnswerTo) -> None:
+        """Make a statement of the service do what `function(tables, *arguments)` does.
+
+        There is no SQL here. It returns the statement's rows; a statement without an answer raises
+        SettingError.
+        """
+        self._tables.answer(statement, function)
+
+    async def connect(self) -> MemoryConnection:
+        """Return a connection as `asyncpg.connect` does, to be given to `Receiver.checkpoint`, too.
+
+        Outside of a transaction that is refused, as by PostgreSQL's store.
+        """
+        return self._tables.connect()
 
     def start(self, main: Coroutine[Any, Any, object]) -> Service:
         """Run `main` as a program of its own, which can be killed."""
         self._services += 1
         process = Process(f"service {self._services}")
-        return Service(process, process.run(main))
+        return Service(process, process.run(main), self._tables)
 
     # -- batches -------------------------------------------------------------------------------
 

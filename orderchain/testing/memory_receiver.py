@@ -311,6 +311,7 @@ class MemoryTransaction:
     """A caller's own transaction: at its commit all of it happens, or nothing.
 
     It is given as `connection` to `Receiver.checkpoint`. Without a commit it was rolled back.
+    For simulated worlds: a service under test uses what `MemoryChain.connect` returns.
     """
 
     def __init__(self) -> None:
@@ -321,6 +322,13 @@ class MemoryTransaction:
     def is_in_transaction(self) -> bool:
         """Whether it has not been committed yet, as a driver's connection reports it."""
         return not self._is_over
+
+    @property
+    def required(self) -> MemoryTransaction:
+        """Itself. Raises SettingError when it has been committed."""
+        if self._is_over:
+            raise SettingError("connection", "outside of a transaction", "one in a transaction")
+        return self
 
     def add(self, effect: Callable[[], None]) -> None:
         """Have `effect` take place at the commit."""
@@ -371,18 +379,19 @@ class MemoryCheckpointStore:
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Move the place by compare-and-set; see `orderchain.ports.CheckpointStore.save`.
 
-        `connection` is a MemoryTransaction.
+        `connection` is a MemoryConnection, or a MemoryTransaction.
         """
         if end.id < first_pid:
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
         if connection is not None:
-            if not (isinstance(connection, MemoryTransaction) and connection.is_in_transaction()):
-                expected = "a MemoryTransaction in a transaction: the place is stored with it"
-                raise SettingError("connection", "outside of a transaction", expected)
+            transaction = getattr(connection, "required", None)
+            if transaction is None:
+                expected = "one of the database in memory, such as `await chain.connect()`"
+                raise SettingError("connection", type(connection).__name__, expected)
             first_pid = self._from(first_pid)
             self._check(first_pid, end)
-            connection.check(lambda: self._check(first_pid, end))
-            connection.add(lambda: self._put(end))
+            transaction.check(lambda: self._check(first_pid, end))
+            transaction.add(lambda: self._put(end))
             return
 
         async def move() -> None:

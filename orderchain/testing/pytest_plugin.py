@@ -1,12 +1,13 @@
 """Fixtures for those who embed the engine: real servers, a chain and an outbox in memory.
 
 pytest loads this in every project of an environment where the engine is installed. So it imports
-nothing but pytest until a fixture is used, adds no hook, and every name begins with
-`orderchain_`.
+nothing but pytest until a fixture is used, has no hook but the one that makes its marker known, and
+every name begins with `orderchain`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -17,12 +18,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from local_stack.kafka import KafkaServer
     from local_stack.postgres import PostgresServer
     from orderchain.testing.memory_chain import MemoryChain
     from outbox.testing import MemoryOutbox
+
+
+MARKER = (
+    "orderchain(chains=[N], parts=[NAME]): what orderchain_environment makes in its database: "
+    "chains with their topics, and parts of the schema besides the chain's, such as outbox and "
+    "inbox"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known, also to --strict-markers."""
+    config.addinivalue_line("markers", MARKER)
 
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - below it, mkdtemp makes a folder of our own
@@ -152,19 +165,56 @@ def orderchain_database(orderchain_role_dsn: Callable[[str], str]) -> str:
 
 @pytest.fixture
 def orderchain_environment(
+    request: pytest.FixtureRequest,
+    orderchain_fresh_name: str,
     orderchain_kafka: KafkaServer,
     orderchain_database: str,
     orderchain_role_dsn: Callable[[str], str],
 ) -> dict[str, str]:
-    """The settings of a whole stack, as `chainctl stack env` gives them, with a fresh database."""
+    """The settings of a whole stack, as `chainctl stack env` gives them, with a fresh database.
+
+    The marker `orderchain` says what else is made there: chains, each with an empty topic of a name
+    of its own; parts of the schema.
+    """
     from orderchain.sql import AUDITOR, GAP_READER
 
+    marker = request.node.get_closest_marker("orderchain")
+    if marker is not None:
+        asked = _make(
+            orderchain_database,
+            orderchain_kafka.bootstrap,
+            orderchain_fresh_name,
+            *marker.args,
+            **marker.kwargs,
+        )
+        # A loop of its own, which leaves the one that the tests run on as it is.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(asked)
     return {
         "CHAINCTL_DATABASE": orderchain_database,
         "CHAINCTL_GAP_DATABASE": orderchain_role_dsn(GAP_READER),
         "CHAINCTL_AUDIT_DATABASE": orderchain_role_dsn(AUDITOR),
         "CHAINCTL_KAFKA": orderchain_kafka.bootstrap,
     }
+
+
+async def _make(
+    database: str,
+    kafka: str,
+    name: str,
+    *,
+    chains: Sequence[int] = (),
+    parts: Sequence[str] = (),
+) -> None:
+    """Make what the marker asks for. The broker outlives the test: topics begin with `name`."""
+    from chainctl.admin import CONNECT_SECONDS, apply_schema, create_chain
+    from chainctl.database import connected_to
+    from orderchain.sql import OWNER
+
+    async with connected_to(database, CONNECT_SECONDS, OWNER) as connection:
+        await apply_schema(connection, parts)
+        for chain_id in chains:
+            await create_chain(connection, kafka, chain_id, topic=f"{name}.{chain_id}")
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ database, broker and relay are stand-ins that decide by the same cores. `docs/
 choosing-a-delivery-mode.md` shows a test, and says what they cannot replace.
 """
 
+from orderchain.testing.memory_sql import MemoryConnection
 from outbox.testing.faults import Awkwardness
-from outbox.testing.memory_database import MemoryConnection
 from outbox.testing.memory_outbox import MemoryOutbox, NotWorkedOff
 
 __all__ = ["Awkwardness", "MemoryConnection", "MemoryOutbox", "NotWorkedOff"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
 
+from orderchain.testing.memory_sql import AFTER_COMMIT, BEFORE_COMMIT
 from orderchain.testing.virtual_loop import stand_still
-from outbox.testing.memory_database import AFTER_COMMIT, BEFORE_COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection
+    from orderchain.testing.memory_sql import MemoryConnection
     from outbox.consumer.delivery import Attempt, Delivery
-    from outbox.testing.memory_database import MemoryConnection
 
 
 CUT_OFF_MAX: Final = 100

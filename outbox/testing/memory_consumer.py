@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from orderchain.clients.postgres import Connection
+    from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase, SqlTransaction
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
     from outbox.testing.faults import CrashPlan
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase, OutboxTransaction
 
 
 @dataclass
@@ -70,7 +70,7 @@ class InboxRows:
 class MemoryConnections(ConsumerConnections):
     """Hands out connections of the database in memory."""
 
-    def __init__(self, config: ConsumerConfig, database: OutboxDatabase) -> None:
+    def __init__(self, config: ConsumerConfig, database: SqlDatabase) -> None:
         super().__init__(config)
         self._database = database
 
@@ -95,7 +95,7 @@ class MemoryConnections(ConsumerConnections):
 class MemoryInbox(Inbox):
     """See `outbox.consumer.inbox.Inbox`: a connection is a `MemoryConnection` everywhere."""
 
-    def __init__(self, rows: InboxRows, database: OutboxDatabase, seconds: float) -> None:
+    def __init__(self, rows: InboxRows, database: SqlDatabase, seconds: float) -> None:
         super().__init__(0, seconds)
         self._rows = rows
         self._database = database
@@ -283,7 +283,7 @@ class MemoryInbox(Inbox):
             )
             rows.parked[delivery.message_id] = ParkedMessage(stored, failures, due, error)
 
-    async def _insert(self, transaction: OutboxTransaction, delivery: Delivery) -> bool:
+    async def _insert(self, transaction: SqlTransaction, delivery: Delivery) -> bool:
         name = ("inbox", self._rows.consumer, delivery.message_id)
         await self._database.lock(transaction, name)
         applied = self._rows.applied
@@ -304,7 +304,7 @@ class MemoryConsumer(Consumer):
     def __init__(
         self,
         config: ConsumerConfig,
-        database: OutboxDatabase,
+        database: SqlDatabase,
         broker: MemoryBroker,
         rows: InboxRows,
         plan: CrashPlan,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from msgspec.structs import replace
 
 from orderchain.errors import OrderchainError, SettingError
+from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase
 from orderchain.testing.virtual_loop import Process, VirtualLoop
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
@@ -20,7 +21,6 @@ from outbox.session import SYNCHRONOUS
 from outbox.testing.faults import CrashPlan, Faults
 from outbox.testing.memory_broker import MemoryBroker
 from outbox.testing.memory_consumer import InboxRows, MemoryConsumer
-from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 from outbox.testing.memory_relay import MemoryDecisions, MemoryMessageClient, MemoryRelay
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
+    from orderchain.testing.memory_sql import AnswerTo
     from outbox.acts import DeadLetter
     from outbox.consumer.consumer import Consumer
     from outbox.destination import Destination
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from outbox.service.interface import MessageClient
     from outbox.statuses import Status
     from outbox.testing.faults import Awkwardness
-    from outbox.testing.memory_database import AnswerTo
     from outbox.testing.memory_relay import AskMemory
 
     RunService = Callable[[Consumer], Coroutine[Any, Any, None]]
@@ -78,7 +78,7 @@ class MemoryOutbox:
         random = Random(seed)  # noqa: S311 - faults, not secrets
         self._loop = VirtualLoop(seed)
         self._faults = Faults(random)
-        self._database = OutboxDatabase(random)
+        self._database = SqlDatabase(random)
         self._broker = MemoryBroker(self._faults)
         self._relay = MemoryRelay(self._broker, self._faults)
         self._decisions = MemoryDecisions(self._database)

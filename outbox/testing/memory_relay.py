@@ -17,6 +17,7 @@ import msgspec
 
 from orderchain.clock import time_of
 from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.testing.memory_sql import stored_already
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.destination import OPEN_SECONDS_MAX
 from outbox.errors import MessageError
@@ -48,17 +49,16 @@ from outbox.sender.due_decisions import (
 from outbox.sender.store import RETRY_SLACK_SECONDS, progress_of
 from outbox.service.interface import Decided, MessageClient
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
-from outbox.testing.memory_database import stored_already
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase
     from outbox.destination import Destination
     from outbox.records import Confirm
     from outbox.sender.due_decisions import PublishedPlace
     from outbox.testing.faults import Faults
     from outbox.testing.memory_broker import MemoryBroker
-    from outbox.testing.memory_database import MemoryConnection, OutboxDatabase
 
     AskMemory = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
     """A sender's check endpoint."""
@@ -389,7 +389,7 @@ class MemoryDecisions:
     The second one to write is refused, or waits for the first.
     """
 
-    def __init__(self, database: OutboxDatabase) -> None:
+    def __init__(self, database: SqlDatabase) -> None:
         self._database = database
         self._decided: dict[UUID, bool] = {}
 
@@ -427,7 +427,7 @@ class MemoryMessageClient(MessageClient):
     """
 
     def __init__(
-        self, sender: str, database: OutboxDatabase, relay: MemoryRelay, faults: Faults
+        self, sender: str, database: SqlDatabase, relay: MemoryRelay, faults: Faults
     ) -> None:
         super().__init__(["http://memory"], "no token")
         self._sender = sender

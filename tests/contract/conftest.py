@@ -32,6 +32,7 @@ from orderchain.testing.memory_receiver import (
     MemoryGapSource,
     MemoryTransaction,
 )
+from orderchain.testing.memory_sql import SqlDatabase
 from orderchain.testing.memory_store import (
     MemoryChainStore,
     MemoryDatabase,
@@ -327,6 +328,14 @@ def open_transaction(request: pytest.FixtureRequest, kind: str, writer_dsn: str)
     """A caller's own transaction: committed at the end of its block, else rolled back."""
     del writer_dsn
 
+    tables = SqlDatabase(Random(0))
+
+    @asynccontextmanager
+    async def by_statements() -> AsyncIterator[object]:
+        connection = tables.connect()
+        async with connection.transaction():
+            yield connection
+
     @asynccontextmanager
     async def in_memory() -> AsyncIterator[object]:
         transaction = MemoryTransaction()
@@ -342,7 +351,7 @@ def open_transaction(request: pytest.FixtureRequest, kind: str, writer_dsn: str)
         finally:
             await connection.close()
 
-    return in_postgres if kind == "postgres" else in_memory
+    return {"postgres": in_postgres, "wired": in_memory, "memory": by_statements}[kind]
 
 
 @pytest.fixture(params=["memory", "kafka"])

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
-from chainctl.commands.chain.chains import check_topic_name
 from chainctl.event_loop import run_async
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.settings import owner_of
+from chainctl.topics import check_topic_name
 from orderchain.errors import RetryError, SettingError
 from orderchain.text import counted
 

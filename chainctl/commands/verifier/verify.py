@@ -356,8 +356,8 @@ class _Watcher:
 
 @contextmanager
 def _watched() -> Iterator[_Watcher]:
-    """Show a bar on a terminal, since Spark takes seconds; a log file gets none."""
-    with progress("verifying", None) as bar:
+    """Show what is under way: Spark takes seconds to start, and as long as it needs to check."""
+    with progress("verifying", None, is_awaited=True) as bar:
         yield _Watcher(bar)
 
 

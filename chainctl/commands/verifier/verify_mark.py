@@ -147,7 +147,7 @@ def _detail(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the marks as they were: they are nowhere else any more."""
     ordered = sorted(rows, key=lambda row: (row["until_id"], row["mark_id"]))
     named = [
-        f"{row['after_id']}..{row['until_id']} seal {row['seal'].hex()[:16]} by "
+        f"after {row['after_id']} up to {row['until_id']}, seal {row['seal'].hex()[:16]} by "
         f"{row['verified_by']} on {utc(row['verified_at'])}"
         for row in ordered[:_MARKS_NAMED]
     ]

@@ -610,8 +610,10 @@ function drawVerifiedTile() {
   if (report && report.is_clean === false) return figure('verified', 'not clean', `last report, ${ago(report.written)}`, 'bad');
   if (!known.length) return figure('verified', '–', 'no chain was verified');
   const last = known.reduce((a, b) => (b.verified_at > a.verified_at ? b : a));
-  const some = known.length < rows('verified').length ? `${number(known.length)} of ${plural(rows('verified').length, 'chain')}, ` : '';
-  return figure('verified', 'whole', `${some}last ${ago(last.verified_at)}`, 'good');
+  const note = `last ${ago(last.verified_at)}`;
+  const all = rows('verified').length;
+  if (known.length < all) return figure('verified', `${number(known.length)} of ${plural(all, 'chain')}`, note, 'warn');
+  return figure('verified', 'whole', note, 'good');
 }
 
 function drawNotices() {

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chainctl.settings import Settings
 from demo.matching_service import StateStore, StoredState, open_state_store
 from demo.scenario import make_table
 from orderchain.errors import CheckpointLost, ConnectError
@@ -38,9 +37,17 @@ class Checkpoints:
             raise self._error
 
 
+async def made(database: str) -> None:
+    connection = await asyncpg.connect(database)
+    try:
+        await make_table(connection)
+    finally:
+        await connection.close()
+
+
 @pytest.fixture
 async def store(database: str, role_dsn: Callable[[str], str]) -> AsyncIterator[StateStore]:
-    await make_table(Settings(database=database))
+    await made(database)
     async with open_state_store(role_dsn(RECEIVER_WRITER), CHAIN_ID, RECEIVER) as opened:
         yield opened
 
@@ -87,7 +94,7 @@ async def test_states_of_two_receivers_are_apart(
 
 async def test_table_made_twice_keeps_what_is_in_it(store: StateStore, database: str) -> None:
     await save(store)
-    await make_table(Settings(database=database))
+    await made(database)
     assert await store.load() == STATE
 
 

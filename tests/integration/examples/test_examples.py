@@ -14,8 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from chainctl.commands.chain.chains import ChainPlan, create_chain
-from chainctl.settings import Settings
+from chainctl.admin import create_chain
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import must
 from tests.pipes import stdin_of, stdout_of
@@ -29,11 +28,11 @@ IDLE_SECONDS = "1.5"
 async def chain_id(stack_environment: dict[str, str]) -> int:
     """A chain of this test's database; its number names the topic, which outlives the test."""
     chain_id = int.from_bytes(os.urandom(3)) + 1
-    settings = Settings(
-        database=stack_environment["CHAINCTL_DATABASE"],
-        kafka=stack_environment["CHAINCTL_KAFKA"],
-    )
-    await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
+    admin = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
+    try:
+        await create_chain(admin, stack_environment["CHAINCTL_KAFKA"], chain_id)
+    finally:
+        await admin.close()
     return chain_id
 
 

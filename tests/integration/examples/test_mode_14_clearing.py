@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chainctl.commands.chain.chains import ChainPlan, create_chain
-from chainctl.schema.parts import PARTS
-from chainctl.settings import Settings
+from chainctl.admin import apply_schema, create_chain
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
@@ -37,9 +35,7 @@ IDLE_SECONDS = "2"
 @pytest.fixture
 async def admin(stack_environment: dict[str, str]) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
-    async with connection.transaction():
-        for part in ("outbox", "inbox"):
-            await connection.execute(PARTS[part].text())
+    await apply_schema(connection, ("outbox", "inbox"))
     yield connection
     await connection.close()
 
@@ -47,11 +43,11 @@ async def admin(stack_environment: dict[str, str]) -> AsyncIterator[asyncpg.Conn
 @pytest.fixture
 async def chain_id(stack_environment: dict[str, str]) -> int:
     chain_id = int.from_bytes(os.urandom(3)) + 1
-    settings = Settings(
-        database=stack_environment["CHAINCTL_DATABASE"],
-        kafka=stack_environment["CHAINCTL_KAFKA"],
-    )
-    await create_chain(settings, ChainPlan(chain_id=chain_id, topic=None, partition_ids=None))
+    admin = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
+    try:
+        await create_chain(admin, stack_environment["CHAINCTL_KAFKA"], chain_id)
+    finally:
+        await admin.close()
     return chain_id
 
 

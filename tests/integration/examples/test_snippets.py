@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import pytest
 
-from chainctl.commands.chain.chains import ChainPlan, create_chain
-from chainctl.settings import Settings
+from chainctl.admin import create_chain
 from local_stack.postgres import SUPERUSER
 from orderchain import (
     Consumer,
@@ -123,13 +122,12 @@ async def test_readme_sequences_an_order_and_matches_it(
 ) -> None:
     chain = int.from_bytes(os.urandom(3)) + 1
     dsn, kafka = stack_environment["CHAINCTL_DATABASE"], stack_environment["CHAINCTL_KAFKA"]
-    plan = ChainPlan(chain_id=chain, topic=None, partition_ids=None)
-    await create_chain(Settings(database=dsn, kafka=kafka), plan)
+    connection = await asyncpg.connect(dsn)
+    await create_chain(connection, kafka, chain)
     here = {"chain_id=1": f"chain_id={chain}", "localhost:9092": kafka}
     await run(part("README.md", "open_sequencer"), {"dsn": dsn, "payload": b"an order"}, here)
     assert capsys.readouterr().out == "1 0\n"
 
-    connection = await asyncpg.connect(dsn)
     book = Book()
     names = {
         "dsn": dsn,

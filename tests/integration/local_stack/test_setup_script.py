@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SCRIPT = Path(__file__).parents[3] / "tools/setup.sh"
 
@@ -73,20 +79,31 @@ class Machine:
         marker.touch() if there else marker.unlink()
 
     def set_up(self, script: str = "setup.sh", *level: str) -> subprocess.CompletedProcess[str]:
-        environment = {
+        return subprocess.run(
+            [self.project / "tools" / script, *level],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+        )
+
+    def start(self, level: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.project / "tools/setup.sh", level],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(),
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {
             "PATH": f"{self.programs}:{os.defpath}",
             "CALLS": str(self.calls_path),
             "TMPDIR": str(self.project.parent),
             "REDIS_SERVER": self.redis_server,
             "CHROMIUM": self.chromium,
         }
-        return subprocess.run(
-            [self.project / "tools" / script, *level],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
 
     def calls(self) -> list[str]:
         calls = self.calls_path.read_text().splitlines() if self.calls_path.exists() else []
@@ -97,6 +114,12 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait until it has happened; the timer of the test bounds it."""
+    while not happened():
+        threading.Event().wait(0.02)
 
 
 JARS = {"local_stack.jars", "chain_verifier.spark.connectors"}
@@ -143,6 +166,73 @@ def test_setup_of_the_site_needs_no_java_and_no_spark(machine: Machine) -> None:
     assert machine.set_up("setup.sh", "site").stderr == ""
 
 
+def test_setup_of_a_demo_without_spark_fetches_no_spark(machine: Machine) -> None:
+    assert machine.set_up("setup.sh", "light").returncode == 0
+    made = {"venv", "pip", "local_stack.jars", "requirements of cli,web,stack"}
+    assert set(machine.calls()) == made
+    assert machine.set_up("setup.sh", "light").stderr == ""
+    assert machine.set_up("setup.sh", "demo").returncode == 0
+    assert {"pip pyspark", "chain_verifier.spark.connectors"} < set(machine.calls())
+    machine.project.joinpath(".venv/.setup-light").unlink()
+    assert machine.set_up("setup.sh", "light").stderr == ""  # the demo's holds all of it
+    assert machine.calls() == []
+
+
+def test_setup_with_too_little_disk_says_so_before_it_fetches_anything(machine: Machine) -> None:
+    machine.has_program("df", "echo Filesystem; echo /dev/disk 9 9 2999999 1% /")
+    done = machine.set_up("setup.sh", "demo")
+    assert done.returncode == 2
+    said = f"setup: {machine.project} has 2999 MB free, the set-up needs 3000 MB there\n"
+    assert done.stderr == said
+    assert machine.calls() == []
+    assert machine.set_up("setup.sh", "light").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            "WARNING: Retrying after SSLError(SSLCertVerificationError(1, '[SSL: "
+            "CERTIFICATE_VERIFY_FAILED] unable to get local issuer certificate'))\n"
+            "ERROR: HTTPSConnectionPool(host='index.example', port=443): Max retries exceeded\n"
+            "ERROR: No matching distribution found for asyncpg",
+            ": it does not trust the certificate of index.example. A proxy's own? PIP_CERT and "
+            "SSL_CERT_FILE name the file of its CA",
+        ),
+        ("OSError: [Errno 28] No space left on device", ": the disk is full"),
+        (
+            "HTTPSConnectionPool(host='index.example', port=443): NameResolutionError",
+            ": no connection to index.example. HTTPS_PROXY and PIP_INDEX_URL name another way",
+        ),
+        ("something else", ""),
+    ],
+)
+def test_setup_that_fails_names_the_cause_last(machine: Machine, said: str, cause: str) -> None:
+    (machine.project / "said").write_text(said + "\n")
+    broken = PYTHON.replace("echo pip >", "cat said; false >")
+    machine.has_program("python3.11", broken)
+    done = machine.set_up("setup.sh", "light")
+    assert done.returncode == 3
+    last = done.stderr.splitlines()[-1]
+    assert last == f"setup: fetching Python packages (50 MB): failed{cause}"
+
+
+def test_setup_with_ctrl_c_says_one_line_and_ends_what_it_began(machine: Machine) -> None:
+    blocked = 'echo $$ >"$CALLS.blocked"; exec sleep 600; echo pip >'
+    machine.has_program("python3.11", PYTHON.replace("echo pip >", blocked))
+    process = machine.start("light")
+    marker = Path(f"{machine.calls_path}.blocked")
+    with process:
+        until(lambda: marker.exists() and marker.read_text().endswith("\n"))
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == (
+        "setup: interrupted; the next call goes on with what is here"
+    )
+    until(lambda: not Path(f"/proc/{int(marker.read_text())}").exists())
+
+
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "constraints-hashed.txt"])
 def test_setup_after_a_change_installs_again_into_the_same_venv(
     machine: Machine, changed: str
@@ -158,7 +248,7 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
 def test_setup_of_an_unknown_level_is_refused(machine: Machine) -> None:
     done = machine.set_up("setup.sh", "some")
     assert done.returncode == 2
-    assert done.stderr == "setup: the level was 'some', expected demo, site or all\n"
+    assert done.stderr == "setup: the level was 'some', expected light, demo, site or all\n"
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:

@@ -252,10 +252,13 @@ def test_page_of_several_chains_tells_each_verdict_first_and_then_all_of_each() 
     )
     page = _Page(html_chains_report(chains, {7: PICTURE}, MADE))
     assert page.open == []
-    assert "1 of 3 clean" in page.text
+    assert "1 of 3 chains clean" in page.text
+    assert ("p", {"class": "verdict bad"}) in page.tags
     assert page.text.index(HOSTILE) < page.text.index("Verification of chain 7")
     assert "Verification of chain 8" in page.text
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img"})
+    partial = _Page(html_chains_report(replace(chains, outcomes=(CLEAN, gone)), {}, MADE))
+    assert ("p", {"class": "verdict warn"}) in partial.tags  # nothing is wrong, as far as is known
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -18,6 +18,7 @@ from chainctl.exits import (
 from chainctl.main import main
 from local_stack import errors as stack_errors
 from orderchain import errors
+from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -122,7 +123,7 @@ def test_error_line_with_a_huge_message_is_cut() -> None:
 
 def test_error_line_of_a_missing_package_says_how_to_get_it() -> None:
     error = ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
-    assert error_line(error) == "pyspark is not installed: pip install 'orderchain[spark]'"
+    assert error_line(error) == not_installed("pyspark", "spark")
 
 
 def test_error_line_with_notes_ends_with_them() -> None:
@@ -182,7 +183,7 @@ def test_command_line_without_a_command_shows_the_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([]) == ExitCode.REFUSED
-    assert "Commands:" in capsys.readouterr().err
+    assert "Set up and run:" in capsys.readouterr().err
 
 
 def test_command_line_with_help_or_version_ends_clean(capsys: pytest.CaptureFixture[str]) -> None:

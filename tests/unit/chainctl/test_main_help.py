@@ -14,6 +14,7 @@ import click
 import pytest
 
 import chainctl
+from chainctl import main as main_module
 from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
 from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag, load_settings
@@ -43,6 +44,17 @@ LEAVES = dict(walk(cli))
 
 def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert set(EXAMPLES) == {"", *LEAVES}
+
+
+def test_help_shows_the_commands_in_five_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    blocks = map(str.splitlines, capsys.readouterr().out.split("\n\n"))
+    rows_of = {title[:-1]: rows for title, *rows in blocks if title.endswith(":")}
+    assert list(rows_of) == ["Options", *main_module.GROUPS, "Examples"]
+    assert len(main_module.GROUPS) == 5
+    rows = [row for title in main_module.GROUPS for row in rows_of[title]]
+    assert [row.split()[0] for row in rows] == list(COMMANDS)
+    assert len({row.index(COMMANDS[row.split()[0]]) for row in rows}) == 1  # one column
 
 
 def test_help_of_a_command_has_its_settings_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -75,6 +76,31 @@ def test_talk_with_stderr_closed_does_not_come_among_the_data(
     monkeypatch.setattr("sys.stderr", None)
     output.talk("hello")
     assert capsys.readouterr().out == ""
+
+
+def test_progress_where_somebody_waits_and_no_bar_can_be_drawn_says_what_is_under_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Event()
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.001)
+
+    def shown(text: str, _: str) -> str:
+        said.set()
+        return text
+
+    output.talk_through(shown)
+    try:
+        with output.progress("verifying", None, is_awaited=True) as bar:
+            bar.move_to(0, "starting Spark")
+            assert said.wait(60)  # the work itself calls nothing
+        with output.progress("receiving", None) as bar:
+            bar.move_to(1, "a service's log is no place for it")
+    finally:
+        output.talk_through(None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("chainctl: verifying: ")
+    assert lines[0].endswith(" s so far")
+    assert not any("receiving" in line for line in lines)
 
 
 def test_rate_with_nothing_done_shows_no_rate() -> None:

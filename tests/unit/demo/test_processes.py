@@ -8,13 +8,15 @@ import pytest
 
 from chainctl.event_loop import run_async
 from chainctl.main import main
-from demo.processes import CheckingJob, Child, ChildDied, ContinueCommand
+from demo.processes import CheckingJob, Child, ChildDied, VerifyCommand
+from orderchain.text import not_installed
 from tests.deadlines import in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOB = CheckingJob(database="", chain_id=1, journal="", is_long=False)
+JOB = CheckingJob(is_long=False)
+VERIFY = VerifyCommand(database="", chain_id=1, journal="")
 
 
 @pytest.fixture
@@ -30,9 +32,8 @@ def test_demo_without_spark_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("demo.spark_check.find_spec", lambda _: None)
     assert main(["demo", "--stack-dir", str(tmp_path / "stack")]) == 2
-    assert capsys.readouterr().err == (
-        "chainctl: pyspark is not installed: pip install 'orderchain[spark]'\n"
-    )
+    said = f"chainctl: {not_installed('pyspark', 'spark')}; --no-spark does without\n"
+    assert capsys.readouterr().err == said
     assert not (tmp_path / "stack").exists()
 
 
@@ -42,7 +43,7 @@ def test_command_to_a_process_that_has_died_leaves_the_word_to_its_death(dying: 
         try:
             with pytest.raises(ChildDied):
                 await child.report()
-            await child.send(ContinueCommand())
+            await child.send(VERIFY)
             with pytest.raises(ChildDied, match=r"the verifier ended .*there is no Spark"):
                 await child.report()
         finally:

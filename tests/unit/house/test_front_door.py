@@ -12,6 +12,7 @@ import pytest
 import orderchain
 import orderchain.errors
 import outbox.errors
+from orderchain.text import not_installed
 
 ROOT = Path(__file__).parents[3]
 
@@ -156,7 +157,4 @@ def test_extra_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
     for name, extra in {"open_receiver": "receiver", "open_sequencer": "sequencer"}.items():
         done = run(f"{hidden}from orderchain import {name}", tmp_path)
         last = done.stderr.strip().splitlines()[-1]
-        assert last == (
-            f"ImportError: orderchain.{name} needs aiokafka, which is not installed: "
-            f"pip install 'orderchain[{extra}]'"
-        )
+        assert last == f"ImportError: orderchain.{name}: {not_installed('aiokafka', extra)}"

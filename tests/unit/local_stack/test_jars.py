@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import threading
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 
 from local_stack import jars
 from local_stack.errors import FetchFailed, SetupNeeded
+from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +181,7 @@ def test_fetch_kafka_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
-    with pytest.raises(SetupNeeded, match=r"pip install 'orderchain\[stack\]'"):
+    with pytest.raises(SetupNeeded, match=re.escape(not_installed("jgo.maven", "stack"))):
         jars.fetch_kafka(tmp_path / "cache", environ={})
 
 

@@ -200,8 +200,8 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
 
     assert summary["restarts"] == 1
     assert summary["rows_delivered"] >= 20_000
-    assert summary["spark_clean"] is True
-    assert [source["rows"] for source in summary["spark"]["sources"]] == [20_000, 20_000]
+    assert (summary["verified_by"], summary["verified_clean"]) == ("Spark", True)
+    assert [source["rows"] for source in summary["verified"]["sources"]] == [20_000, 20_000]
     assert lines_of(Path(summary["journal"])) == 20_000
 
     seen = typed("status", summary)
@@ -222,6 +222,24 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert [chain["head_persisted"] for chain in chains.values()] == [20_000]
 
     assert "chain 100: complete" in typed_of_the_readme(environment, tmp_path)
+
+
+@pytest.mark.nightly
+def test_demo_without_spark_is_verified_by_the_local_verifier(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where neither Java's Spark nor its Python package can be found."""
+    environment["PYTHONPATH"] = str(tmp_path)
+    (tmp_path / "pyspark.py").write_text("raise SystemExit('Spark was imported')")
+    done = run("demo", "--orders", "2000", "--no-spark", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["whole"] is True
+    assert (summary["verified_by"], summary["verified_clean"]) == ("--local", True)
+    assert [source["rows"] for source in summary["verified"]["sources"]] == [2_000, 2_000]
+    verified = typed("verify", summary)
+    assert "--demo --local" in summary["commands"]["verify"]
+    assert verified.returncode == 0, verified.stderr
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.console.conftest import (
     CHAIN,
@@ -124,9 +125,18 @@ async def test_page_without_chains_says_how_to_make_one(
         await expect(page.get_by_role("status").first).to_have_text("Nothing needs a person")
 
 
+async def add_chain(database: str, chain_id: int) -> None:
+    admin = await asyncpg.connect(database)
+    try:
+        await StoredChain.create(admin, chain_id)
+    finally:
+        await admin.close()
+
+
 async def test_last_report_that_is_not_clean_is_seen_at_once(
-    run_console: RunConsole, filled: Filled, open_page: Open, tmp_path: Path
+    run_console: RunConsole, filled: Filled, open_page: Open, database: str, tmp_path: Path
 ) -> None:
+    await add_chain(database, CHAIN + 1)
     report = tmp_path / "report.html"
     clean = '<title>Chain 1: {}</title><meta name="orderchain-clean" content="{}">'
     report.write_text(clean.format("broken", "no"))
@@ -138,7 +148,8 @@ async def test_last_report_that_is_not_clean_is_seen_at_once(
         link = page.get_by_role("link", name=re.compile("last verification is not clean"))
         assert await link.get_attribute("href") == "#verified"
         report.write_text(clean.format("complete", "yes"))
-        await expect(tile).to_have_text("whole")
+        await expect(tile).to_have_text("1 of 2 chains")
+        await expect(tile).to_have_attribute("data-tone", "warn")
         await expect(link).to_have_count(0)
 
 
@@ -156,6 +167,7 @@ async def test_what_needs_a_person_leads_to_its_place(
         await expect(page.locator("#stuck tbody tr")).to_have_count(3)
         await expect(page.locator("#gaps")).to_contain_text("missing, blocks")
         await expect(page.locator("#verified")).to_contain_text("audit@test")
+        await expect(page.locator("#tile-verified")).to_have_text("whole")
         await expect(page.locator("#tile-lag")).to_have_attribute("data-tone", "bad")
         await expect(page.locator("#tile-lag-note")).to_contain_text("every other receiver")
 

@@ -17,7 +17,8 @@ import pytest
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.verified_mark import read_extent
-from chainctl.commands.chain.chains import ChainPlan, create_chain
+from chainctl.admin import create_chain
+from chainctl.database import connected_to
 from chainctl.schema import parts as schema
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
@@ -25,7 +26,7 @@ from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, op
 from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.postgres import connect
 from orderchain.errors import ConnectError
-from orderchain.sql import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES
+from orderchain.sql import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES, OWNER
 from outbox import (
     Consumer,
     ConsumerConfig,
@@ -112,12 +113,10 @@ def reached(
 async def make_chain(secured: SecuredPostgres, database_name: str, kafka: KafkaServer) -> int:
     """Create a chain as an operator does; the broker is shared, so its number is of this test."""
     chain_id = random.SystemRandom().randrange(1_000, 2**31)
-    settings = Settings(
-        database=secured.server.dsn(SUPERUSER, database_name).replace("127.0.0.1", HOST),
-        kafka=kafka.bootstrap,
-    )
-    plan = ChainPlan(chain_id=chain_id, topic=None, partition_ids=None)
-    assert (await create_chain(settings, plan)).chain_created
+    database = secured.server.dsn(SUPERUSER, database_name).replace("127.0.0.1", HOST)
+    settings = Settings(database=database)
+    async with connected_to(settings.database_dsn(), 10.0, OWNER) as connection:
+        assert (await create_chain(connection, kafka.bootstrap, chain_id)).chain_created
     return chain_id
 
 

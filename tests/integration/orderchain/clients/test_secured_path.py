@@ -15,7 +15,8 @@ import pytest
 import outbox
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chainctl.commands.chain.chains import ChainPlan, create_chain
+from chainctl.admin import create_chain
+from chainctl.database import connected_to
 from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER
@@ -24,7 +25,7 @@ from orderchain.clients.kafka import TopicPartition, make_consumer, make_produce
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import is_broker_there
 from orderchain.errors import ConnectError, RetryError
-from orderchain.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, OWNER, SEQUENCER_WRITER
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.consumer.confirm_loop import ConfirmSender
 from outbox.consumer.in_hand import ConsumeStart, StartFrom
@@ -81,8 +82,10 @@ def fresh_name() -> str:
 async def make_chain(database: str, kafka: KafkaConfig) -> str:
     """Create the chain as an operator does, and return its topic."""
     topic = fresh_name()
-    plan = ChainPlan(chain_id=CHAIN_ID, topic=topic, partition_ids=None)
-    assert (await create_chain(settings_of(database, kafka), plan)).topic_created
+    settings = settings_of(database, kafka)
+    async with connected_to(settings.database_dsn(), 10.0, OWNER) as connection:
+        done = await create_chain(connection, settings.kafka_config(), CHAIN_ID, topic=topic)
+    assert done.topic_created
     return topic
 
 

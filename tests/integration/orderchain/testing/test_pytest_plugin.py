@@ -42,15 +42,20 @@ class Service:
 
     def __init__(self, chain):
         self.chain = chain
-        self.applied = []
+        done = lambda tables, event: tables.setdefault("done", []).append(event)
+        chain.answer("INSERT INTO done VALUES ($1)", done)
 
     async def main(self):
+        connection = await self.chain.connect()
         async with make_receiver(self.chain, poll_after_seconds=0.05) as receiver:
             async for run in receiver:
-                transaction = self.chain.transaction()
-                transaction.add(lambda: self.applied.extend(run.events))
-                await receiver.checkpoint(run, connection=transaction)
-                await transaction.commit()
+                async with connection.transaction():
+                    await connection.executemany("INSERT INTO done VALUES ($1)", zip(run.events))
+                    await receiver.checkpoint(run, connection=connection)
+
+    @property
+    def applied(self):
+        return self.chain.tables.get("done", [])
 
     async def until_all_is_applied(self):
         async with asyncio.timeout(120):
@@ -123,6 +128,47 @@ def test_memory_chain_with_faults_shows_a_service_that_is_right(
                 await running.kill()
             assert service.applied == chain.committed
             assert chain.checkpoint().id == chain.committed[-1].id
+        """
+    )
+    run(project).assert_outcomes(passed=1)
+
+
+def test_checkpoint_of_a_service_outside_of_its_transaction_fails_its_test(
+    project: pytest.Pytester,
+) -> None:
+    """As over PostgreSQL: there the effect stands and the place does not, after a crash between."""
+    project.makepyfile(
+        """
+        import pytest
+        from orderchain import SettingError
+        from service import make_receiver
+
+        ADD = "INSERT INTO done VALUES ($1)"
+
+        async def test_checkpoint_after_the_transaction(orderchain_memory_chain):
+            chain = orderchain_memory_chain
+            chain.tables["done"] = []
+            chain.answer(ADD, lambda tables, event: tables["done"].append(event))
+            chain.commit([b"x"])
+            connection = await chain.connect()
+            async with make_receiver(chain) as receiver:
+                run = await anext(receiver)
+                with pytest.raises(ZeroDivisionError):
+                    async with connection.transaction():  # neither effect nor place
+                        await connection.execute(ADD, 1)
+                        await receiver.checkpoint(run, connection=connection)
+                        1 / 0
+                assert chain.tables["done"] == []
+                assert chain.checkpoint().id == 0
+                async with connection.transaction():
+                    await connection.execute(ADD, 1)
+                with pytest.raises(SettingError, match="outside of a transaction"):
+                    await receiver.checkpoint(run, connection=connection)
+                async with connection.transaction():
+                    await receiver.checkpoint(run, connection=connection)
+                assert chain.checkpoint().id == chain.committed[-1].id
+                with pytest.raises(SettingError, match="there is no SQL here"):
+                    await connection.fetch("SELECT 1")
         """
     )
     run(project).assert_outcomes(passed=1)

@@ -82,14 +82,14 @@ def test_chain_is_refused_the_topic_of_another_one(
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
-    [("--topic", "other", "orderchain."), ("--partition-ids", "7", "10000000")],
+    [("--topic", "'other'", "orderchain."), ("--partition-ids", "7", "10000000")],
 )
 def test_chain_created_again_as_something_else_is_refused(
     refused: Refused, settings: dict[str, str], chain: int, option: str, value: str, expected: str
 ) -> None:
-    line = refused("chain", "create", chain, option, value, settings=settings)
-    assert f"{option} was" in line
-    assert expected in line
+    line = refused("chain", "create", chain, option, value.strip("'"), settings=settings)
+    named = option.removeprefix("--").replace("-", "_")
+    assert f"{named} of chain {chain} was {value}, expected {expected}" in line
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,9 @@ def test_topic_of_an_intake_is_made_once_and_compared_afterwards(
     def made(*options: object) -> Any:
         done = call("topic", "create", name, *options, "--json", settings=settings)
         assert done.code == 0, done
-        return json.loads(done.out)
+        shown = json.loads(done.out)
+        assert (shown.pop("warning") is None) == ("--dry-run" in options)  # one broker
+        return shown
 
     asked = ("--partitions", 3, "--retention", "2d", "--set", "max.message.bytes=300000")
     plan = {

@@ -101,7 +101,7 @@ def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_
     assert damaged["counts"] == {"gap": 1, "surplus": 2}
     (text,) = {one["text"] for one in damaged["findings"] if one["kind"] == "surplus"}
     assert text == f"row {DELETED} is too much, database lacks it"
-    assert "1 of 2 clean" in page.read_text(encoding="utf-8")
+    assert "1 of 2 chains clean" in page.read_text(encoding="utf-8")
     lines = [
         json.loads(line)
         for part in (folder / "findings.json").glob("*.json")

@@ -73,7 +73,7 @@ def test_revoked_mark_takes_later_ones_with_it_and_verification_begins_before_it
     (act,) = json.loads(call("acts", *here, "--json", settings=settings).out)
     assert (act["act_id"], act["act"], act["actor"]) == (done["act_id"], "revoke mark", "eve")
     assert act["reason"] == WHY[1]
-    assert f"{marked[0]}..{marked[1]} seal " in act["detail"]
+    assert f"after {marked[0]} up to {marked[1]}, seal " in act["detail"]
     assert "by ann" in act["detail"]
 
     verify = ("verify", "--local", *here, "--source", "database", "--since-verified", "--json")

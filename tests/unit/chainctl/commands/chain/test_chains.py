@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from chainctl.commands.chain.chains import check_topic_name
+from chainctl.topics import check_topic_name
 from orderchain.errors import SettingError
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "é", "a" * 250, "a\n"])
 def test_topic_name_that_kafka_refuses_is_refused_before_it_is_asked(name: str) -> None:
-    with pytest.raises(SettingError, match="--topic was") as refused:
+    with pytest.raises(SettingError, match="topic was") as refused:
         check_topic_name(name)
     assert len(str(refused.value)) < 200
 

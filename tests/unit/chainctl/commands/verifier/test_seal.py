@@ -13,6 +13,7 @@ import pytest
 
 from chain_verifier.seal_files import SealFile
 from chainctl.commands.verifier.seal import SealLine
+from orderchain.text import not_installed
 from tests.command_call import Done, call_here
 
 if TYPE_CHECKING:
@@ -164,4 +165,4 @@ def test_seal_export_to_a_url_without_httpx_says_what_to_install(
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "outbox.http_call", raising=False)
     line = one_line(export("http://127.0.0.1:1/"), 2)
-    assert "httpx is not installed: pip install 'orderchain[cli]'" in line
+    assert not_installed("httpx", "cli") in line

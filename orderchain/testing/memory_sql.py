@@ -1,7 +1,7 @@
-"""A database in memory: transactions, savepoints, waits, and what asyncpg's connections offer.
+"""A user's database in memory: transactions, savepoints, waits, what asyncpg's connections offer.
 
 It knows no SQL. A statement is answered by a function that was given for its text (`answer`), or by
-one of the outbox's own. It keeps these rules of PostgreSQL: an error breaks the transaction, the
+one of the engine's own. It keeps these rules of PostgreSQL: an error breaks the transaction, the
 commit of a broken one rolls it back, the second one waits for the first, and a killed process takes
 its open transactions with it.
 """
@@ -46,7 +46,7 @@ TRIP_SECONDS_MAX: Final = 0.005
 """The longest time of one statement. Virtual: it only decides which one comes first."""
 
 
-class OutboxDatabase:
+class SqlDatabase:
     """What has committed, who holds which lock, and which statements are known."""
 
     def __init__(self, random: Random) -> None:
@@ -57,7 +57,7 @@ class OutboxDatabase:
         self._random = random
         self._answers: dict[str, AnswerTo] = {}
         self._built_in: dict[str, BuiltIn] = {}
-        self._holders: dict[Hashable, OutboxTransaction] = {}
+        self._holders: dict[Hashable, SqlTransaction] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._connections: list[MemoryConnection] = []
 
@@ -66,7 +66,7 @@ class OutboxDatabase:
         self._answers[_plain(statement)] = function
 
     def build_in(self, statement: str, function: BuiltIn) -> None:
-        """Make a statement of the outbox's own do what `function` does with its connection."""
+        """Make a statement of the engine's own do what `function` does with its connection."""
         self._built_in[_plain(statement)] = function
 
     def connect(self) -> MemoryConnection:
@@ -113,7 +113,7 @@ class OutboxDatabase:
 
     # -- locks -------------------------------------------------------------------------------------
 
-    async def lock(self, transaction: OutboxTransaction, name: Hashable) -> None:
+    async def lock(self, transaction: SqlTransaction, name: Hashable) -> None:
         """Hold `name` until the transaction ends. It waits for a transaction that has it."""
         while not self.try_lock(transaction, name):
             if name == TABLES and self._holders[name].task is asyncio.current_task():
@@ -121,7 +121,7 @@ class OutboxDatabase:
                 raise SettingError("connection", "a second one in the same handler", expected)
             await self._until_one_ends()
 
-    async def until_free(self, transaction: OutboxTransaction | None, name: Hashable) -> None:
+    async def until_free(self, transaction: SqlTransaction | None, name: Hashable) -> None:
         """Return once nobody else holds `name`."""
         while self._holders.get(name, transaction) is not transaction:
             await self._until_one_ends()
@@ -132,14 +132,14 @@ class OutboxDatabase:
         await waiter
         await alive()
 
-    def try_lock(self, transaction: OutboxTransaction, name: Hashable) -> bool:
+    def try_lock(self, transaction: SqlTransaction, name: Hashable) -> bool:
         """Hold `name` until the transaction ends, unless another one has it."""
         if self._holders.setdefault(name, transaction) is not transaction:
             return False
         transaction.task = asyncio.current_task()
         return True
 
-    def unlock(self, transaction: OutboxTransaction, name: Hashable | None = None) -> None:
+    def unlock(self, transaction: SqlTransaction, name: Hashable | None = None) -> None:
         """Release `name`, or everything that a transaction holds."""
         for held, holder in list(self._holders.items()):
             if holder is transaction and name in (None, held):
@@ -150,22 +150,27 @@ class OutboxDatabase:
                 waiter.set_result(None)
 
 
-class OutboxTransaction:
+class SqlTransaction:
     """The outermost transaction of a connection: what it has done, and how to undo that."""
 
-    def __init__(self, database: OutboxDatabase) -> None:
+    def __init__(self, database: SqlDatabase) -> None:
         self.tables: dict[str, Any] | None = None
         """Its own view of the user's tables, once it has used them."""
         self.task: asyncio.Task[Any] | None = None
         self.is_broken = False
         self._database = database
         self._done: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._checks: list[tuple[int, Callable[[], None]]] = []
 
     def add(
         self, at_commit: Callable[[], None] = lambda: None, undo: Callable[[], None] = lambda: None
     ) -> None:
         """Do something at the commit; on a rollback, undo what was done at once."""
         self._done.append((at_commit, undo))
+
+    def check(self, check: Callable[[], None]) -> None:
+        """Call `check` at the commit; what it raises rolls everything back."""
+        self._checks.append((len(self._done), check))
 
     def savepoint(self) -> tuple[int, dict[str, Any] | None]:
         """Return where `roll_back` may go back to."""
@@ -177,6 +182,7 @@ class OutboxTransaction:
         for _, undo in reversed(self._done[count:]):
             undo()
         del self._done[count:]
+        self._checks = [each for each in self._checks if each[0] < count]
         self.is_broken = False
 
     def commit(self) -> None:
@@ -184,6 +190,12 @@ class OutboxTransaction:
         if self.is_broken:
             self.end()
             return
+        try:
+            for _, check in self._checks:
+                check()
+        except BaseException:
+            self.end()
+            raise
         if self.tables is not None:
             self._database.tables.clear()
             self._database.tables.update(self.tables)
@@ -201,7 +213,7 @@ class OutboxTransaction:
 class MemoryConnection:
     """What a handler and a business use of asyncpg's connection."""
 
-    def __init__(self, database: OutboxDatabase) -> None:
+    def __init__(self, database: SqlDatabase) -> None:
         self.process = current_process()
         self.at_commit: Callable[[str], Awaitable[None]] | None = None
         """Called with BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end
@@ -212,11 +224,11 @@ class MemoryConnection:
         self.loses_answer = False
         """Whether the next commit takes place and its answer is lost."""
         self._database = database
-        self._transaction: OutboxTransaction | None = None
+        self._transaction: SqlTransaction | None = None
         self._is_closed = False
 
     @property
-    def required(self) -> OutboxTransaction:
+    def required(self) -> SqlTransaction:
         """The open transaction. Raises SettingError outside of one."""
         if self._transaction is None:
             raise SettingError("connection", "outside of a transaction", "one in a transaction")
@@ -315,7 +327,7 @@ class MemoryConnection:
         """Open a transaction, or return a savepoint of the one that is open."""
         await self._trip()
         if self._transaction is None:
-            self._transaction = OutboxTransaction(self._database)
+            self._transaction = SqlTransaction(self._database)
             return None
         return self._transaction.savepoint()
 
@@ -347,7 +359,7 @@ class MemoryConnection:
         if transaction is not None:
             transaction.end()
 
-    async def step(self) -> OutboxTransaction | None:
+    async def step(self) -> SqlTransaction | None:
         """Spend the time of a statement; return the transaction that it runs in."""
         if self._transaction is not None and self._transaction.is_broken:
             raise InFailedSQLTransactionError(

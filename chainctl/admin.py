@@ -1,0 +1,290 @@
+"""What a DBA prepares, as functions: the schema, chains with their topics, topics of intakes.
+
+`chainctl schema apply`, `chain create` and `topic create` call them, and so may a test, or a
+program that sets a system up. All of them leave alone what is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from chainctl.database import SQL, database_id, require_server
+from chainctl.schema.parts import PARTS, read_version
+from chainctl.topics import check_topic_name, connected_topics
+from orderchain.errors import SchemaError, SettingError, TopicError
+from orderchain.frame import default_topic
+from orderchain.limits import CHAIN_ID_MAX
+from orderchain.seal import genesis_seal
+from orderchain.sql import require_version
+from orderchain.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chainctl.database import Connection
+    from chainctl.schema.parts import SchemaPart
+    from chainctl.topics import Topics
+    from orderchain.clients.kafka_config import KafkaConfig
+    from orderchain.clients.topics import TopicDescription
+
+CONNECT_SECONDS: Final = 10.0
+"""Deadline of a connection to the brokers."""
+
+# -- the schema ------------------------------------------------------------------------------------
+
+_OBJECT_IN_THE_WAY: Final = frozenset({"42P07", "42723", "42710"})
+"""A table, a function, an object of that name exists."""
+
+
+async def apply_schema(connection: Connection, parts: Iterable[str] = ("chain",)) -> list[str]:
+    """Bring `parts` into the database of `connection`, each in a transaction of its own; return
+    those that were not there.
+
+    The parts are `chain`, `outbox`, `inbox`, `callback` and `decision`. `connection` is asyncpg's,
+    of the role `orderchain_owner`, or of one that has CREATEROLE and owns the database. Raises
+    SettingError for an unknown part, SchemaError for a part of another version, or where other
+    objects have its names, ConnectError where the server is too old or of another encoding.
+    """
+    await require_server(connection)
+    return [name for name in parts if await _apply(connection, _part(name))]
+
+
+def _part(name: str) -> SchemaPart:
+    if name not in PARTS:
+        raise SettingError("parts", name, f"one of {', '.join(PARTS)}")
+    return PARTS[name]
+
+
+async def _apply(connection: Connection, part: SchemaPart) -> bool:
+    async with connection.transaction():
+        # Before the lock, which not everybody may take: a schema that is there needs no right.
+        if await _is_there(connection, part):
+            return False
+        await connection.execute(SQL["lock_schema"])
+        if await _is_there(connection, part):
+            return False
+        await _execute_schema(connection, part)
+        return True
+
+
+async def _is_there(connection: Connection, part: SchemaPart) -> bool:
+    """Return whether the part is there. Raises SchemaError where it is of another version."""
+    if (version := await read_version(connection, part)) is None:
+        return False
+    require_version(version._asdict(), part.version, part.name)
+    return True
+
+
+async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
+    from orderchain.clients.postgres import sqlstate_of
+
+    try:
+        await connection.execute(part.text())
+    except Exception as error:
+        if sqlstate_of(error) in _OBJECT_IN_THE_WAY:
+            expected = "a schema public without objects of these names"
+            raise SchemaError("database", str(error), expected) from error
+        raise
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+PARTITION_IDS: Final = 10_000_000
+"""Ids of one partition of the table: about 2 GB at orders of 130 bytes. Small enough to be dropped
+and vacuumed in one go, large enough that a chain has tens of them and not thousands."""
+
+PARTITION_IDS_MAX: Final = 2**52
+"""Fifty days of time-based ids, 2^20 of them per millisecond; a day is 86,400,000 * 2^20. Far
+below 2^63 divided by the few partitions that are made ahead."""
+
+_PARTITION: Final = 0
+"""A topic of a chain has one partition, so there is only this one."""
+
+
+class ChainCreation(Struct, frozen=True, kw_only=True):
+    """What `create_chain` did."""
+
+    chain: int
+    topic: str
+    chain_created: bool
+    topic_created: bool
+
+
+async def create_chain(
+    connection: Connection,
+    kafka: str | KafkaConfig,
+    chain_id: int,
+    *,
+    topic: str | None = None,
+    partition_ids: int | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
+) -> ChainCreation:
+    """Make a chain with its topic: the chain's row first, then its topic.
+
+    The row decides which chain owns the topic, so two concurrent creations cannot end with one
+    topic for two chains. A crash between the two steps leaves a chain without a topic. The next
+    call makes it; until then, the sequencer refuses to start.
+
+    `connection` is asyncpg's, of the role `orderchain_owner`, and in no transaction. `topic` is
+    `orderchain.N` by default; `partition_ids` are the ids that one partition of the table spans.
+    Raises SettingError for a number, name or size that cannot be, or is not what the chain was
+    created with; TopicError where the topic exists and cannot carry a chain; SchemaError,
+    ConnectError, RetryError.
+    """
+    _check_chain(chain_id, topic, partition_ids)
+    async with AsyncExitStack() as stack:
+        database = await database_id(connection)
+        topic, partition_ids = await _settled(connection, chain_id, topic, partition_ids)
+        owner = await connection.fetchval(SQL["topic_owner"], topic)
+        if owner not in (None, chain_id):
+            expected = f"one of its own (this one is chain {owner}'s)"
+            raise SettingError(f"topic of chain {chain_id}", topic, expected)
+        # The brokers last: an unsuitable database is reported without them.
+        topics = await stack.enter_async_context(connected_topics(kafka, connect_seconds))
+        # Before anything is done: a topic that cannot be used leaves no chain.
+        topic_is_there = await _is_usable(topics, topic)
+        seal = genesis_seal(database, chain_id)
+        chain_created = await connection.fetchval(
+            SQL["create_chain"], chain_id, seal, topic, _PARTITION, partition_ids
+        )
+        topic_created = not topic_is_there and await topics.create(topic)
+        if not topic_created:
+            await topics.check(topic)
+    return ChainCreation(
+        chain=chain_id, topic=topic, chain_created=chain_created, topic_created=topic_created
+    )
+
+
+def _check_chain(chain_id: int, topic: str | None, partition_ids: int | None) -> None:
+    if not 1 <= chain_id <= CHAIN_ID_MAX:
+        raise SettingError("chain_id", chain_id, f"a number from 1 to {CHAIN_ID_MAX}")
+    if topic is not None:
+        check_topic_name(topic)
+    if partition_ids is not None and not 1 <= partition_ids <= PARTITION_IDS_MAX:
+        raise SettingError("partition_ids", partition_ids, f"from 1 to {PARTITION_IDS_MAX}")
+
+
+async def _settled(
+    connection: Connection, chain_id: int, topic: str | None, partition_ids: int | None
+) -> tuple[str, int]:
+    """Return topic and partition size: as asked for, or as the chain was created before."""
+    row = await connection.fetchrow(SQL["chain"], chain_id)
+    if row is None:
+        return topic or default_topic(chain_id), partition_ids or PARTITION_IDS
+    for name, asked in {"topic": topic, "partition_ids": partition_ids}.items():
+        if asked not in (None, row[name]):
+            expected = f"{row[name]}, what it was created with"
+            raise SettingError(f"{name} of chain {chain_id}", asked, expected)
+    return row["topic"], row["partition_ids"]
+
+
+async def _is_usable(topics: Topics, topic: str) -> bool:
+    """Return whether the topic is there. Raises TopicError when it is, but cannot carry a chain."""
+    if not await topics.is_there(topic):
+        return False
+    await topics.check(topic)
+    return True
+
+
+# -- topics of intakes -----------------------------------------------------------------------------
+
+RETENTION_MS: Final = "retention.ms"
+INTAKE_SETTINGS: Final[Mapping[str, str]] = {
+    # Each record is an order. A compacted topic keeps the last one of a key alone.
+    "cleanup.policy": "delete",
+    # Two weeks: records wait here while no sequencer runs, and one that was deleted stops the
+    # intake forever.
+    RETENTION_MS: str(14 * 24 * 3_600 * 1_000),
+}
+
+_LOSS: Final = "an order can be lost before a sequencer has taken it"
+
+
+class TopicCreation(Struct, frozen=True, kw_only=True):
+    """What `create_topic` did, and the topic as it is now."""
+
+    topic: str
+    topic_created: bool
+    partitions: int
+    replicas: int | None
+    """None: as the brokers do by default; only in a dry run."""
+    settings: Mapping[str, str]
+    """Those that were asked for, and those that an intake needs."""
+    warning: str | None
+    """How an acknowledged record can be lost; None where two disks hold each."""
+
+
+async def create_topic(
+    kafka: str | KafkaConfig,
+    name: str,
+    *,
+    partitions: int | None = None,
+    replicas: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    is_dry_run: bool = False,
+    connect_seconds: float = CONNECT_SECONDS,
+) -> TopicCreation:
+    """Make a topic from which a sequencer takes orders. The topic of a chain is made with it.
+
+    By default it has one partition, the brokers' number of replicas, and two weeks of retention;
+    `settings` are Kafka's own. A topic that exists is compared with what is asked for and never
+    changed. Raises SettingError for a name that Kafka does not take, TopicError where the topic is
+    not as asked, would lose orders or accepts none, ConnectError, RetryError.
+    """
+    check_topic_name(name)
+    asked = settings or {}
+    _check_policy(name, asked.get("cleanup.policy", "delete"))
+    wanted = {**INTAKE_SETTINGS, **asked}
+    async with connected_topics(kafka, connect_seconds) as topics:
+        found = await topics.described(name)
+        is_created = not found.is_there and await topics.create(
+            name,
+            partitions=partitions or 1,
+            replicas=replicas,
+            settings=wanted,
+            is_dry_run=is_dry_run,
+        )
+        if not (is_created and is_dry_run):
+            found = await topics.described(name)
+            _check_topic(found, {"partitions": partitions, "replicas": replicas, **asked})
+    if is_created and is_dry_run:
+        return TopicCreation(
+            topic=name, topic_created=True, partitions=partitions or 1, replicas=replicas,
+            settings=wanted, warning=None,
+        )  # fmt: skip
+    from orderchain.clients.topics import durability_warning
+
+    return TopicCreation(
+        topic=name,
+        topic_created=is_created,
+        partitions=found.partitions,
+        replicas=found.replicas,
+        settings={setting: found.settings.get(setting, "") for setting in wanted},
+        warning=durability_warning([found], _LOSS),
+    )
+
+
+def _check_policy(name: str, policy: str) -> None:
+    if "compact" in policy:
+        raise TopicError(f"cleanup.policy of topic {name}", policy, "delete")
+
+
+def _check_topic(found: TopicDescription, asked: Mapping[str, int | str | None]) -> None:
+    """Raise TopicError where the topic is not as asked, or not what an intake needs."""
+    from orderchain.clients.topics import certain_copies
+
+    has = {**found.settings, "partitions": found.partitions, "replicas": found.replicas}
+    for what, wanted in asked.items():
+        if wanted not in (None, has.get(what)):
+            raise TopicError(
+                f"{what} of topic {found.name}", has.get(what), f"{wanted}, as asked for"
+            )
+    _check_policy(found.name, found.settings.get("cleanup.policy", ""))
+    if not certain_copies(found):
+        minimum = found.settings.get("min.insync.replicas")
+        expected = f"at most its {counted(found.replicas, 'replica')}, or no record is accepted"
+        raise TopicError(f"min.insync.replicas of topic {found.name}", minimum, expected)
