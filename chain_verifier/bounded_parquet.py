@@ -77,6 +77,10 @@ def column_pages(
 
 
 def _check_values(path: Path, name: str, values: Any) -> None:  # noqa: ANN401 - as above
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary
+    if values.type in (pa.string_view(), pa.binary_view()):
+        values = values.cast(pa.large_binary())
     kinds = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
     size = pc.max(pc.binary_length(values)).as_py() if values.type in kinds else None
     if size is not None and size > PAYLOAD_BYTES_MAX:

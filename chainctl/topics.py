@@ -37,6 +37,8 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = {
     # A compacted topic would lose frames: they have no key, and each one counts.
     "cleanup.policy": "delete",
     "retention.ms": str(_RETENTION_MS),
+    # The broker's clock: a wrong one of a producer would remove records early, or keep them.
+    "message.timestamp.type": "LogAppendTime",
     # Room for every frame that the protocol allows, so that `frame_bytes_max` may be raised later.
     "max.message.bytes": str(FRAME_BYTES_MAX + _RECORD_OVERHEAD_BYTES),
 }

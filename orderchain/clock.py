@@ -14,11 +14,23 @@ from typing import Final, Protocol
 from orderchain.errors import SettingError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST: Final = datetime(1, 1, 1, tzinfo=UTC)
+_LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 def time_of(unix_ns: int) -> datetime:
     """Return a wall-clock time as PostgreSQL keeps it, in microseconds."""
     return _EPOCH + timedelta(microseconds=unix_ns // 1_000)
+
+
+def record_time(unix_ms: int) -> datetime:
+    """Return the time of a record on Kafka. A producer may send any number: one that no time can
+    hold becomes the first or the last time.
+    """
+    try:
+        return _EPOCH + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return _FIRST if unix_ms < 0 else _LAST
 
 
 def ns_of(time: datetime) -> int:

@@ -1,10 +1,14 @@
-"""Parquet: rows with the columns of `chain_event`, read by row groups; and findings, written."""
+"""Parquet: rows with the columns of `chain_event`, read by row groups; and findings, written.
+
+The same files are accepted as by Spark: values that are coded by a dictionary, and the chain's
+number in the name of a folder, `chain_id=7`, instead of in a column.
+"""
 
 from __future__ import annotations
 
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +18,7 @@ from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
 from chain_verifier.verification import CONTENT, require_columns
 from orderchain.errors import InputError, RetryError, SourceBroken
+from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.text import reason_of
 
 if TYPE_CHECKING:
@@ -24,17 +29,27 @@ if TYPE_CHECKING:
     from chain_verifier.local.table import Row
 
 
+_CHAIN_ID: Final = CONTENT[0]
+
 _KINDS: Final = {
     pa.int8(): "tinyint",
     pa.int16(): "smallint",
     pa.int32(): "int",
     pa.int64(): "bigint",
+    pa.uint8(): "smallint",
+    pa.uint16(): "int",
+    pa.uint32(): "bigint",
     pa.string(): "string",
     pa.large_string(): "string",
+    pa.string_view(): "string",
     pa.binary(): "binary",
     pa.large_binary(): "binary",
+    pa.binary_view(): "binary",
 }
 """The allowed types, under the names that both modes use in their messages."""
+
+_NO_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The value in the name of a folder whose rows have none."""
 
 
 class LocalParquetTable:
@@ -45,8 +60,8 @@ class LocalParquetTable:
     def __init__(self, source: ParquetSource) -> None:
         self.name = source.name
         try:
-            self._paths = _files(Path(source.path))
-            spans = [self._look_at(path) for path in self._paths]
+            self._files = _files(Path(source.path))
+            spans = [self._look_at(file) for file in self._files]
         except (OSError, pa.ArrowException) as error:
             expected = f"Parquet that can be read ({reason_of(error)})"
             raise InputError("parquet", source.path, expected) from error
@@ -55,28 +70,25 @@ class LocalParquetTable:
         highest = max((last for _, last in known), default=-1)
         self.span = highest - lowest + 1 if len(known) == len(spans) else None
 
-    def _look_at(self, path: Path) -> tuple[int, int] | None:
+    def _look_at(self, found: _File) -> tuple[int, int] | None:
         """Check the columns of a file; return its lowest and highest id, None if it names none."""
-        with open_parquet(path) as file:
-            self._require_columns(file.schema_arrow)
+        with open_parquet(found.path) as file:
+            of_folder = {_CHAIN_ID: "int"} if found.is_of_chain else {}
+            require_columns(self.name, _kinds_of(file.schema_arrow) | of_folder)
             groups = [_ids_of(file, index) for index in range(file.num_row_groups)]
         known = [ids for ids in groups if ids is not None]
         if not known or len(known) < len(groups):
             return None
         return min(first for first, _ in known), max(last for _, last in known)
 
-    def _require_columns(self, schema: Any) -> None:  # noqa: ANN401 - pyarrow has no types
-        found = {field.name: _KINDS.get(field.type, str(field.type)) for field in schema}
-        require_columns(self.name, found)
-
     def pages(
         self, ids: tuple[int, int] | None = None, *, content: bool = True
     ) -> Iterator[Sequence[Row]]:
         """Yield the rows; row groups whose statistics are outside of `ids` are not read."""
         try:
-            for path in self._paths:
-                with open_parquet(path) as file:
-                    yield from _pages(path, file, ids)
+            for found in self._files:
+                with open_parquet(found.path) as file:
+                    yield from _pages(found, file, ids)
         except (OSError, pa.ArrowException) as error:
             raise SourceBroken(self.name, reason_of(error)) from error
 
@@ -85,18 +97,55 @@ class LocalParquetTable:
         return ()
 
 
-def _files(path: Path) -> list[Path]:
+class _File(NamedTuple):
+    """A file, and what the name of its folder says of its rows."""
+
+    path: Path
+    is_of_chain: bool
+    """Whether a folder names the chain of all rows: then a column of that name does not count."""
+    chain_id: int | None
+
+
+def _files(path: Path) -> list[_File]:
     """Return the files of a folder, except those that Spark leaves out too."""
     if not path.is_dir():
-        return [path]
-    found = [file for file in sorted(path.rglob("*")) if file.is_file() and _counts(file, path)]
+        return [_File(path, is_of_chain=False, chain_id=None)]
+    found = [_file(file, path) for file in sorted(path.rglob("*")) if _counts(file, path)]
     if not found:
         raise FileNotFoundError(f"{path} holds no file")
+    if len({file.is_of_chain for file in found}) > 1:
+        raise OSError(f"not every file is in a folder {_CHAIN_ID}=N")
     return found
 
 
+def _file(file: Path, folder: Path) -> _File:
+    names = (part.partition("=") for part in file.relative_to(folder).parts[:-1])
+    chains = [value for name, _, value in names if name == _CHAIN_ID]
+    if not chains:
+        return _File(file, is_of_chain=False, chain_id=None)
+    if chains[-1] == _NO_PARTITION:
+        return _File(file, is_of_chain=True, chain_id=None)
+    try:
+        return _File(file, is_of_chain=True, chain_id=int(chains[-1]))
+    except ValueError:
+        raise OSError(f"{file.parent}: {chains[-1]!r} is no chain") from None
+
+
 def _counts(file: Path, folder: Path) -> bool:
-    return not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
+    parts = file.relative_to(folder).parts
+    return file.is_file() and not any(part.startswith(("_", ".")) for part in parts)
+
+
+def _kinds_of(schema: Any) -> dict[str, str]:  # noqa: ANN401 - pyarrow has no types
+    return {field.name: _kind_of(field.type) for field in schema}
+
+
+def _kind_of(found: Any) -> str:  # noqa: ANN401 - as above
+    if pa.types.is_dictionary(found):
+        return _kind_of(found.value_type)
+    if pa.types.is_fixed_size_binary(found) and found.byte_width <= PAYLOAD_BYTES_MAX:
+        return "binary"
+    return _KINDS.get(found, str(found))
 
 
 def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - pyarrow's own
@@ -109,7 +158,7 @@ def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - 
 
 
 def _pages(
-    path: Path,
+    found: _File,
     file: Any,  # noqa: ANN401 - pyarrow's own
     ids: tuple[int, int] | None,
 ) -> Iterator[Sequence[Row]]:
@@ -117,10 +166,13 @@ def _pages(
         index
         for index in range(file.num_row_groups)
         if ids is None
-        or (found := _ids_of(file, index)) is None
-        or (found[0] < ids[1] and found[1] >= ids[0])
+        or (span := _ids_of(file, index)) is None
+        or (span[0] < ids[1] and span[1] >= ids[0])
     ]
-    for columns in column_pages(path, file, CONTENT, groups):
+    names = [name for name in CONTENT if name != _CHAIN_ID or not found.is_of_chain]
+    for columns in column_pages(found.path, file, names, groups):
+        if found.is_of_chain:
+            columns.insert(0, [found.chain_id] * len(columns[0]))
         yield list(zip(*columns, strict=True))
 
 

@@ -17,7 +17,7 @@ from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, p
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.local.topic import PublishedReader, PublishedRecord
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
-from orderchain.clock import time_of
+from orderchain.clock import record_time
 from orderchain.config import Config
 from orderchain.errors import InputError, SettingError
 
@@ -103,7 +103,7 @@ class _Slices:
 
     def __init__(self, header: FrameHeader, record: PublishedRecord, *, is_signed: bool) -> None:
         self._header = header
-        self._sent_at = time_of(record.time_ms * 1_000_000)
+        self._sent_at = record_time(record.time_ms)
         self._is_signed = is_signed
         self._rows: list[ArchivedRow] = []
 

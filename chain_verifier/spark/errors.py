@@ -60,6 +60,12 @@ def spark_reason(error: BaseException) -> str:
     return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
 
 
+def is_overflow(error: BaseException) -> bool:
+    """Return whether a number did not fit Spark's type for it."""
+    names = (cause.getClass().getName() for cause in _java_causes(error))
+    return "java.lang.ArithmeticException" in names
+
+
 def sql_state(error: BaseException) -> str | None:
     """Return the SQLSTATE of the first SQLException among the causes."""
     for cause in _java_causes(error):

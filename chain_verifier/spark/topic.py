@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import gathered
@@ -28,14 +29,14 @@ from chain_verifier.checks.topic_frames import (
     standing_of,
 )
 from chain_verifier.findings import Findings, Kind, joined_findings
-from chain_verifier.spark.errors import as_broken, spark_reason
+from chain_verifier.spark.errors import as_broken, is_overflow, spark_reason
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
 from chain_verifier.verification import CONTENT, EVENT_TYPES
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.options import java_kafka_options, spark_kafka_options
-from orderchain.errors import ConnectError, TopicError
+from orderchain.errors import ConnectError, SourceBroken, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -201,6 +202,30 @@ def _rows_batch(
     return pa.RecordBatch.from_pydict(columns)
 
 
+def record_reader(source: TopicSource, topic: str, partition: int, bounds: Bounds) -> Decoder:
+    """Return what yields the records within `bounds`, whatever goes in."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from chain_verifier.local.topic import PublishedReader
+
+        types = [pa.int64(), pa.binary()]
+        for _ in batches:
+            with closing(PublishedReader(source, topic, partition)) as reader:
+                if reader.bounds.first > bounds.first:
+                    raise SourceBroken(source.name, "retention removed records during the read")
+                for page in reader.pages():
+                    kept = [record for record in page if record.offset < bounds.end]
+                    columns = ([one.offset for one in kept], [one.value for one in kept])
+                    arrays = [pa.array(*each) for each in zip(columns, types, strict=True)]
+                    yield pa.RecordBatch.from_arrays(arrays, ["offset", "value"])
+                    if len(kept) < len(page):
+                        break
+
+    return read
+
+
 _HEAD_COLUMNS: Final = (
     "offset", "reason", "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch",
     "sender",
@@ -225,15 +250,24 @@ class TopicTable(PublishedTopic):
     ) -> None:
         self.name = source.name
         self._spark = spark
+        self._source = source
         self._options = spark_kafka_options(KafkaConfig.of(source.kafka))
         self._chain_id = chain_id
         self._database = database
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
         self._bounds = bounds_of(spark, source, self._topic, self._partition)
-        self._log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
+        self._records = self._by_connector
         with as_broken(self.name):
-            self._read_frames()
+            try:
+                self._log = self._read_frames()
+            except (PySparkException, Py4JError) as error:
+                if not is_overflow(error):
+                    raise
+                # The connector turns each record's time into microseconds, though none is asked
+                # for, and fails at a foreign one that is out of range.
+                self._records = self._by_workers
+                self._log = self._read_frames()
             self._changed = self._changed_repeats()
 
     @property
@@ -261,16 +295,18 @@ class TopicTable(PublishedTopic):
             frame = finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=self.name)
             return joined_findings([epochs, sampled(frame)])
 
-    def _read_frames(self) -> None:
+    def _read_frames(self) -> TopicLog:
+        log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
         # Read after the end of the topic was fixed: no frame before this end is of a later term.
         keys = None if self._database is None else self._database.frame_keys()
         decoder = heads_decoder(self._chain_id, keys)
         heads = self._records().mapInArrow(decoder, HEADS_SCHEMA).persist()
         try:
             for head in self._judged(heads).orderBy("offset").toLocalIterator():
-                self._log.take(TopicRecord(**head.asDict()))
+                log.take(TopicRecord(**head.asDict()))
         finally:
             heads.unpersist()
+        return log
 
     def _judged(self, heads: DataFrame) -> DataFrame:
         """Add whether a frame matches the database, and under which epoch its batch is stored."""
@@ -304,7 +340,13 @@ class TopicTable(PublishedTopic):
         decoder = rows_decoder(self._chain_id, self._log.walk.marks, frozenset(self._log.forged))
         return self._records().mapInArrow(decoder, ROWS_SCHEMA)
 
-    def _records(self) -> DataFrame:
+    def _by_workers(self) -> DataFrame:
+        """Return the records as one Python worker reads them: slower, and by no Java."""
+        read = record_reader(self._source, self._topic, self._partition, self._bounds)
+        one = self._spark.range(0, 1, 1, 1)
+        return one.mapInArrow(read, "offset bigint, value binary")
+
+    def _by_connector(self) -> DataFrame:
         place = {"first": self._bounds.first, "end": self._bounds.end}
         bounds = {
             name: json.dumps({self._topic: {str(self._partition): offset}})

@@ -25,6 +25,7 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
+from orderchain.clock import record_time
 from orderchain.errors import FrameError, OrderchainError, SettingError
 from orderchain.files import LINE_BYTES_MAX, open_regular
 from orderchain.text import counted, printable, reason_of
@@ -294,7 +295,7 @@ async def _frames_of(
             if not header.is_heartbeat:
                 yield {
                     "offset": record.offset,
-                    "time": utc(datetime.fromtimestamp(record.timestamp / 1e3, UTC)),
+                    "time": utc(record_time(record.timestamp)),
                     "first_id": header.first_id,
                     "last_id": header.last_id,
                     "rows": header.count,

@@ -11,7 +11,7 @@ from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import SuggestingGroup, json_option, uses_settings
-from chainctl.output import data, data_json, data_text, table, talk
+from chainctl.output import data, data_json, data_text, talk
 from chainctl.schema.parts import (
     DATABASE_SECTION,
     PARTS,
@@ -108,7 +108,7 @@ def check(
 ) -> ExitCode:
     """Compare the database with the part as it was shipped: version, objects, columns,
     constraints, indexes, functions, triggers, policies, owners, grants, and the steps that `apply`
-    leaves to a DBA. Prints one line per difference.
+    leaves to a DBA. Prints one line per thing that is missing or different.
 
     Exit code 1 when something is missing or different, 2 when the schema is not there or of
     another version.
@@ -125,9 +125,10 @@ def check(
             }
         )
     else:
-        table(("kind", "name", "there"), found.objects)
-        for line in found.differences:
+        for line in (*(f"{name}: missing" for name in found.missing), *found.differences):
             data(line)
+    if not found.missing and not found.differences:
+        talk(f"chainctl: {_label(part)}: {counted(len(found.objects), 'object')} as shipped")
     if found.missing:
         talk(f"chainctl: missing: {', '.join(found.missing)}")
     if found.differences:

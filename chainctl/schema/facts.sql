@@ -2,7 +2,13 @@
 
 -- reader_settings: names and expressions read the same whatever the login has set
 SELECT set_config('search_path', 'pg_catalog, public', true),
-       set_config('quote_all_identifiers', 'off', true)
+       set_config('quote_all_identifiers', 'off', true),
+       set_config('standard_conforming_strings', 'on', true),
+       set_config('bytea_output', 'hex', true),
+       set_config('DateStyle', 'ISO, MDY', true),
+       set_config('IntervalStyle', 'postgres', true),
+       set_config('TimeZone', 'UTC', true),
+       set_config('extra_float_digits', '1', true)
 
 -- numbers: what gives the rows of the tables $1 their numbers, as far as this login may look: table,
 -- column, and the question how high they stand

@@ -198,6 +198,8 @@ PINNED: Final = {
     # later sessions. The options of a connection take precedence over it.
     "search_path": "public",
     "default_transaction_isolation": "read committed",
+    # A backslash in a text is a backslash.
+    "standard_conforming_strings": "on",
     # Our deadlines count.
     "statement_timeout": "0",
     "lock_timeout": "0",

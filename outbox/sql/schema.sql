@@ -39,7 +39,7 @@ AS $$
         SELECT count(*) <= 64
            AND coalesce(sum(octet_length(header.key) + octet_length(header.value #>> '{}')), 0) <= 16384
            AND coalesce(bool_and(jsonb_typeof(header.value) = 'string'
-                                 AND header.key ~ '^[\x20-\x7e]{1,100}$'
+                                 AND header.key ~ '^[ -~]{1,100}$'
                                  AND header.key NOT ILIKE 'orderchain-%'), true)
           FROM jsonb_each(headers) AS header
     ) ELSE false END
@@ -54,7 +54,7 @@ CREATE TABLE outbox_message (
     headers     jsonb       CHECK (headers IS NULL OR outbox_headers_fit(headers)),
     payload     bytea       NOT NULL,
     -- Who gave it to a message service; NULL if the business stored it itself.
-    sender      text        CHECK (sender ~ '^[\x20-\x7e]{1,100}$'),
+    sender      text        CHECK (sender ~ '^[ -~]{1,100}$'),
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (message_id)
 ) PARTITION BY RANGE (message_id);
@@ -335,7 +335,7 @@ BEGIN
             jsonb_typeof(headers) USING ERRCODE = '22023', COLUMN = 'headers';
     END IF;
     FOR header IN SELECT * FROM jsonb_each(headers) LOOP
-        IF jsonb_typeof(header.value) <> 'string' OR header.key !~ '^[\x20-\x7e]{1,100}$'
+        IF jsonb_typeof(header.value) <> 'string' OR header.key !~ '^[ -~]{1,100}$'
            OR header.key ILIKE 'orderchain-%' THEN
             RAISE EXCEPTION 'header % was refused, expected a name of 1 to 100 printable ASCII '
                 'characters that does not begin with orderchain-, and text', header.key

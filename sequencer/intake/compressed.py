@@ -88,6 +88,8 @@ class FileStream(io.RawIOBase):
         self._decompressor = self._new() if self._new else None
         self._piece = memoryview(b"")
         self._line_bytes = 0
+        self.line_ends: tuple[bytes, ...] = (b"\n",)
+        """What ends a line for the reader: no line may be longer than `ROW_BYTES_MAX`."""
         self.content_bytes = 0
         """Bytes of content that were returned so far."""
 
@@ -162,9 +164,9 @@ class FileStream(io.RawIOBase):
 
     def _checked(self, piece: bytes) -> bytes:
         """Return `piece` with NULs replaced; refuse a line that is too long."""
-        newline = piece.rfind(b"\n")
+        line_end = max(map(piece.rfind, self.line_ends))
         self._line_bytes = (
-            self._line_bytes + len(piece) if newline < 0 else len(piece) - newline - 1
+            self._line_bytes + len(piece) if line_end < 0 else len(piece) - line_end - 1
         )
         if self._line_bytes > ROW_BYTES_MAX:
             raise self._unreadable(f"lines of at most {ROW_BYTES_MAX} bytes")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from copy import copy
+from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import chain as flatten
 from operator import itemgetter
@@ -37,8 +38,35 @@ if TYPE_CHECKING:
     from sequencer.intake.rows import RowSource
 
 
-UNITS_NS: Final = {"_ns": 1, "_us": 1_000, "_ms": 1_000_000, "_s": 1_000_000_000}
-"""Nanoseconds per unit of a time column, by the ending of its name; without an ending, 1."""
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+UNITS_NS: Final[Mapping[TimeUnit, int]] = {
+    "s": 1_000_000_000,
+    "ms": 1_000_000,
+    "us": 1_000,
+    "ns": 1,
+}
+"""Nanoseconds per unit of a time column."""
+
+_SPELLINGS: Final[Mapping[TimeUnit, str]] = {
+    "s": "s sec second",
+    "ms": "ms msec milli millisec millisecond",
+    "us": "us \N{MICRO SIGN}s \N{GREEK SMALL LETTER MU}s usec micro microsec microsecond",
+    "ns": "ns nsec nano nanosec nanosecond",
+}
+_UNIT_OF_WORD: Final = {
+    word + plural: unit
+    for unit, words in _SPELLINGS.items()
+    for word in words.split()
+    for plural in ("", "s")
+}
+_LAST_WORD: Final = re.compile(r"(?:[A-Z]?[^\W\d_A-Z]+|[A-Z]+)(?=[\W\d_]*$)")
+"""The last word of a name, in which a capital after a small letter begins a word."""
+
+_FIRST_TIME_MIN: Final = 365 * 86_400 * UNITS_NS["s"]
+_FIRST_TIME_MAX: Final = int(datetime(2101, 1, 1, tzinfo=UTC).timestamp()) * UNITS_NS["s"] - 1
+"""1971 to 2100. A time of these years in one unit is outside of them in every other one: what was
+read in the wrong unit is refused, since it would be sealed so."""
 
 TIME_MIN: Final = -(2**63)
 TIME_MAX: Final = 2**63 - 1
@@ -60,12 +88,13 @@ class Columns(Struct, frozen=True, kw_only=True):
 class OrderEncoder:
     """Encodes the rows of one file. Raises InputError for a column that does not exist."""
 
-    def __init__(self, name: str, columns: Columns) -> None:
+    def __init__(self, name: str, columns: Columns, unit: TimeUnit) -> None:
         self._prefix = f"{name}#"
         self._names = columns.names
         self._key = _index_of(columns.names, columns.key, "key column")
         self._time = _index_of(columns.names, columns.time, "time column")
-        self._unit_ns = unit_of(columns.time or "")
+        self._unit = unit
+        self._unit_ns = UNITS_NS[unit]
         self._payload_of = _payload_encoder(columns.names)
 
     def encode(self, rows: Sequence[list[str]], first_row: int) -> list[Order]:
@@ -77,13 +106,13 @@ class OrderEncoder:
         if max(map(len, payloads), default=0) > PAYLOAD_BYTES_MAX:
             raise ValueError("a payload is too long")
         keys = self._keys(rows, first_row)
-        return list(map(Order, keys, payloads, self._times(rows)))
+        return list(map(Order, keys, payloads, self._times(rows, first_row)))
 
-    def first_bad(self, rows: Sequence[list[str]]) -> tuple[int, InputError]:
+    def first_bad(self, rows: Sequence[list[str]], first_row: int) -> tuple[int, InputError]:
         """Return index and fault of the first bad row; there is one when `encode` raised."""
         for index, row in enumerate(rows):
             try:
-                self._check(row)
+                self._check(row, is_first=first_row + index == 1)
             except InputError as error:
                 return index, error
         raise ValueError("no row is bad")
@@ -97,7 +126,7 @@ class OrderEncoder:
             raise ValueError("a key cannot be used")
         return keys
 
-    def _times(self, rows: Sequence[list[str]]) -> Sequence[int | None]:
+    def _times(self, rows: Sequence[list[str]], first_row: int) -> Sequence[int | None]:
         if self._time is None:
             return [None] * len(rows)
         texts = list(map(itemgetter(self._time), rows))
@@ -107,9 +136,11 @@ class OrderEncoder:
         times = [int(text) * unit_ns for text in texts]
         if times and not TIME_MIN <= min(times) <= max(times) <= TIME_MAX:
             raise ValueError("a time is out of range")
+        if first_row == 1 and times and not _FIRST_TIME_MIN <= times[0] <= _FIRST_TIME_MAX:
+            raise ValueError("the first time is out of range")
         return times
 
-    def _check(self, row: list[str]) -> None:
+    def _check(self, row: list[str], *, is_first: bool) -> None:
         for name, value in zip(self._names, row, strict=True):
             # A JSON text may hold an escaped NUL: harmless in a payload, which is bytes.
             if not is_text(value.replace("\0", "")):
@@ -120,15 +151,16 @@ class OrderEncoder:
         if self._key is not None and not _is_key(row[self._key]):
             expected = f"a key: 1 to {KEY_BYTES_MAX} bytes of {TEXT}"
             raise _bad(self._names[self._key], row[self._key], expected)
-        if self._time is not None and not self._is_time(row[self._time]):
-            expected = "an integer that fits 64 bits as nanoseconds"
-            raise _bad(self._names[self._time], row[self._time], expected)
+        if self._time is not None:
+            self._check_time(self._names[self._time], row[self._time], is_first=is_first)
 
-    def _is_time(self, text: str) -> bool:
-        return (
-            _INTEGER.fullmatch(text) is not None
-            and TIME_MIN <= int(text) * self._unit_ns <= TIME_MAX
-        )
+    def _check_time(self, name: str, text: str, *, is_first: bool) -> None:
+        read_as = f"it was read in {self._unit}; --time-unit sets another unit"
+        is_integer = _INTEGER.fullmatch(text) is not None
+        if not is_integer or not TIME_MIN <= int(text) * self._unit_ns <= TIME_MAX:
+            raise _bad(name, text, f"an integer that fits 64 bits as nanoseconds ({read_as})")
+        if is_first and not _FIRST_TIME_MIN <= int(text) * self._unit_ns <= _FIRST_TIME_MAX:
+            raise _bad(name, text, f"a first time from 1971 to 2100 ({read_as})")
 
 
 def _payload_encoder(names: Sequence[str]) -> Callable[[list[str]], bytes]:
@@ -145,9 +177,10 @@ def _payload_encoder(names: Sequence[str]) -> Callable[[list[str]], bytes]:
     return lambda row: encode(row_type(*row))
 
 
-def unit_of(column: str) -> int:
-    """Return the nanoseconds per unit of `column`."""
-    return next((unit for ending, unit in UNITS_NS.items() if column.endswith(ending)), 1)
+def unit_of(column: str) -> TimeUnit:
+    """Return the unit that the last word of `column` names, in any case; without one, ns."""
+    word = _LAST_WORD.search(column)
+    return "ns" if word is None else _UNIT_OF_WORD.get(word[0].lower(), "ns")
 
 
 def length_prefixed(payloads: Sequence[bytes]) -> bytes:
@@ -175,6 +208,7 @@ def _bad(name: str, value: str, expected: str) -> InputError:
 
 
 FileFormat = Literal["csv", "jsonl"]
+HeaderAgain = Literal["refuse", "skip"]
 
 _SUFFIXES: Final[dict[str, FileFormat]] = {
     ".csv": "csv",
@@ -193,8 +227,14 @@ class FileOptions(Struct, frozen=True, kw_only=True):
 
     key_column: str | None = None
     time_column: str | None = None
+    time_unit: TimeUnit | None = None
+    """None: as the last word of the time column's name says (`ts_ms`, `eventMillis`), else ns."""
     format: FileFormat | None = None
     """None: by the file's name (.csv; .jsonl, .ndjson, .json)."""
+    columns: tuple[str, ...] | None = None
+    """Names of the columns of a CSV file without a header."""
+    header_again: HeaderAgain = "refuse"
+    """What is done with a line of a CSV file that is its header again."""
 
 
 class Portion:
@@ -279,12 +319,12 @@ class FileIntake:
         """Whether a read may wait for another process."""
         self._stream = FileStream(path, opened)
         try:
-            read = _READERS[options.format or _format_of(path)]
-            self._rows: RowSource = read(self._stream)
+            self._rows = _rows_of(self._stream, path, options)
             columns = Columns(
                 names=self._rows.columns, key=options.key_column, time=options.time_column
             )
-            self._encoder = OrderEncoder(content_name(path), columns)
+            unit = options.time_unit or unit_of(options.time_column or "")
+            self._encoder = OrderEncoder(content_name(path), columns, unit)
         except BaseException:
             self._stream.close()
             raise
@@ -362,15 +402,19 @@ class FileIntake:
         try:
             return self._encoder.encode(rows, first_row)
         except ValueError:
-            index, fault = self._encoder.first_bad(rows)
+            index, fault = self._encoder.first_bad(rows, first_row)
         self._failure = InputError(fault.field, fault.value, fault.expected, line_of(index))
         return self._encoder.encode(rows[:index], first_row)
 
 
-_READERS: Final[Mapping[FileFormat, Callable[[FileStream], RowSource]]] = {
-    "csv": CsvRows,
-    "jsonl": JsonRows,
-}
+def _rows_of(stream: FileStream, path: Path, options: FileOptions) -> RowSource:
+    if (options.format or _format_of(path)) == "csv":
+        skips_headers = options.header_again == "skip"
+        return CsvRows(stream, options.columns, skips_headers=skips_headers)
+    if options.columns is not None:
+        shown = shortened(",".join(options.columns))
+        raise InputError("--columns", shown, "nothing: each row of JSON Lines names its columns")
+    return JsonRows(stream)
 
 
 def _format_of(path: Path) -> FileFormat:

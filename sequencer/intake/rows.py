@@ -1,7 +1,8 @@
 """Rows of text from CSV or JSON Lines files, read strictly.
 
-CSV (RFC 4180: commas, double quotes): the first row names the columns. Every other row has as many
-fields; an empty line is not a row.
+CSV (RFC 4180: commas, double quotes; a line ends with LF, CR LF or CR): the first row names the
+columns, unless the caller names them. Every other row has as many fields; an empty line is not a
+row. The header again, as in files that were joined, is no row either: it is refused or skipped.
 
 JSON Lines: one object per line. The first object names the columns. Every other one has the same
 keys in the same order; an empty line is not a row. Values become text: strings as they are, null as
@@ -15,6 +16,7 @@ import io
 import re
 from collections.abc import Callable
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -68,7 +70,7 @@ class RowSource(Protocol):
         ...
 
 
-def check_columns(columns: Sequence[str], line: int) -> tuple[str, ...]:
+def check_columns(columns: Sequence[str], line: int | None) -> tuple[str, ...]:
     """Return `columns` if each has a unique name. Raises InputError."""
     seen: set[str] = set()
     for number, name in enumerate(columns, start=1):
@@ -108,13 +110,31 @@ def shortened(value: str) -> str:
 
 
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_NUMBER: Final = re.compile(r"\s*[-+]?\.?[0-9][0-9.,:/eETZ+\s-]*")
+"""A number, a date or a time: a value, and no name."""
+
+_MARK: Final = "\ufeff"
+"""The byte order mark, as it is read in the middle of a file."""
+
+_last_of: Final = itemgetter(-1)
 
 
 class CsvRows:
-    """The rows of a CSV file. Raises InputError when it has no header that can be used."""
+    """The rows of a CSV file. Raises InputError when it has no header that can be used.
 
-    def __init__(self, stream: FileStream) -> None:
+    `columns` are the names where the file has no header; a first line with just these names is one.
+    A later line that is the header again is skipped if `skips_headers`, else it is a bad row.
+    """
+
+    def __init__(
+        self,
+        stream: FileStream,
+        columns: Sequence[str] | None = None,
+        *,
+        skips_headers: bool = False,
+    ) -> None:
         self._stream = stream
+        stream.line_ends = (b"\n", b"\r")
         # Bytes that are not UTF-8 become surrogates, so that the rows before them can be used; the
         # encoder finds them later. Only the parser may judge line ends: a quoted field holds any.
         text = io.TextIOWrapper(
@@ -125,7 +145,18 @@ class CsvRows:
         )
         csv.field_size_limit(ROW_BYTES_MAX)
         self._reader = csv.reader(text, strict=True)
-        self.columns = check_columns(self._header(), line=1)
+        if columns is None:
+            self.columns = check_columns(self._header(), line=1)
+        else:
+            self.columns = check_columns(columns, line=None)
+        self._named_in = "line 1" if columns is None else "--columns"
+        self._skips_headers = skips_headers
+        first, *others = self.columns
+        # A quote after the mark is text to the parser.
+        self._headers = [
+            [form, *others] for form in (first, f"{_MARK}{first}", f'{_MARK}"{first}"')
+        ]
+        self._header_ends = frozenset(map(_last_of, self._headers))
 
     def read(self, limit: int) -> Rows:
         """Return the next rows, at most `limit`; none at the end of the file."""
@@ -154,25 +185,37 @@ class CsvRows:
         return rows, None
 
     def _checked(self, rows: list[list[str]], first_line: int, failure: InputError | None) -> Rows:
-        """Return the rows without the empty lines, up to one without one field per column."""
+        """Return the rows without empty lines and skipped headers, up to the first bad one."""
         width = len(self.columns)
-        if set(map(len, rows)) <= {width}:
+        # Most rows have a last value of their own: only the others are compared with the header.
+        if set(map(len, rows)) <= {width} and self._header_ends.isdisjoint(map(_last_of, rows)):
             return Rows(
                 rows=rows, line_of=lambda index: _line_of(rows, index, first_line), failure=failure
             )
         places: list[int] = []
         for place, row in enumerate(rows):
-            if len(row) not in (0, width):
+            if not row:
+                continue
+            is_header = row in self._headers
+            if is_header and (self._skips_headers or first_line + place == 1):
+                continue
+            if is_header or len(row) != width:
                 line = _line_of(rows, place, first_line)
-                failure = InputError("number of fields", len(row), f"{width}, as in line 1", line)
+                failure = self._bad_row(row, line, is_header=is_header)
                 break
-            if row:
-                places.append(place)
+            places.append(place)
         return Rows(
             rows=[rows[place] for place in places],
             line_of=lambda index: _line_of(rows, places[index], first_line),
             failure=failure,
         )
+
+    def _bad_row(self, row: list[str], line: int, *, is_header: bool) -> InputError:
+        if is_header:
+            expected = "an order (the header comes again; --header-again skip leaves it out)"
+            return InputError("row", shortened(",".join(row)), expected, line)
+        expected = f"{len(self.columns)}, as in {self._named_in}"
+        return InputError("number of fields", len(row), expected, line)
 
     def _header(self) -> list[str]:
         try:
@@ -181,6 +224,10 @@ class CsvRows:
             raise InputError("header", shortened(str(error)), "well-formed CSV", 1) from None
         if not header:
             raise InputError("header", "", "the names of the columns", 1)
+        number = next(filter(_NUMBER.fullmatch, header), None)
+        if number is not None:
+            expected = "names, no numbers (has the file no header? give --columns a,b,c)"
+            raise InputError("header", shortened(number), expected, 1)
         return header
 
 

@@ -4,6 +4,9 @@ Lines are only ever appended, in the order of the chain. Each run of rows is han
 once, and forced to the disk at the latest when the next run comes a second later, and at the end.
 What a crash tears off is read from the database again: a torn last line is cut off, and the journal
 goes on after the last whole one.
+
+Nobody else may cut the file: a journal without its rows is no checkpoint. A file that another
+process made shorter (logrotate with copytruncate) ends the receiver before it writes another row.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
+from chainctl.exits import BrokeOff
 from orderchain.errors import InputError, SettingError
 from orderchain.files import (
     END_BYTES,
@@ -63,6 +67,7 @@ class Journal:
         """The last whole line that was found at the opening; None in a new journal."""
         self._last_line = b""
         self._end = 0
+        """Where the last whole line ends, and the next one begins."""
         _check_path(path)
         if path.exists():
             self._open(os.O_RDWR)
@@ -96,17 +101,20 @@ class Journal:
             _sync_folder(self._path)
         with self._naming_file():
             os.ftruncate(self._descriptor, self._end)
-            os.lseek(self._descriptor, self._end, os.SEEK_SET)
 
     def append(self, events: Sequence[Event]) -> None:
         """Append rows, each linked to the one before. Raises OSError when the disk takes no more.
 
-        Raises InputError when a payload is to be decoded and is no MessagePack.
+        Raises InputError when a payload is to be decoded and is no MessagePack, and BrokeOff when
+        another process has changed the file.
         """
         lines = memoryview(encode_rows(self._chain_id, events, self._form))
+        self._check_uncut()
         with self._naming_file():
             while lines:
-                lines = lines[os.write(self._descriptor, lines) :]
+                written = os.write(self._descriptor, lines)
+                self._end += written
+                lines = lines[written:]
         now = time.monotonic()
         if self._unsynced_since is None:
             self._unsynced_since = now
@@ -128,6 +136,14 @@ class Journal:
             "with another --decode)",
         )
 
+    def _check_uncut(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size != self._end:
+            raise BrokeOff(
+                f"journal {self._path}: another process has changed it: it has {size} bytes and "
+                f"had {self._end} (logrotate with copytruncate? a journal must not be rotated)"
+            )
+
     def _sync(self) -> None:
         if self._unsynced_since is not None:
             with self._naming_file():
@@ -136,7 +152,8 @@ class Journal:
 
     def _open(self, flags: int) -> None:
         try:
-            descriptor = os.open(self._path, flags | os.O_CLOEXEC, PRIVATE_MODE)
+            # Appended, so that a file that is cut meanwhile never gets a hole of NULs.
+            descriptor = os.open(self._path, flags | os.O_APPEND | os.O_CLOEXEC, PRIVATE_MODE)
         except OSError as error:
             raise _unusable(self._path, error.strerror or "") from None
         try:

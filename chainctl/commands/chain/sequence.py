@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from orderchain.model import IntakeMark
     from sequencer import Sequencer, SequencerConfig
-    from sequencer.intake.file import FileFormat, FileIntake
+    from sequencer.intake.file import FileFormat, FileIntake, HeaderAgain, TimeUnit
 
 
 _COMMIT_SECONDS: Final = 4.0
@@ -94,8 +94,24 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 @click.option(
     "--time-column",
     metavar="NAME",
-    help="Column with the event's time since 1970: an integer in the unit that its name ends with "
-    "(_s, _ms, _us, _ns).  [default: when it was sequenced]",
+    help="Column with the event's time since 1970, an integer.  [default: when it was sequenced]",
+)
+@click.option(
+    "--time-unit",
+    type=click.Choice(["s", "ms", "us", "ns"]),
+    help="Unit of the time column.  [default: as the last word of its name says (ts_ms, "
+    "eventMillis), else ns]",
+)
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Names of the columns of a CSV file without a header, with commas between them.",
+)
+@click.option(
+    "--header-again",
+    type=click.Choice(["refuse", "skip"]),
+    help="What to do with a line that is the header again, as in CSV files that were joined.  "
+    "[default: refuse]",
 )
 @click.option(
     "--format",
@@ -134,6 +150,9 @@ def sequence(
     input_name: str | None,
     key_column: str | None,
     time_column: str | None,
+    time_unit: TimeUnit | None,
+    columns: str | None,
+    header_again: HeaderAgain | None,
     file_format: FileFormat | None,
     intake_topic: str | None,
     start: str | None,
@@ -159,6 +178,9 @@ def sequence(
         "--input-name": input_name,
         "--key-column": key_column,
         "--time-column": time_column,
+        "--time-unit": time_unit,
+        "--columns": columns,
+        "--header-again": header_again,
     }
     if intake_topic is not None:
         others = {"--input": path, **file_options, "--format": file_format}
@@ -166,6 +188,8 @@ def sequence(
         check_topic_name(intake_topic, "--intake-topic")
     elif path is not None:
         _refuse_beside("--input", {"--start": start, "--http": http})
+        if time_unit is not None and time_column is None:
+            raise click.UsageError("--time-unit needs --time-column NAME")
         path, is_standard_input = _named_input(path, input_name)
     else:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
@@ -183,7 +207,14 @@ def sequence(
         from chainctl.commands.chain.intake import standard_input
         from sequencer.intake.file import FileIntake, FileOptions
 
-        options = FileOptions(key_column=key_column, time_column=time_column, format=file_format)
+        options = FileOptions(
+            key_column=key_column,
+            time_column=time_column,
+            time_unit=time_unit,
+            format=file_format,
+            columns=None if columns is None else tuple(columns.split(",")),
+            header_again=header_again or "refuse",
+        )
         opened = standard_input() if is_standard_input else None
         _add_file(settings, config, FileIntake(path, options, opened), path.name, as_json=as_json)
 

@@ -95,6 +95,11 @@ class Topic:
         self.name = f"t{secrets.token_hex(6)}"
         asyncio.run(make_topics(servers, self.name))
 
+    def rename(self) -> str:
+        """Stand for another topic, which does not exist yet; return its name."""
+        self.name = f"t{secrets.token_hex(6)}"
+        return self.name
+
     @property
     def source(self) -> TopicSource:
         """As a verifier reads it: the broker may take as long as the load of the machine asks."""

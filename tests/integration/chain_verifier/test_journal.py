@@ -122,7 +122,7 @@ def test_journal_with_only_rows_of_another_chain_is_refused(
 def test_journal_with_no_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         JournalTable(spark, JournalSource(path=str(tmp_path / "missing")))
-    with pytest.raises(InputError, match="directory"):
+    with pytest.raises(InputError, match="it is a folder"):
         JournalTable(spark, JournalSource(path=str(tmp_path)))
     hidden = write_journal(tmp_path / "_journal", ROWS)
     with pytest.raises(InputError, match="begins with neither"):

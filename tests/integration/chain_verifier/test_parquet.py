@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_verifier.config import ParquetSource, VerifyRequest
+from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from orderchain.errors import InputError, SourceBroken
+from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 
 if TYPE_CHECKING:
@@ -56,6 +59,21 @@ def test_parquet_with_narrower_and_wider_integers_is_read(
         " 'k' AS key, 1L AS event_time_ns, X'00' AS payload FROM range(9)"
     ).write.parquet(path)
     assert verified(spark, ParquetSource(path=path), 9).verdict is Verdict.COMPLETE
+
+
+def test_parquet_as_other_writers_lay_it_out_is_the_same_to_both_modes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for name in OTHER_LAYOUTS:
+        write_layout(name, tmp_path / name, ROWS)
+        source = ParquetSource(path=str(tmp_path / name))
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=head_of(ROWS))
+        assert verified_by_both(request, spark).verdict is Verdict.COMPLETE, name
+    write_layout("dictionary", tmp_path / "folders", ROWS)
+    for verify_it in (lambda request: verify(request, spark), verify_locally):
+        source = ParquetSource(path=str(tmp_path / "folders"))
+        with pytest.raises(InputError, match=r"^parquet was "):
+            verify_it(VerifyRequest(chain_id=CHAIN_ID, sources=(source,)))
 
 
 def test_parquet_with_a_column_missing_or_of_another_type_is_refused(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
 from chain_verifier.checks.topic_frames import FrameKeys
@@ -20,6 +21,7 @@ from chain_verifier.spark.verify import verify
 from orderchain.errors import ConnectError, TopicError
 from orderchain.frame import decode_header
 from orderchain.sql import AUDITOR
+from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
@@ -140,6 +142,33 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
         "with rows that were published before: 8 frames",
     }
     assert alone().verdict is Verdict.CONTIGUOUS
+
+
+async def _send_with_time(topic: Topic, value: bytes, time_ms: int) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=topic.servers)
+    await producer.start()
+    try:
+        await producer.send_and_wait(topic.name, value, partition=0, timestamp_ms=time_ms)
+    finally:
+        await producer.stop()
+
+
+def test_topic_with_foreign_records_of_impossible_times_is_proven(
+    topic: Topic, both: Verified, frames: list[bytes]
+) -> None:
+    """Nanoseconds in the place of milliseconds, as on a topic where the producer's clock counts."""
+    any_time = {
+        "message.timestamp.after.max.ms": str(2**63 - 1),
+        "message.timestamp.before.max.ms": str(2**63 - 1),
+    }
+    asyncio.run(make_topics(topic.servers, topic.rename(), configs=any_time))
+    topic.send(*frames[:3])
+    for time_ms in (1_735_689_600 * 10**9, 2**63 - 1):
+        asyncio.run(_send_with_time(topic, b"{}", time_ms))
+    topic.send(*frames[3:])
+    report = both()
+    assert report.verdict is Verdict.COMPLETE, report.findings
+    assert "no frame of the chain: 2 records (2 magic)" in report.sources[1].notes
 
 
 @pytest.mark.merge

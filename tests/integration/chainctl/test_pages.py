@@ -64,6 +64,7 @@ ELSEWHERE: Final = {
     r"^(python|python -m pytest|cat|cmp|grep|wait|mkdir|kill|sleep)\b": "the guides' own tests",
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
     r"^(cp|chown|install|systemctl|podman)\b": "neither systemd nor a builder: unit/deploy",
+    r"^nginx\b": "outbox/service/test_proxy",
     r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
     r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
     r"^export PATH=|^printf ": "test_local_demo: the README's lines, as typed after a demo",

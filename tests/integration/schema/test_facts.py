@@ -77,6 +77,28 @@ async def test_shipped_facts_are_those_of_the_sql(
     assert encode_facts(found) == encode_facts(shipped)
 
 
+async def test_settings_of_a_login_make_no_difference(
+    postgres_server: PostgresServer, part: SchemaPart, part_database: str
+) -> None:
+    harmful = {
+        "bytea_output": "escape", "standard_conforming_strings": "off", "DateStyle": "SQL, DMY",
+        "IntervalStyle": "iso_8601", "TimeZone": "Asia/Kolkata", "extra_float_digits": "-15",
+        "quote_all_identifiers": "on", "search_path": "pg_catalog", "lc_monetary": "C",
+        "backslash_quote": "on", "escape_string_warning": "off", "array_nulls": "off",
+        "transform_null_equals": "on",
+    }  # fmt: skip
+    own = f"ALTER ROLE {SUPERUSER} IN DATABASE {part_database}"
+    for name, value in harmful.items():
+        setting = f"'{value}'" if "," not in value else value
+        postgres_server.execute(f"{own} SET {name} = {setting}")
+    try:
+        found = await read(postgres_server, part_database, part)
+    finally:
+        postgres_server.execute(f"{own} RESET ALL")
+    named = [one for one in differences(found, shipped_facts(part)) if "session setting" not in one]
+    assert named == []
+
+
 async def test_partitions_made_at_run_time_are_no_difference(
     postgres_server: PostgresServer, part: SchemaPart, part_database: str
 ) -> None:

@@ -25,6 +25,7 @@ HARMFUL = {
     "statement_timeout": "1ms",
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
+    "standard_conforming_strings": "off",
 }
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 TRIES = 6

@@ -17,6 +17,7 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verification import CONTENT
 from orderchain.errors import InputError, SettingError, SourceBroken
+from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
@@ -90,6 +91,23 @@ def test_local_with_random_faults_finds_these_and_no_others(
         )
         assert sorted(report.findings, key=str) == sorted(planted.expected, key=str), seed
         assert sum(report.counts.values()) == len(planted.expected), seed
+
+
+def test_local_reads_parquet_as_other_writers_lay_it_out(
+    tmp_path: Path, parquet: ParquetSource
+) -> None:
+    """Spark accepts the same files: test_parquet.py has them for both."""
+    for name in OTHER_LAYOUTS:
+        folder = tmp_path / name
+        write_layout(name, folder, ROWS)
+        report = verified(ParquetSource(path=str(folder)), written(parquet, ROWS), head=HEAD)
+        assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS)), name
+        write_layout(name, folder, [*ROWS[:9], *ROWS[10:]])
+        report = verified(ParquetSource(path=str(folder)), head=HEAD)
+        assert report.counts == {"gap": 1}, name
+    (tmp_path / "folders" / "rest.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes())
+    with pytest.raises(InputError, match="not every file is in a folder chain_id=N"):
+        verified(ParquetSource(path=str(tmp_path / "folders")))
 
 
 @pytest.mark.parametrize("kind", ["journal", "parquet"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import zstandard
@@ -34,7 +34,7 @@ class ReadAll(Protocol):
     """Reads a file to its end, or to its fault: the orders before it, and the fault."""
 
     def __call__(
-        self, path: Path, limit: int = 1_000, **options: str
+        self, path: Path, limit: int = 1_000, **options: Any
     ) -> tuple[list[Order], InputError | None]: ...
 
 
@@ -52,11 +52,11 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def read_all() -> ReadAll:
     def read(
-        path: Path, limit: int = 1_000, **options: str
+        path: Path, limit: int = 1_000, **options: Any
     ) -> tuple[list[Order], InputError | None]:
         orders: list[Order] = []
         try:
-            with FileIntake(path, FileOptions(**options)) as intake:  # type: ignore[arg-type]
+            with FileIntake(path, FileOptions(**options)) as intake:
                 while (portion := intake.read(limit)) is not None:
                     assert 0 < len(portion.orders) <= limit
                     orders += portion.orders

@@ -95,12 +95,15 @@ def test_file_with_a_changed_beginning_is_refused(write: Write, changed: str) ->
 
 
 def test_file_read_by_other_columns_than_before_is_refused(write: Write) -> None:
-    path = write("o.csv", ROWS)
-    mark = mark_after(path, 50)
+    path = write("o.csv", f"n,x,t_ms\n1,v1,{10**12}\n2,v2,{10**12}\n")
+    mark = mark_after(path, 1)
+    for options in ({"key_column": "n"}, {"time_column": "t_ms"}):
+        with pytest.raises(InputError, match="same columns"):
+            pass_over(path, mark, **options)
+    mark = mark_after(path, 1, time_column="t_ms")
     with pytest.raises(InputError, match="same columns"):
-        pass_over(path, mark, key_column="n")
-    with pytest.raises(InputError, match="same columns"):
-        pass_over(path, mark, time_column="n")
+        pass_over(path, mark)
+    assert pass_over(path, mark, time_column="t_ms", time_unit="ms") == ["o.csv#2"]
 
 
 def test_file_shorter_than_what_was_taken_is_refused(write: Write) -> None:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from sequencer.intake.compressed import ROW_BYTES_MAX
+from sequencer.intake.file import unit_of
 
 if TYPE_CHECKING:
     from sequencer import Order
@@ -150,20 +152,118 @@ def test_key_column_gives_the_keys(write: Write, read_all: ReadAll) -> None:
     ("column", "text", "expected"),
     [
         ("ts_ms", "1689038101570", 1_689_038_101_570_000_000),
-        ("ts_us", "5", 5_000),
-        ("ts_ns", "5", 5),
-        ("ts_s", "-5", -5_000_000_000),
-        ("time", "0", 0),
-        ("at_s", "9223372036", 9_223_372_036_000_000_000),
-        ("ns", "-9223372036854775808", -(2**63)),
+        ("ts_us", "1689038101570001", 1_689_038_101_570_001_000),
+        ("time", "1689038101570000001", 1_689_038_101_570_000_001),
+        ("at_s", "4133980799", 4_133_980_799_000_000_000),
+        ("ns", "31536000000000000", 31_536_000_000_000_000),
     ],
 )
 def test_time_column_is_read_in_the_unit_that_its_name_ends_with(
     write: Write, read_all: ReadAll, column: str, text: str, expected: int
 ) -> None:
-    orders, fault = read_all(write("o.csv", f"{column},b\n{text},\n"), time_column=column)
+    # Only the first time shows the unit: a later one may be anything.
+    path = write("o.csv", f"{column},b\n{text},\n-5,\n")
+    orders, fault = read_all(path, time_column=column)
     assert fault is None
-    assert orders[0].event_time_ns == expected
+    scale = expected // int(text)
+    assert [order.event_time_ns for order in orders] == [expected, -5 * scale]
+    unit = {1: "ns", 1_000: "us", 10**6: "ms", 10**9: "s"}[scale]
+    path = write("other.csv", f"t,b\n{text},\n")
+    other, fault = read_all(path, time_column="t", time_unit=unit)
+    assert fault is None
+    assert other[0].event_time_ns == expected
+
+
+def test_unit_of_a_time_column_is_known_by_the_usual_spellings() -> None:
+    spelled = {
+        "s": "ts_s TS_S tsS time_sec timeSecs EVENT_SECONDS epoch.second",
+        "ms": "TS_MS tsMs timestamp_millis timestampMillis Milliseconds time-msec time(ms) eventMS",
+        "us": "ts_us tsUs _usec usecs TIME_MICROS epochMicroseconds time[\u00b5s] t_\u03bcs",
+        "ns": "ts_ns TsNs timeNanos nsec NANOSECONDS time ts items atoms timestamp_utc t1 \u65f6",
+    }
+    found = {unit: [unit_of(name) for name in names.split()] for unit, names in spelled.items()}
+    assert found == {unit: [unit] * len(names.split()) for unit, names in spelled.items()}
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "unit"),
+    [
+        ("time", "1735689600000", "ns"),
+        ("timems", "1735689600000", "ns"),
+        ("t", "-1", "ns"),
+        ("at_s", "31535999", "s"),
+        ("at_s", "4133980800", "s"),
+        ("at_us", "1735689600000000000", "us"),
+    ],
+)
+def test_first_time_that_shows_another_unit_is_refused_before_it_is_sealed(
+    write: Write, read_all: ReadAll, column: str, text: str, unit: str
+) -> None:
+    orders, fault = read_all(write("o.csv", f"{column}\n{text}\n"), time_column=column)
+    assert orders == []
+    assert fault is not None
+    assert fault.line == 2
+    assert f"read in {unit}; --time-unit sets another unit" in str(fault)
+
+
+def test_csv_without_a_header_is_refused_and_read_by_the_names_that_are_given(
+    write: Write, read_all: ReadAll
+) -> None:
+    # Numbers alone, numbers and words, dates and words.
+    for first in ("34200.017,5,0,-1", "7001,BUY,true,+4.5e3", "2025-01-02 09:30:00,ALPHA,B,x"):
+        path = write("o.csv", f"{first}\n1,2,3,4\n")
+        orders, fault = read_all(path)
+        assert orders == []
+        assert "line 1: header was " in str(fault)
+        assert "has the file no header? give --columns a,b,c" in str(fault)
+        orders, fault = read_all(path, columns=("a", "b", "c", "d"))
+        assert fault is None
+        assert list(values(orders[0]).values()) == first.split(",")
+        assert list(values(orders[1])) == ["a", "b", "c", "d"]
+    _, fault = read_all(path, columns=("a", "b"))
+    assert "line 1: number of fields was 4, expected 2, as in --columns" in str(fault)
+    _, fault = read_all(path, columns=("a", "a"))
+    assert "name of column 2 was 'a'" in str(fault)
+    _, fault = read_all(write("o.jsonl", '{"a":1}\n'), columns=("a",))
+    assert "--columns was 'a'" in str(fault)
+
+
+def test_header_whose_names_look_like_values_is_read_where_they_are_given(
+    write: Write, read_all: ReadAll
+) -> None:
+    orders, fault = read_all(write("o.csv", "symbol,1,2\nA,5,6\n"), columns=("symbol", "1", "2"))
+    assert fault is None
+    assert [values(order) for order in orders] == [{"symbol": "A", "1": "5", "2": "6"}]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("header", ["a,b", '"a",b', "a"])
+def test_header_that_comes_again_is_refused_by_its_line_or_skipped(
+    write: Write, read_all: ReadAll, header: str, mark: str
+) -> None:
+    row = "1,2" if "," in header else "1"
+    path = write("o.csv", f"{header}\n{row}\n\n{mark}{header}\n{row}\n")
+    for limit in (1, 1_000):
+        orders, fault = read_all(path, limit)
+        assert len(orders) == 1
+        assert fault is not None
+        assert fault.line == 4
+        assert "the header comes again" in str(fault)
+        orders, fault = read_all(path, limit, header_again="skip")
+        assert fault is None
+        assert [values(order)["a"] for order in orders] == ["1", "1"]
+
+
+def test_csv_whose_lines_end_with_cr_alone_is_read_at_any_length(
+    write: Write, read_all: ReadAll
+) -> None:
+    row = f"ALPHA,{'9' * 50_000}\r"
+    rows = ROW_BYTES_MAX // len(row) + 5
+    orders, fault = read_all(write("o.csv", "symbol,qty\r" + row * rows))
+    assert fault is None
+    assert len(orders) == rows
+    _, fault = read_all(write("o.csv", "a\r" + "9" * 2 * ROW_BYTES_MAX + "\r"))
+    assert "lines of at most" in str(fault)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -304,7 +404,8 @@ def test_key_with_an_escaped_nul_is_refused_since_the_table_cannot_hold_it(
 def test_time_that_is_no_integer_of_64_bits_is_refused_by_line(
     write: Write, read_all: ReadAll, text: str
 ) -> None:
-    orders, fault = read_all(write("o.csv", f"t,b\n1,1\n{text},2\n"), time_column="t")
+    path = write("o.csv", f"t,b\n{10**18},1\n{text},2\n")
+    orders, fault = read_all(path, time_column="t")
     assert len(orders) == 1
     assert fault is not None
     assert fault.line == 3

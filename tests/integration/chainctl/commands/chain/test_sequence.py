@@ -117,13 +117,13 @@ def test_file_is_sequenced_once_however_often_and_however_compressed(
 def test_compressed_file_gives_the_orders_of_the_plain_one(
     sequence: Callable[..., Done], rows: Rows, tmp_path: Path, suffix: str
 ) -> None:
-    content = '{"id":"a","t_ms":5,"x":1.50}\n{"id":"b","t_ms":6,"x":null}\n'
+    content = '{"id":"a","t_ms":1735689600005,"x":1.50}\n{"id":"b","t_ms":6,"x":null}\n'
     done = sequence(
         tmp_path / f"o.jsonl{suffix}", content, "--key-column", "id", "--time-column", "t_ms"
     )
     assert done.code == 0, done
     assert [(row["key"], row["event_time_ns"], row["payload"]) for row in rows()] == [
-        ("a", 5_000_000, {"id": "a", "t_ms": "5", "x": "1.50"}),
+        ("a", 1_735_689_600_005_000_000, {"id": "a", "t_ms": "1735689600005", "x": "1.50"}),
         ("b", 6_000_000, {"id": "b", "t_ms": "6", "x": ""}),
     ]
 
@@ -131,15 +131,17 @@ def test_compressed_file_gives_the_orders_of_the_plain_one(
 def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
     sequence: Callable[..., Done], rows: Rows, tmp_path: Path
 ) -> None:
-    good = "n,t_ms\n" + "".join(f"{number},{number}\n" for number in range(1, 1_001))
+    times = {number: 1_735_689_600_000 + number for number in range(1, 1_001)}
+    good = "n,t_ms\n" + "".join(f"{number},{time}\n" for number, time in times.items())
     path = tmp_path / "o.csv"
-    bad = good.replace("\n700,700\n", "\n700,7oo\n")
+    bad = good.replace(f"\n700,{times[700]}\n", "\n700,7oo\n")
     options = ("--time-column", "t_ms", "--batch-rows", 100)
     first = sequence(path, bad, *options)
     assert (first.code, first.out) == (2, "")
     assert first.err == (
         "chainctl: line 701: column 't_ms' was '7oo', expected an integer that fits 64 bits as "
-        "nanoseconds; orders added before that: 699\n"
+        "nanoseconds (it was read in ms; --time-unit sets another unit); orders added before that: "
+        "699\n"
     )
     again = sequence(path, bad, *options)
     assert again.code == 2
@@ -255,6 +257,22 @@ def test_standard_input_without_what_it_needs_is_refused(
     assert part in refused("sequence", "--chain", 1, *arguments, settings=module_settings)
 
 
+def test_files_without_a_header_or_joined_are_read_as_told(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    bare = ("--columns", "at,side,qty", "--time-column", "at", "--time-unit", "s")
+    assert sequence(tmp_path / "bare.csv", "1735689600,B,7\n1735689601,S,9\n", *bare).code == 0
+    joined = "side,qty\nB,7\n\ufeffside,qty\nS,9\n"
+    refused = sequence(tmp_path / "joined.csv", joined)
+    assert refused.code == 2
+    assert "line 3" in refused.err
+    skipping = sequence(tmp_path / "joined.csv", joined, "--header-again", "skip")
+    assert json.loads(skipping.out)["rows_before"] == 1
+    found = [(row["payload"]["qty"], row["event_time_ns"]) for row in rows()]
+    assert [qty for qty, _ in found] == ["7", "9", "7", "9"]
+    assert [time for _, time in found[:2]] == [1_735_689_600 * 10**9, 1_735_689_601 * 10**9]
+
+
 def test_file_that_changed_is_refused_and_renamed_it_is_new(
     sequence: Callable[..., Done], rows: Rows, tmp_path: Path
 ) -> None:
@@ -289,12 +307,14 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"a\n1\n")[:8])
     (tmp_path / "not.csv.xz").write_text("a\n1\n" * 9)
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "bare.csv").write_text("1,B\n2,S\n")
     (tmp_path / "one.json").write_text('[{"a":1}]\n')
     for name, part in (
         ("missing.csv", "No such file"),
         (".", "it is a folder"),
         ("empty.csv", "it is empty"),
         ("header.csv", "it has none"),
+        ("bare.csv", "has the file no header? give --columns a,b,c"),
         ("first.csv", "line 2: number of fields was 1, expected 2"),
         ("binary.csv", "line 1"),
         ("cut.csv.gz", "cut off"),

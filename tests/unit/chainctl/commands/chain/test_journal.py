@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from chainctl.commands.chain.journal import Journal, encode_rows
+from chainctl.exits import BrokeOff, ExitCode, exit_code
 from orderchain.errors import InputError, SettingError
 from orderchain.model import Event
 
@@ -72,6 +73,23 @@ def test_journal_again_tells_its_last_row_and_goes_on_behind_it(path: Path) -> N
         journal.start()
         journal.append(events(4, 5))
     assert ids(path) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("left", [0, 150])
+def test_journal_that_another_process_cuts_meanwhile_gets_no_row_and_no_hole(
+    path: Path, left: int
+) -> None:
+    """As logrotate does with copytruncate."""
+    with Journal(path, 1) as journal:
+        journal.start()
+        journal.append(events(1, 3))
+        os.truncate(path, left)
+        with pytest.raises(BrokeOff, match="another process has changed it") as broken:
+            journal.append(events(4, 5))
+        assert exit_code(broken.value) is ExitCode.FAILED
+    assert path.stat().st_size == left
+    with Journal(path, 1) as journal:
+        assert (journal.last_row and journal.last_row.id) == (1 if left else None)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 30, 60])
