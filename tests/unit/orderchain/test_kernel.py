@@ -19,7 +19,7 @@ from orderchain.model import Event
 MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
 
 PUBLIC = {
-    "clock": "Backoff Clock SystemClock jittered_seconds ns_of step_seconds time_of",
+    "clock": "Backoff Clock SystemClock jittered_seconds ns_of record_time step_seconds time_of",
     "config": "Config checked_text expected_of mask_dsn",
     "files": "FoundRow JournalEnd JournalRow found_row journal_end lines_of no_row open_regular "
     "private_opener read_bounded write_private written_row",
@@ -33,7 +33,7 @@ PUBLIC = {
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
     "is_linked_page next_seal page_events page_image seal_over",
     "sql": "load_sql parse_sql renumbering require_version schema_sql",
-    "text": "SummedLog counted printable reason_in_chain reason_of silent",
+    "text": "SummedLog counted not_installed printable reason_in_chain reason_of silent",
 }
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import pytest
 
 import outbox
-
-PAGE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
 
 
 def test_public_names_are_these() -> None:
@@ -71,8 +68,3 @@ def test_public_methods_say_what_they_do(name: str) -> None:
     methods = inspect.getmembers(getattr(outbox, name), inspect.isfunction)
     bare = [each for each, method in methods if not each.startswith("_") and not method.__doc__]
     assert bare == []
-
-
-@pytest.mark.parametrize("name", outbox.__all__)
-def test_public_name_stands_in_the_page(name: str) -> None:
-    assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
