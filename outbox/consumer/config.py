@@ -28,7 +28,7 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
 
     name: Name
     """The name under which it confirms: one of the destination's `consumers`. It is also the Kafka
-    group."""
+    group, and the owner of its inbox: under a new name the consumer applies everything again."""
     topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""

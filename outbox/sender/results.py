@@ -311,6 +311,8 @@ class ConfirmIntake:
             proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
             if len(proven) < len(decoded.confirms):
                 self._drop_forged(record.topic, consumer, len(decoded.confirms) - len(proven))
+            if proven and not self._is_awaited(record.topic, consumer):
+                self._report_unlisted(record.topic, consumer, len(proven))
             for confirm in proven:
                 message_id = DriverUUID(confirm.message_id)
                 if confirm.kind == APPLIED:
@@ -336,6 +338,19 @@ class ConfirmIntake:
         return key is not None and is_proven(
             key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
         )
+
+    def _is_awaited(self, topic: str, consumer: str) -> bool:
+        """Return whether a destination that is confirmed on this topic lists the consumer."""
+        destinations = self.parcel_sender.destinations.values()
+        return any(
+            consumer in each.consumers for each in destinations if each.confirm_topic == topic
+        )
+
+    def _report_unlisted(self, topic: str, consumer: str, count: int) -> None:
+        """Log that a consumer applies what another one is to confirm: often a misspelt name."""
+        whose = f"no destination with the confirm topic {printable(topic)} lists the consumer"
+        why = f"{whose} {printable(consumer)}, which has applied or parked messages"
+        self._dropped.add("unlisted", count, lambda reported: f"{why}: {reported:,}")
 
     def _drop_unreadable(self, topic: str, error: BadRecord) -> None:
         """Count a record of a confirm topic that holds no confirms."""

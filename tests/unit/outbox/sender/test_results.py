@@ -1,8 +1,9 @@
-"""What becomes of progress that could not be written; the rest stands in the tests of mode 4."""
+"""Progress that could not be written, and confirms of strangers; mode 4 has the other tests."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
@@ -39,7 +40,7 @@ class Topic:
         proof = proof_of(token_of(KEY, bytes(16)), CONSUMER, RETRYING, 0)
         parked = Confirm(bytes(16), RETRYING, 0, 0, 0, proof)
         value = encode_confirms(CONSUMER, [parked], told)
-        self._records = [SimpleNamespace(value=value, headers=())]
+        self._records = [SimpleNamespace(topic=f"{TOPIC}.confirms", value=value, headers=())]
         return self
 
     async def start(self) -> None: ...
@@ -83,15 +84,14 @@ class Store:
         self.saved.append(progress)
 
 
-async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
+async def take_in(
+    monkeypatch: pytest.MonkeyPatch, topic: Topic, store: Store, consumer: str = CONSUMER
 ) -> None:
-    # Another relay had the partition meanwhile, and has written and committed what came next.
-    topic, store = Topic(7, None), Store()
+    """Run an intake for a destination of `consumer` until it has read the topic."""
     monkeypatch.setattr(outbox.sender.results, "make_consumer", topic.consumer)
     monkeypatch.setattr(outbox.parts, "_PAUSE_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(outbox.sender.results, "_PROGRESS_SECONDS", 0.0)
-    destination = Destination(name="clearing", topic=TOPIC, consumers=(CONSUMER,))
+    destination = Destination(name="clearing", topic=TOPIC, consumers=(consumer,))
     sending = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
     config = RelayConfig(database="postgresql://d", kafka="k:1")
     stats, troubles = RelayStats(), TopicTroubles()
@@ -101,5 +101,25 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
         await topic.is_read.wait()
     running.cancel()
     await asyncio.wait([running])
+    assert stats.retrying > 0
+
+
+async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Another relay had the partition meanwhile, and has written and committed what came next.
+    topic, store = Topic(7, None), Store()
+    await take_in(monkeypatch, topic, store)
     assert not store.is_away
     assert store.saved == []
+
+
+async def test_consumer_that_its_destination_does_not_list_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await take_in(monkeypatch, Topic(None), Store(), consumer="clearing-service")
+    line = (
+        "no destination with the confirm topic trades.confirms lists the consumer clearing, "
+        "which has applied or parked messages: 1"
+    )
+    assert (outbox.sender.results.__name__, logging.WARNING, line) in caplog.record_tuples
