@@ -135,6 +135,8 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
         await set_up_clearing(connection, kafka)
         rows = await connection.fetch("SELECT * FROM example_resting ORDER BY id")
         book = Book([Resting(*row) for row in rows])
+        relayed = asyncio.create_task(relay.run())
+        relayed.add_done_callback(lambda _: receiver.stop())  # no matching without clearing
         async for run in receiver:
             # One transaction: if it commits, the trades are sent; if not, there were none.
             async with relay.transaction(connection) as business:
@@ -151,6 +153,8 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
                 await receiver.checkpoint(run, connection=connection)
             print(f"matched up to id {run.last_id}, {len(trades)} trades", flush=True)
         await connection.close()
+        if relayed.done():
+            await relayed  # raises what has ended the relay
 
 
 async def match(book: Book, run: Run, connection: asyncpg.Connection) -> list[Trade]:
