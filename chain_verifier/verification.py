@@ -43,6 +43,11 @@ EVENT_TYPES: Final = {
 CONTENT: Final = tuple(EVENT_TYPES)
 """The columns by which two sources are compared."""
 
+CHAIN_FOLDER: Final = "chain_id="
+"""What the name of a folder of Parquet begins with, if it holds the rows of the chain it names."""
+
+MIXED_FOLDERS: Final = f"not every file is in a folder {CHAIN_FOLDER}N"
+
 _ALSO_FITTING: Final = {
     "chain_id": {"bigint", "smallint", "tinyint"},
     "id": {"int"},

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
-from chain_verifier.verification import CONTENT, require_columns
+from chain_verifier.verification import CHAIN_FOLDER, CONTENT, MIXED_FOLDERS, require_columns
 from orderchain.errors import InputError, RetryError, SourceBroken
 from orderchain.limits import PAYLOAD_BYTES_MAX
 from orderchain.text import reason_of
@@ -114,13 +114,13 @@ def _files(path: Path) -> list[_File]:
     if not found:
         raise FileNotFoundError(f"{path} holds no file")
     if len({file.is_of_chain for file in found}) > 1:
-        raise OSError(f"not every file is in a folder {_CHAIN_ID}=N")
+        raise OSError(MIXED_FOLDERS)
     return found
 
 
 def _file(file: Path, folder: Path) -> _File:
-    names = (part.partition("=") for part in file.relative_to(folder).parts[:-1])
-    chains = [value for name, _, value in names if name == _CHAIN_ID]
+    names = [part for part in file.relative_to(folder).parts[:-1] if part.startswith(CHAIN_FOLDER)]
+    chains = [name.removeprefix(CHAIN_FOLDER) for name in names]
     if not chains:
         return _File(file, is_of_chain=False, chain_id=None)
     if chains[-1] == _NO_PARTITION:

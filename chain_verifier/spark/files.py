@@ -23,7 +23,13 @@ from chain_verifier.spark.table import (
     POSITION,
     any_null,
 )
-from chain_verifier.verification import CONTENT, EVENT_TYPES, require_columns
+from chain_verifier.verification import (
+    CHAIN_FOLDER,
+    CONTENT,
+    EVENT_TYPES,
+    MIXED_FOLDERS,
+    require_columns,
+)
 from orderchain.errors import InputError
 from orderchain.files import LINE_BYTES_MAX, journal_end, no_row
 from orderchain.limits import PAYLOAD_BYTES_MAX
@@ -149,10 +155,16 @@ class ParquetTable:
             raise InputError(
                 "parquet", source.path, f"Parquet that can be read ({spark_reason(error)})"
             ) from error
+        self._require_one_layout(source.path)
         require_columns(self.name, dict(self._found.dtypes))
         footers = self._footers()
         self.span = self._span(footers)
         self._may_have_null = footers is None or footers.has_null
+
+    def _require_one_layout(self, path: str) -> None:
+        """Spark leaves out the files beside folders `chain_id=N`, without a word."""
+        if len({f"/{CHAIN_FOLDER}" in file for file in self._found.inputFiles()}) > 1:
+            raise InputError("parquet", path, f"Parquet that can be read ({MIXED_FOLDERS})")
 
     def _span(self, footers: _Footers | None) -> int:
         if footers is not None:
