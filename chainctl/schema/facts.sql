@@ -212,7 +212,9 @@ WITH relation AS (
                CASE proparallel WHEN 's' THEN 'PARALLEL SAFE' WHEN 'r' THEN 'PARALLEL RESTRICTED' END,
                -- What the server assumes unless it is given.
                CASE WHEN prorows NOT IN (0, 1000) THEN 'ROWS ' || prorows END,
-               'SET ' || array_to_string(proconfig, ' SET '))
+               -- With quote_all_identifiers on, a function is made with quotes around each name.
+               'SET ' || regexp_replace(array_to_string(proconfig, ' SET '),
+                                        '"([a-z_][a-z0-9_]*)"', '\1', 'g'))
       FROM function
     UNION ALL
     -- The digest of a body that is text says enough.

@@ -78,23 +78,26 @@ async def test_shipped_facts_are_those_of_the_sql(
 
 
 async def test_settings_of_a_login_make_no_difference(
-    postgres_server: PostgresServer, part: SchemaPart, part_database: str
+    postgres_server: PostgresServer, part: SchemaPart
 ) -> None:
+    """Neither those with which the SQL was applied, nor those of who checks it."""
     harmful = {
         "bytea_output": "escape", "standard_conforming_strings": "off", "DateStyle": "SQL, DMY",
         "IntervalStyle": "iso_8601", "TimeZone": "Asia/Kolkata", "extra_float_digits": "-15",
-        "quote_all_identifiers": "on", "search_path": "pg_catalog", "lc_monetary": "C",
-        "backslash_quote": "on", "escape_string_warning": "off", "array_nulls": "off",
-        "transform_null_equals": "on",
+        "quote_all_identifiers": "on", "lc_monetary": "C", "backslash_quote": "on",
+        "array_nulls": "off", "transform_null_equals": "on",
     }  # fmt: skip
-    own = f"ALTER ROLE {SUPERUSER} IN DATABASE {part_database}"
-    for name, value in harmful.items():
-        setting = f"'{value}'" if "," not in value else value
-        postgres_server.execute(f"{own} SET {name} = {setting}")
+    name = f"test_{secrets.token_hex(8)}"
+    postgres_server.create_database(name)
     try:
-        found = await read(postgres_server, part_database, part)
+        for setting, value in harmful.items():
+            to = value if "," in value else f"'{value}'"
+            postgres_server.execute(f"ALTER DATABASE {name} SET {setting} = {to}")
+        postgres_server.execute(f"BEGIN;\n{part.text()}\nCOMMIT;\n", database=name)
+        postgres_server.execute(f"ALTER DATABASE {name} SET search_path = pg_catalog")
+        found = await read(postgres_server, name, part)
     finally:
-        postgres_server.execute(f"{own} RESET ALL")
+        postgres_server.drop_database(name)
     named = [one for one in differences(found, shipped_facts(part)) if "session setting" not in one]
     assert named == []
 
