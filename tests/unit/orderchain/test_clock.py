@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from orderchain.clock import Backoff, jittered_seconds, step_seconds
+from orderchain.clock import Backoff, jittered_seconds, record_time, step_seconds
 from orderchain.errors import SettingError
 
 
@@ -63,3 +63,8 @@ def test_steps_of_tries_that_are_counted_elsewhere() -> None:
 def test_backoff_with_impossible_bounds_is_refused(first: float, most: float) -> None:
     with pytest.raises(SettingError):
         Backoff(first, most)
+
+
+def test_time_of_a_record_is_a_time_whatever_its_producer_sent() -> None:
+    found = [record_time(ms).isoformat()[:19] for ms in (-(2**63), 250, 2**63 - 1)]
+    assert found == ["0001-01-01T00:00:00", "1970-01-01T00:00:00", "9999-12-31T00:00:00"]

@@ -68,6 +68,7 @@ def test_topic_of_a_new_chain_keeps_every_record_for_a_while(chain: int, admin: 
     found = {entry[0]: entry[1] for entry in response.resources[0][4]}
     assert found["cleanup.policy"] == "delete"
     assert int(found["retention.ms"]) == 7 * 24 * 3_600_000
+    assert found["message.timestamp.type"] == "LogAppendTime"
     assert int(found["max.message.bytes"]) > 8 * 1024 * 1024
 
 
