@@ -167,11 +167,13 @@ def _failed(what: str, found: str, to_do: str) -> DoctorLine:
 
 def _python() -> DoctorLine:
     version = f"{'.'.join(map(str, sys.version_info[:3]))}, orderchain {installed_version()}"
-    missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
+    missing = [
+        name for name in ("asyncpg", "aiokafka", "cramjam", "uvloop") if find_spec(name) is None
+    ]
     if not missing:
         return _ok("python", version)
     found = f"{version}, without {', '.join(missing)}"
-    if missing == ["uvloop"]:
+    if {"uvloop", "cramjam"}.issuperset(missing):
         return _warning("python", found, _EXTRA)
     return _failed("python", found, _EXTRA)
 

@@ -17,15 +17,16 @@ from orderchain.clients.kafka import (
     OffsetOutOfRangeError,
     TopicPartition,
     close_client,
+    fetch,
     make_admin,
     make_consumer,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 from orderchain.clock import Backoff, time_of
-from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.errors import OrderchainError, RetryError, SettingError, TopicError
 from orderchain.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
 from outbox.consumer.in_hand import (
@@ -118,7 +119,7 @@ class DestinationRecords:
                 partitions = await _all_partitions(self._config, topics)
                 ends = await _ends(self._running(), partitions, start)
         except DRIVER_ERRORS as error:
-            raise self._unanswered("say where to begin", error) from error
+            raise self._unanswered("find where to begin", error) from error
         for at in partitions:  # in the order of their numbers
             found[at.topic].append(chosen_offset(start, ends[at]))
         return found
@@ -133,16 +134,17 @@ class DestinationRecords:
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
         """Return the next records, all of them new; empty if none came in time.
 
-        Raises RetryError if the broker does not answer.
+        Raises RetryError if the broker does not answer, TopicError for a record that this process
+        cannot decode.
         """
         consumer = self._running()
         try:
-            found = await consumer.getmany(timeout_ms=int(timeout_seconds * 1000), max_records=most)
+            found = await fetch(consumer, timeout_ms=int(timeout_seconds * 1000), max_records=most)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             self._revoke({at for at in consumer.assignment() if _names(error, at)})
             found = {}
         except DRIVER_ERRORS as error:
-            raise self._unanswered("answer", error) from error
+            raise self._unanswered("read messages", error) from error
         new = [
             record
             for at, records in found.items()
@@ -183,7 +185,7 @@ class DestinationRecords:
             async with asyncio.timeout(self._config.request_seconds):
                 begins = await self._begins(consumer, new)
         except DRIVER_ERRORS as error:
-            raise self._unanswered("say where to begin", error) from error
+            raise self._unanswered("find where to begin", error) from error
         for at, offset in begins.items():
             with suppress(IllegalStateError):  # it has gone to another process meanwhile
                 consumer.seek(at, offset)
@@ -240,12 +242,12 @@ class DestinationRecords:
                     {TopicPartition(*place): offset for place, offset in offsets.items()}
                 )
         except DRIVER_ERRORS as error:
-            raise self._unanswered("take a commit", error) from error
+            raise self._unanswered("commit", error) from error
 
-    def _unanswered(self, act: str, error: Exception) -> RetryError:
-        """Return what to raise if the broker did not `act`, or its access control refused it."""
-        refusal = not_allowed(error, self._kafka)
-        return RetryError(reason_of(refusal) if refusal else f"the broker did not {act}: {error!r}")
+    def _unanswered(self, act: str, error: Exception) -> TopicError | RetryError:
+        """Return what to raise where to `act` has failed with `error`."""
+        doing = f"{act} of {', '.join(self._config.topics)}"
+        return reading_error(error, self._kafka, doing)
 
     def _running(self) -> AIOKafkaConsumer:
         if self._consumer is None:
