@@ -239,4 +239,8 @@ class KafkaFrameSource(ClosedAtExit):
         return int(self._config.request_seconds * 1000)
 
     def _unanswered(self, error: Exception) -> RetryError:
+        # The client waits for a topic that was deleted as it does for a broker.
+        known = self._running().partitions_for_topic(self._at.topic)
+        if isinstance(error, TimeoutError) and not known:
+            return RetryError(f"topic {self._at.topic} is not there, or hidden from this login")
         return RetryError(reason_of(reading_error(error, self._kafka, self._doing)))

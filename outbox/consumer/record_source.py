@@ -40,6 +40,7 @@ from outbox.consumer.in_hand import (
 )
 from outbox.consumer.inbox import keep_moved
 from outbox.errors import BadRecord
+from outbox.sender.message_sender import MISSING, TopicTroubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -93,6 +94,8 @@ class DestinationRecords:
         self._starts: Mapping[str, Sequence[int]] = {}
         self._new_topics: Collection[str] = ()
         self._consumer: AIOKafkaConsumer | None = None
+        self._troubles = TopicTroubles()
+        self._next_look = 0.0
 
     async def start(self) -> None:
         """Join the group. Raises ConnectError, RetryError."""
@@ -104,6 +107,8 @@ class DestinationRecords:
             await self.close()
             raise
         consumer.subscribe(self._config.topics, listener=_Listener(self))
+        # Not at once: the client only now asks for these topics.
+        self._next_look = asyncio.get_running_loop().time() + METADATA_SECONDS
 
     async def first_starts(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """Return where to begin in topics that were never begun, by partition from 0 on.
@@ -153,7 +158,20 @@ class DestinationRecords:
             if held.receive(record.offset)
         ]
         await self._place_new(consumer)
+        self._look_for_topics(consumer)
         return new
+
+    def _look_for_topics(self, consumer: AIOKafkaConsumer) -> None:
+        """Report topics that are not there, and those that are again: the client does neither."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return
+        self._next_look = now + METADATA_SECONDS
+        for topic in self._config.topics:
+            if consumer.partitions_for_topic(topic):
+                self._troubles.is_over(topic)
+            elif not self._troubles.is_paused(topic):
+                self._troubles.found(topic, MISSING)
 
     async def commit(self) -> None:
         """Commit what has moved. Raises RetryError; the next call commits what this one did not."""

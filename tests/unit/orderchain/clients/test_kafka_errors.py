@@ -32,7 +32,7 @@ async def fetching(error: Exception) -> UnreadableRecords:
         raise error
 
     consumer = SimpleNamespace(getmany=getmany, assignment=lambda: {ORDERS})
-    with pytest.raises(errors.KafkaError) as found:
+    with pytest.raises(UnreadableRecords) as found:
         await fetch(consumer, timeout_ms=0)
     return found.value
 
