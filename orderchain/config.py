@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -20,7 +21,7 @@ from typing import (
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from orderchain.errors import SettingError
@@ -110,7 +111,20 @@ _SHOWN_CHARACTERS_MAX: Final = 200
 """For a text that was refused: an error is one line."""
 
 
-class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckedNames(StructMeta):
+    """Refuses an unknown field by its name and the nearest one; its value may be a secret."""
+
+    def __call__(self, *given: Any, **fields: Any) -> Any:  # noqa: ANN401 - any struct
+        """Construct. Raises SettingError."""
+        known = self.__struct_fields__
+        for name in fields.keys() - set(known):
+            nearest = get_close_matches(name, known, n=1)
+            expected = nearest[0] if nearest else f"one of {', '.join(sorted(known))}"
+            raise SettingError(f"field of {self.__name__}", name, expected)
+        return super().__call__(*given, **fields)
+
+
+class Config(Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that are checked when they are constructed, replaced or decoded.
 
     Each field is checked against its annotation, bounds included. Values are converted as a decoder

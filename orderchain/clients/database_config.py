@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from orderchain.clients.pem import load_authorities, load_own_certificate, read_file
-from orderchain.config import mask_dsn
+from orderchain.config import CheckedNames, mask_dsn
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -203,7 +203,9 @@ _ALPN: Final = ["postgresql"]
 """What a server requires when TLS starts with the first byte."""
 
 
-class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DatabaseConfig(
+    Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Where a database is, as whom to log in, and what the server has to prove.
 
     The fields have libpq's names and meanings, and empty ones are left out. It checks itself when
