@@ -192,7 +192,7 @@ class LiveFrames:
             records = await self._frames.records(patience_seconds)
         except RetryError as error:
             self._counters.broker_failures += 1
-            self._outage.repeat(f"chain {self._core.chain_id}: the broker is away: {error}")
+            self._outage.repeat(f"chain {self._core.chain_id}: no frames: {error}")
             self._watch.note_outage()
             await self._rest_of(self._watch.patience, began_ns)
             records, self._is_away = [], True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -17,16 +18,17 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from orderchain.errors import SettingError
 
 _HIDDEN: Final = "***"
 _SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
+_USER: Final = re.compile(r"[\w.%+~-]*")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
 
 
@@ -47,7 +49,12 @@ def checked_text(field: str, text: str) -> str:
 
 
 def mask_dsn(dsn: str) -> str:
-    """Return `dsn` with its password replaced; a text that is no URL is hidden completely."""
+    """Return `dsn` with its password replaced; a text that is no URL is hidden completely.
+
+    A URL that can hold no password is returned as it is, odd ones included.
+    """
+    if _is_without_password(dsn):
+        return dsn
     parts = _safe_parts(dsn)
     if parts is None:
         return _HIDDEN
@@ -56,6 +63,20 @@ def mask_dsn(dsn: str) -> str:
     netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
     options = urlencode(_masked_options(parts.query), safe="*")
     return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
+
+
+def _is_without_password(dsn: str) -> bool:
+    """Return whether `dsn` is a URL in which nothing stands where a password might be."""
+    mark, place = dsn.partition("://")[1:]
+    if not mark or not dsn.isprintable() or "pass" in unquote(dsn).lower():
+        return False
+    options = place.partition("?")[2]
+    if options and not all("=" in option for option in options.split("&")):
+        return False
+    login, at, _ = place.rpartition("@")
+    hosts = re.split("[/?#]", place, maxsplit=1)[0]
+    # Without an `@`, what follows a colon may be a password whose host was forgotten.
+    return bool(_USER.fullmatch(login)) if at else all(map(_HOST.fullmatch, hosts.split(",")))
 
 
 def _safe_parts(dsn: str) -> SplitResult | None:
@@ -68,10 +89,10 @@ def _safe_parts(dsn: str) -> SplitResult | None:
         parts = urlsplit(dsn)
     except ValueError:
         return None
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    after_hosts = f"{parts.path}?{parts.query}#{parts.fragment}"
-    is_plain = "@" not in after_hosts and "password=" not in parts.path.lower()
-    is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts))
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    around = f"{user_info.partition(':')[0]}{parts.path}?{parts.query}#{parts.fragment}"
+    is_plain = "@" not in around and "password=" not in parts.path.lower()
+    is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts.split(",")))
     return parts if is_url and is_plain else None
 
 
@@ -90,7 +111,20 @@ _SHOWN_CHARACTERS_MAX: Final = 200
 """For a text that was refused: an error is one line."""
 
 
-class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckedNames(StructMeta):
+    """Refuses an unknown field by its name and the nearest one; its value may be a secret."""
+
+    def __call__(self, *given: Any, **fields: Any) -> Any:  # noqa: ANN401 - any struct
+        """Construct. Raises SettingError."""
+        known = self.__struct_fields__
+        for name in fields.keys() - set(known):
+            nearest = get_close_matches(name, known, n=1)
+            expected = nearest[0] if nearest else f"one of {', '.join(sorted(known))}"
+            raise SettingError(f"field of {self.__name__}", name, expected)
+        return super().__call__(*given, **fields)
+
+
+class Config(Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that are checked when they are constructed, replaced or decoded.
 
     Each field is checked against its annotation, bounds included. Values are converted as a decoder

@@ -227,7 +227,7 @@ class RecordSource(Closable, Protocol):
         There may be an offset without a record, where the broker keeps records that are no orders.
         Raises RetryError when the broker does not answer, the offset does not exist, or the
         partitions are others now. Then, and after a cancellation, what was read but not returned is
-        lost: `open` and `seek` come next.
+        lost: `open` and `seek` come next. Raises TopicError when a record cannot be decoded.
         """
         ...
 
@@ -286,7 +286,7 @@ class FrameSource(Closable, Protocol):
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the values of the next records, empty when none came within `timeout_seconds`.
 
-        Raises RetryError when the broker cannot be reached.
+        Raises RetryError when the broker cannot be reached, or sent what cannot be decoded.
         """
         ...
 

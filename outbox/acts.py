@@ -8,6 +8,7 @@ enough, in either database. A connection is one of asyncpg.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -183,6 +184,19 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
     narrowed = msgspec.structs.replace(chosen, statuses=statuses)
     rows = await connection.fetch(_SQL["pending"], *narrowed.values(), None)
     return [_changed(row) for row in rows]
+
+
+async def why_unchanged(connection: Connection, what: Act, chosen: DeliveryFilter) -> str:
+    """Return in one line why `act` changes none of the chosen deliveries."""
+    takes = " or ".join(Status(number).name.lower() for number in _EXPECTED[what])
+    found = Counter(each.status for each in await find(connection, chosen))
+    if not found:
+        any_status = msgspec.structs.replace(chosen, statuses=tuple(Status))
+        found = Counter(each.status for each in await find(connection, any_status))
+    if not found:
+        return "no delivery is chosen by that"
+    are = ", ".join(f"{count:,} {status}" for status, count in found.items())
+    return f"{what} changes deliveries that are {takes}; chosen are {are}"
 
 
 async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:

@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, lasting_refusal
 from orderchain.clock import Backoff
-from orderchain.errors import OrderchainError
+from orderchain.errors import OrderchainError, TopicError
 from orderchain.text import SummedLog, printable, reason_of
 from outbox.errors import LASTING, PartEnded
 
@@ -186,7 +186,9 @@ async def endless(
         except LASTING:
             raise
         except passing as error:  # a server that restarts refuses connections, too
-            refusal = None if kafka is None else not_allowed(error, kafka)
+            refusal = None if kafka is None else lasting_refusal(error, kafka)
+            if isinstance(refusal, TopicError):
+                raise refusal from error
             if loop.time() - began > _PAUSE_SECONDS[1]:  # it has worked meanwhile
                 pauses.reset()
                 outage.log()

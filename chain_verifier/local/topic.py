@@ -27,11 +27,12 @@ from orderchain.clients.kafka import (
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
+    fetch,
     make_consumer,
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
 from orderchain.errors import OrderchainError, SourceBroken, TopicError
 from orderchain.text import reason_of
 
@@ -70,7 +71,7 @@ class PublishedReader:
     """One partition, read from its beginning as often as needed. `close` ends the connection.
 
     Raises ConnectError or RetryError if no broker answers as it should, TopicError if the partition
-    does not exist.
+    does not exist, or its records cannot be decoded here.
     """
 
     def __init__(self, source: TopicSource, topic: str, partition: int) -> None:
@@ -143,9 +144,7 @@ class PublishedReader:
         """Return the next records, and the position after them."""
         async with asyncio.timeout(_SILENCE_S):
             while True:
-                found = await consumer.getmany(
-                    self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS
-                )
+                found = await fetch(consumer, self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS)
                 at = await consumer.position(self._at)
                 records = [
                     PublishedRecord(record.offset, record.value, record.timestamp)
@@ -161,6 +160,8 @@ class PublishedReader:
         try:
             return self._runner.run(work)
         except DRIVER_ERRORS as error:
+            if refusal := lasting_refusal(error, self._kafka, f"read topic {self._at.topic}"):
+                raise refusal from error
             is_silent = isinstance(error, TimeoutError)
             reason = f"no record came for {_SILENCE_S:.0f} s" if is_silent else reason_of(error)
             raise SourceBroken(self._name, reason) from error

@@ -166,10 +166,12 @@ def _failed(what: str, found: str, to_do: str) -> DoctorLine:
 
 def _python() -> DoctorLine:
     version = f"{'.'.join(map(str, sys.version_info[:3]))}, orderchain {installed_version()}"
-    missing = [name for name in ("asyncpg", "aiokafka", "uvloop") if find_spec(name) is None]
+    missing = [
+        name for name in ("asyncpg", "aiokafka", "cramjam", "uvloop") if find_spec(name) is None
+    ]
     if not missing:
         return _ok("python", version)
-    judge = _warning if missing == ["uvloop"] else _failed
+    judge = _warning if {"uvloop", "cramjam"}.issuperset(missing) else _failed
     return judge("python", version, not_installed(", ".join(missing), "cli"))
 
 

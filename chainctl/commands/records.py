@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from chainctl.settings import Settings
+    from orderchain.clients.kafka import ConsumerRecord
 
 ShownRow = dict[str, object]
 
@@ -154,6 +155,9 @@ _BEFORE_COMMIT_MS: Final = 60_000
 
 _RECORDS_READ_MAX: Final = 100_000
 
+_FETCH_MS: Final = 500
+"""How long one request for a record may take before it is repeated."""
+
 
 @click.command(cls=Command)
 @chain_option
@@ -266,9 +270,14 @@ async def _frames_of(
     settings: Settings, topic: str, since_ms: int, chain_id: int, row_id: int
 ) -> AsyncIterator[ShownRow]:
     """Yield the frames of the topic that hold the row, from a time on to the topic's end."""
-    from orderchain.clients.kafka import TopicPartition, close_client, make_consumer, start_client
-    from orderchain.clients.kafka_probe import connecting
-    from orderchain.frame import decode_header
+    from orderchain.clients.kafka import (
+        TopicPartition,
+        close_client,
+        fetch,
+        make_consumer,
+        start_client,
+    )
+    from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "show")
@@ -285,25 +294,36 @@ async def _frames_of(
         for _ in range(_RECORDS_READ_MAX):
             if await consumer.position(at) >= end:
                 return
-            record = await consumer.getone(at)
-            try:
-                header = decode_header(record.value)
-            except FrameError:
-                continue
-            if header.chain_id != chain_id or not header.first_id <= row_id <= header.last_id:
-                continue
-            if not header.is_heartbeat:
-                yield {
-                    "offset": record.offset,
-                    "time": utc(record_time(record.timestamp)),
-                    "first_id": header.first_id,
-                    "last_id": header.last_id,
-                    "rows": header.count,
-                    "epoch": header.epoch,
-                    "publisher_epoch": header.publisher_epoch,
-                }
+            found = await fetch(consumer, at, timeout_ms=_FETCH_MS, max_records=1)
+            for record in found.get(at, ()):
+                if frame := _frame_of(record, chain_id, row_id):
+                    yield frame
+    except DRIVER_ERRORS as error:
+        raise reading_error(error, config, f"read topic {topic}") from error
     finally:
         await close_client(consumer, 2.0)
+
+
+def _frame_of(record: ConsumerRecord, chain_id: int, row_id: int) -> ShownRow | None:
+    """Return what to show of a record that is a frame with the row, None of any other."""
+    from orderchain.frame import decode_header
+
+    try:
+        header = decode_header(record.value)
+    except FrameError:
+        return None
+    is_other = header.chain_id != chain_id or not header.first_id <= row_id <= header.last_id
+    if is_other or header.is_heartbeat:
+        return None
+    return {
+        "offset": record.offset,
+        "time": utc(record_time(record.timestamp)),
+        "first_id": header.first_id,
+        "last_id": header.last_id,
+        "rows": header.count,
+        "epoch": header.epoch,
+        "publisher_epoch": header.publisher_epoch,
+    }
 
 
 def find_in_journal(path: Path, row_id: int) -> ShownRow | None:

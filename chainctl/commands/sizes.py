@@ -230,11 +230,13 @@ async def _of_topic(consumer: AIOKafkaConsumer, topic: str, over_seconds: float)
 
 async def _record_bytes(consumer: AIOKafkaConsumer, at: Any, begin: int, end: int) -> float:  # noqa: ANN401 - aiokafka has no types
     """Return the mean length of records at places spread over the topic; 0 for an empty one."""
+    from orderchain.clients.kafka import fetch
+
     step = max(_SAMPLE_RECORDS, (end - begin) // _SAMPLES)
     lengths: list[int] = []
     for place in range(begin, end, step):
         consumer.seek(at, place)
-        found = await consumer.getmany(at, timeout_ms=_SAMPLE_MS, max_records=_SAMPLE_RECORDS)
+        found = await fetch(consumer, at, timeout_ms=_SAMPLE_MS, max_records=_SAMPLE_RECORDS)
         lengths += [len(record.value or b"") for record in found.get(at, ())]
     return sum(lengths) / len(lengths) if lengths else 0.0
 

@@ -12,14 +12,16 @@ from orderchain.clients.kafka import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicPartition,
+    UnreadableRecords,
     close_client,
+    fetch,
     make_admin,
     make_consumer,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, SettingError, TopicError
@@ -137,11 +139,13 @@ class KafkaFrameSource(ClosedAtExit):
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the values of the next records, empty when none came within `timeout_seconds`.
 
-        Raises RetryError when the broker does not answer; it is asked when nothing has come.
+        Raises RetryError when the broker does not answer, which is asked when nothing has come, and
+        for records that cannot be decoded: it goes on at the live end after them.
         """
         consumer = self._running()
         try:
-            found = await consumer.getmany(
+            found = await fetch(
+                consumer,
                 self._at,
                 timeout_ms=int(timeout_seconds * 1000),
                 max_records=self._config.records_max,
@@ -150,6 +154,10 @@ class KafkaFrameSource(ClosedAtExit):
             _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
             await self._seek_to_live_end(consumer)
             return []
+        except UnreadableRecords as error:
+            # Like any bad frame it costs a read of the database, and is not asked for again.
+            await self._seek_to_live_end(consumer)
+            raise self._unanswered(error) from error
         except DRIVER_ERRORS as error:
             raise self._unanswered(error) from error
         if found:
@@ -231,7 +239,8 @@ class KafkaFrameSource(ClosedAtExit):
         return int(self._config.request_seconds * 1000)
 
     def _unanswered(self, error: Exception) -> RetryError:
-        refusal = not_allowed(error, self._kafka, self._doing)
-        return RetryError(
-            reason_of(refusal) if refusal else f"the broker did not answer: {error!r}"
-        )
+        # The client waits for a topic that was deleted as it does for a broker.
+        known = self._running().partitions_for_topic(self._at.topic)
+        if isinstance(error, TimeoutError) and not known:
+            return RetryError(f"topic {self._at.topic} is not there, or hidden from this login")
+        return RetryError(reason_of(reading_error(error, self._kafka, self._doing)))

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from orderchain.clients.pem import load_authorities, load_own_certificate, read_file
+from orderchain.config import CheckedNames, mask_dsn
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _URL: Final = re.compile(
     r"postgres(?:ql)?://(?:(?P<login>[^@/?#]*)@)?(?P<hosts>[^@/?#]*)"
     r"(?:/(?P<dbname>[^@?#]*))?(?:\?(?P<options>[^@#]*))?"
 )
+_DRIVER: Final = re.compile(r"postgres(?:ql)?(\+\w+)://")
+"""How SQLAlchemy and others name a driver in a URL; libpq knows no such thing."""
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:]*)(?::([0-9]*))?")
 _KEYWORD: Final = re.compile(
     r"\s*(?P<name>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<plain>(?:[^\s'\\]|\\.)*))(?:\s+|$)",
@@ -79,14 +82,16 @@ _ALIASES: Final = {"database": "dbname", "username": "user"}
 def parse(text: str) -> dict[str, str]:
     """Return the options of a text by libpq's names; empty ones are left out.
 
-    Raises SettingError, which shows nothing of the text: it is not known where a password ends.
+    Raises SettingError, which shows no piece of the text that might hold a password.
     """
+    if driver := _DRIVER.match(text):
+        raise SettingError("database", mask_dsn(text), f"postgresql:// (leave out {driver[1]})")
     if text.startswith(("postgresql://", "postgres://")):
         found = _parse_url(text)
     elif "=" in text and "://" not in text:
         found = _parse_keywords(text)
     else:
-        raise SettingError("database", _HIDDEN if text else "", _EXPECTED.rstrip())
+        raise SettingError("database", mask_dsn(text) if text else "", _EXPECTED.rstrip())
     return {_ALIASES.get(name, name): value for name, value in found.items() if value}
 
 
@@ -118,9 +123,11 @@ def completed(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
 def _parse_url(text: str) -> dict[str, str]:
     match = _URL.fullmatch(text)
     if match is None:
-        raise SettingError("database", _HIDDEN, _ENCODED)
+        raise SettingError("database", mask_dsn(text), _ENCODED)
     user, _, password = (match["login"] or "").partition(":")
-    hosts, ports = _parse_hosts(match["hosts"])
+    if not (places := _parse_hosts(match["hosts"])):
+        raise SettingError("database", mask_dsn(text), _ENCODED)
+    hosts, ports = places
     found = {"user": user, "password": password, "host": hosts, "port": ports}
     found["dbname"] = match["dbname"] or ""
     for option in (match["options"] or "").split("&"):
@@ -131,11 +138,14 @@ def _parse_url(text: str) -> dict[str, str]:
     return {name: unquote(value) for name, value in found.items() if value}
 
 
-def _parse_hosts(text: str) -> tuple[str, str]:
-    """Return hosts and ports of a URL, each with commas between; no ports where none is given."""
+def _parse_hosts(text: str) -> tuple[str, str] | None:
+    """Return hosts and ports of a URL, each with commas between; no ports where none is given.
+
+    None for what are no hosts.
+    """
     matches = [_HOST.fullmatch(each) for each in text.split(",")]
     if not all(matches):
-        raise SettingError("database", _HIDDEN, _ENCODED)
+        return None
     hosts = ",".join(match[1] for match in matches if match)
     ports = [match[2] or "" for match in matches if match]
     return hosts, ",".join(ports) if any(ports) else ""
@@ -214,7 +224,9 @@ PINNED: Final = {
 """What every session of ours depends on. An option of the same name in the URL takes precedence."""
 
 
-class DatabaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DatabaseConfig(
+    Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Where a database is, as whom to log in, and what the server has to prove.
 
     The fields have libpq's names and meanings, and empty ones are left out. It checks itself when

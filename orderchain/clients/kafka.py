@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
+import zlib
 from contextlib import asynccontextmanager
 from functools import partial
-from struct import Struct as Layout
+from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -28,6 +30,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     CommitFailedError,
+    CorruptRecordException,
     IllegalStateError,
     InvalidTopicError,
     KafkaError,
@@ -36,14 +39,16 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    UnsupportedCodecError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.protocol.produce import ProduceRequest
 
 from orderchain.clients import abort
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from orderchain.clients.kafka_config import KafkaConfig
 
@@ -73,6 +78,23 @@ _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 2.0
 """How long an operation that was cut off may take to end by itself."""
+
+try:
+    from cramjam import DecompressionError
+except ImportError:  # then no record is decompressed by it either
+
+    class DecompressionError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
+
+_CODEC_ERRORS: Final = (
+    BadGzipFile, CorruptRecordException, DecompressionError, EOFError, struct.error,
+    UnsupportedCodecError, ValueError, zlib.error,
+)  # fmt: skip
+"""What aiokafka raises for records that it cannot decode: some are errors of the codec itself."""
+
+_CODECS: Final = ("snappy", "lz4", "zstd")
+"""The compressions that aiokafka knows by the package cramjam alone."""
 
 _leaving: set[asyncio.Task[None]] = set()
 """Ends that go on by themselves: a task without a reference may vanish. Few run at once."""
@@ -203,7 +225,7 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
         return await self._draw()
 
 
-_LENGTH: Final = Layout(">i")
+_LENGTH: Final = struct.Struct(">i")
 """The length before a field of bytes in a request."""
 
 # -- making --------------------------------------------------------------------------------------
@@ -288,3 +310,41 @@ def make_admin(
 ) -> AIOKafkaAdminClient:
     """Return an admin client, not started; as `make_consumer`."""
     return AIOKafkaAdminClient(**connection_options(config, role), **options)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class UnreadableRecords(KafkaError):  # type: ignore[misc] # aiokafka has no types
+    """Records that the broker sent, and that this process cannot decode: the next try is no better.
+
+    `missing` is the compression whose codec is not installed, None where the bytes are damaged.
+    """
+
+    def __init__(self, topics: Collection[str], cause: Exception) -> None:
+        self.topics = ", ".join(sorted(topics))
+        self.reason = reason_of(cause)
+        is_codec = isinstance(cause, UnsupportedCodecError)
+        self.missing = next((name for name in _CODECS if is_codec and name in self.reason), None)
+        super().__init__(f"records of {self.topics} cannot be decoded: {self.reason}")
+
+
+async def fetch(
+    consumer: AIOKafkaConsumer,
+    *partitions: TopicPartition,
+    timeout_ms: int,
+    max_records: int | None = None,
+) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """Return the next records of `partitions`, by default of all that are assigned.
+
+    Raises UnreadableRecords for those that cannot be decoded. Which they are is not known, nor are
+    those before them in the same answer returned.
+    """
+    try:
+        found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(
+            *partitions, timeout_ms=timeout_ms, max_records=max_records
+        )
+    except _CODEC_ERRORS as error:
+        topics = {at.topic for at in partitions or consumer.assignment()}
+        raise UnreadableRecords(topics, error) from error
+    return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec import Struct
 
 from orderchain.clients.pem import load_authorities, load_own_certificate, read_file
+from orderchain.config import CheckedNames
 from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class _OneSidedGoodbye(ssl.SSLObject):
             super().unwrap()
 
 
-class KafkaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KafkaConfig(
+    Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Where the brokers are, how to speak with them, and as whom.
 
     It checks itself when it is constructed and when it is decoded, and raises SettingError, which

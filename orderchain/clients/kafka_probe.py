@@ -22,8 +22,9 @@ from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, S
 from msgspec import Struct
 
 from orderchain.clients import abort
-from orderchain.clients.kafka import connection_options, cut_connection
-from orderchain.errors import ConnectError, OrderchainError, RetryError
+from orderchain.clients.kafka import UnreadableRecords, connection_options, cut_connection
+from orderchain.errors import ConnectError, OrderchainError, RetryError, TopicError
+from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,21 +105,50 @@ def broker_refusal(error: Exception, config: KafkaConfig, *, doing: str = "") ->
     if isinstance(error, Diagnosis):
         where = "" if error.server == servers else f"{error.server}: "
         return ConnectError("kafka", servers, where + error.expected)
-    if allowed := not_allowed(error, config, doing):
-        return allowed
+    if refusal := lasting_refusal(error, config, doing):
+        return refusal
     # Where a broker did not answer the look either, that is a Diagnosis.
     if isinstance(error, (TimeoutError, kafka.KafkaError)):
         return RetryError(f"kafka: {servers}: {_words(error)}")
     return ConnectError("kafka", servers, _expected(error, config))
 
 
-def not_allowed(error: Exception, config: KafkaConfig, doing: str = "") -> ConnectError | None:
-    """Return a ConnectError when the broker's access control refused `error`'s act, else None."""
+def lasting_refusal(
+    error: Exception, config: KafkaConfig, doing: str = ""
+) -> ConnectError | TopicError | None:
+    """Return what a person must put right before a retry can help; None for any other error.
+
+    ConnectError: the broker's access control refused the act, which may be allowed at any time.
+    TopicError: this process cannot decode a record, now or later. `doing`: as of `broker_refusal`.
+    """
+    if isinstance(error, UnreadableRecords):
+        if error.missing is None:
+            what = f"record of topic {error.topics}"
+            return TopicError(what, f"damaged: {error.reason}", "one that can be decoded")
+        compression = f"compression of records of topic {error.topics}"
+        expected = "one whose codec is installed (pip install cramjam)"
+        return TopicError(compression, error.missing, expected)
     kind = next((word for type_, word in _NOT_ALLOWED.items() if isinstance(error, type_)), None)
     if kind is None:
         return None
     named = ", ".join(map(str, error.args))
     return acl_refusal(config, doing or f"use {kind} {named}".rstrip())
+
+
+def reading_error(error: Exception, config: KafkaConfig, doing: str) -> TopicError | RetryError:
+    """Return what a reader raises for an error of its client; arguments as `lasting_refusal`.
+
+    RetryError where the same may succeed later, whether the broker was away or has refused; else
+    TopicError.
+    """
+    refusal = lasting_refusal(error, config, doing)
+    if isinstance(refusal, TopicError):
+        return refusal
+    if refusal is not None:
+        return RetryError(reason_of(refusal))
+    is_away = isinstance(error, kafka.KafkaTimeoutError) or getattr(error, "retriable", True)
+    silent = "the broker did not answer: " if is_away else ""
+    return RetryError(f"kafka: {doing}: {silent}{_words(error)}")
 
 
 def acl_refusal(config: KafkaConfig, act: str) -> ConnectError:
@@ -139,7 +169,7 @@ async def find_cause(config: KafkaConfig, error: Exception, within_seconds: floa
 
     It connects to each bootstrap server in turn, then to the brokers that they name. Never raises.
     """
-    if isinstance(error, tuple(_NOT_ALLOWED)):
+    if lasting_refusal(error, config):
         return error
     silent = Diagnosis(config.bootstrap_servers, "a broker that answers in time (it is silent)")
     if within_seconds <= 0:  # what was cut off took all of the time to end

@@ -24,7 +24,7 @@ from orderchain.clients.kafka_probe import (
     acl_refusal,
     broker_refusal,
     connecting,
-    not_allowed,
+    lasting_refusal,
 )
 from orderchain.errors import OrderchainError, RetryError, TopicError
 from orderchain.text import reason_of
@@ -138,7 +138,7 @@ async def create_topic(
         return False
     if code:
         error = for_code(code)(name)
-        if refusal := not_allowed(error, config, f"create topic {name}"):
+        if refusal := lasting_refusal(error, config, f"create topic {name}"):
             raise refusal
         if code in _REFUSED:
             raise TopicError("topic", name, f"one that the brokers create ({message})")
@@ -199,7 +199,7 @@ async def _try_topic(
         async with asyncio.timeout(TRIAL_SECONDS):
             await producer.send_and_wait(name, key=_TRIAL_KEY, partition=0)
     except DRIVER_ERRORS as error:
-        if refusal := not_allowed(error, config, f"write to topic {name}"):
+        if refusal := lasting_refusal(error, config, f"write to topic {name}"):
             return refusal
         if isinstance(error, (TimeoutError, KafkaTimeoutError, RequestTimedOutError)):
             return RetryError(

@@ -16,7 +16,13 @@ from uuid import UUID, uuid4
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from orderchain.clients.kafka import AIOKafkaConsumer, close_client, make_consumer, start_client
+from orderchain.clients.kafka import (
+    AIOKafkaConsumer,
+    close_client,
+    fetch,
+    make_consumer,
+    start_client,
+)
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import connecting
 from orderchain.clock import SystemClock, time_of
@@ -365,7 +371,7 @@ class CallbackIntake:
         now_ns = self._clock.wall_ns()
         async with asyncio.timeout(self._config.call_seconds):
             ends = await consumer.end_offsets(confirms) if confirms else {}
-        fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        fetched = await fetch(consumer, timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
         for at, records in fetched.items():
             take = (
                 self._service.take_checks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orderchain.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import reason_of
 from outbox.records import Confirm, Progress, encode_confirms
@@ -151,7 +151,7 @@ class ConfirmSender:
         except TopicTrouble:  # which was reported when it was found
             return False
         except (*DRIVER_ERRORS, OrderchainError) as error:
-            refusal = not_allowed(error, self._kafka, f"write to topic {topic}")
+            refusal = lasting_refusal(error, self._kafka, f"write to topic {topic}")
             reason = reason_of(refusal or error)
             _log.warning("confirms to %s could not be sent, and wait: %s", topic, reason)
             self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS

@@ -17,15 +17,16 @@ from orderchain.clients.kafka import (
     OffsetOutOfRangeError,
     TopicPartition,
     close_client,
+    fetch,
     make_admin,
     make_consumer,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 from orderchain.clock import Backoff, time_of
-from orderchain.errors import OrderchainError, RetryError, SettingError
+from orderchain.errors import OrderchainError, RetryError, SettingError, TopicError
 from orderchain.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
 from outbox.consumer.in_hand import (
@@ -39,6 +40,7 @@ from outbox.consumer.in_hand import (
 )
 from outbox.consumer.inbox import keep_moved
 from outbox.errors import BadRecord
+from outbox.sender.message_sender import MISSING, TopicTroubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -92,6 +94,8 @@ class DestinationRecords:
         self._starts: Mapping[str, Sequence[int]] = {}
         self._new_topics: Collection[str] = ()
         self._consumer: AIOKafkaConsumer | None = None
+        self._troubles = TopicTroubles()
+        self._next_look = 0.0
 
     async def start(self) -> None:
         """Join the group. Raises ConnectError, RetryError."""
@@ -103,6 +107,8 @@ class DestinationRecords:
             await self.close()
             raise
         consumer.subscribe(self._config.topics, listener=_Listener(self))
+        # Not at once: the client only now asks for these topics.
+        self._next_look = asyncio.get_running_loop().time() + METADATA_SECONDS
 
     async def first_starts(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """Return where to begin in topics that were never begun, by partition from 0 on.
@@ -118,7 +124,7 @@ class DestinationRecords:
                 partitions = await _all_partitions(self._config, topics)
                 ends = await _ends(self._running(), partitions, start)
         except DRIVER_ERRORS as error:
-            raise self._unanswered("say where to begin", error) from error
+            raise self._unanswered("find where to begin", error) from error
         for at in partitions:  # in the order of their numbers
             found[at.topic].append(chosen_offset(start, ends[at]))
         return found
@@ -133,16 +139,17 @@ class DestinationRecords:
     async def records(self, timeout_seconds: float, most: int) -> list[ConsumerRecord]:
         """Return the next records, all of them new; empty if none came in time.
 
-        Raises RetryError if the broker does not answer.
+        Raises RetryError if the broker does not answer, TopicError for a record that this process
+        cannot decode.
         """
         consumer = self._running()
         try:
-            found = await consumer.getmany(timeout_ms=int(timeout_seconds * 1000), max_records=most)
+            found = await fetch(consumer, timeout_ms=int(timeout_seconds * 1000), max_records=most)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             self._revoke({at for at in consumer.assignment() if _names(error, at)})
             found = {}
         except DRIVER_ERRORS as error:
-            raise self._unanswered("answer", error) from error
+            raise self._unanswered("read messages", error) from error
         new = [
             record
             for at, records in found.items()
@@ -151,7 +158,20 @@ class DestinationRecords:
             if held.receive(record.offset)
         ]
         await self._place_new(consumer)
+        self._look_for_topics(consumer)
         return new
+
+    def _look_for_topics(self, consumer: AIOKafkaConsumer) -> None:
+        """Report topics that are not there, and those that are again: the client does neither."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return
+        self._next_look = now + METADATA_SECONDS
+        for topic in self._config.topics:
+            if consumer.partitions_for_topic(topic):
+                self._troubles.is_over(topic)
+            elif not self._troubles.is_paused(topic):
+                self._troubles.found(topic, MISSING)
 
     async def commit(self) -> None:
         """Commit what has moved. Raises RetryError; the next call commits what this one did not."""
@@ -183,7 +203,7 @@ class DestinationRecords:
             async with asyncio.timeout(self._config.request_seconds):
                 begins = await self._begins(consumer, new)
         except DRIVER_ERRORS as error:
-            raise self._unanswered("say where to begin", error) from error
+            raise self._unanswered("find where to begin", error) from error
         for at, offset in begins.items():
             with suppress(IllegalStateError):  # it has gone to another process meanwhile
                 consumer.seek(at, offset)
@@ -240,12 +260,12 @@ class DestinationRecords:
                     {TopicPartition(*place): offset for place, offset in offsets.items()}
                 )
         except DRIVER_ERRORS as error:
-            raise self._unanswered("take a commit", error) from error
+            raise self._unanswered("commit", error) from error
 
-    def _unanswered(self, act: str, error: Exception) -> RetryError:
-        """Return what to raise if the broker did not `act`, or its access control refused it."""
-        refusal = not_allowed(error, self._kafka)
-        return RetryError(reason_of(refusal) if refusal else f"the broker did not {act}: {error!r}")
+    def _unanswered(self, act: str, error: Exception) -> TopicError | RetryError:
+        """Return what to raise where to `act` has failed with `error`."""
+        doing = f"{act} of {', '.join(self._config.topics)}"
+        return reading_error(error, self._kafka, doing)
 
     def _running(self) -> AIOKafkaConsumer:
         if self._consumer is None:

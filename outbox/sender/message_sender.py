@@ -33,7 +33,12 @@ from orderchain.clients.kafka import (
     start_client,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, is_broker_there, not_allowed
+from orderchain.clients.kafka_probe import (
+    DRIVER_ERRORS,
+    connecting,
+    is_broker_there,
+    lasting_refusal,
+)
 from orderchain.clock import Backoff
 from orderchain.errors import OrderchainError, RetryError
 from orderchain.text import printable
@@ -315,7 +320,7 @@ class MessageSender:
 
     def _refused(self, topic: str, error: Exception) -> Exception:
         """Return `error` in words if the broker's access control has refused the topic."""
-        return not_allowed(error, self._kafka, f"write to topic {topic}") or error
+        return lasting_refusal(error, self._kafka, f"write to topic {topic}") or error
 
     async def _split_too_large(
         self, destination: Destination, done: list[Sent], oldest: UUID

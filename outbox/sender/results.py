@@ -15,7 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.clients.kafka import AIOKafkaConsumer, close_client, make_consumer, start_client
+from orderchain.clients.kafka import (
+    AIOKafkaConsumer,
+    close_client,
+    fetch,
+    make_consumer,
+    start_client,
+)
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.clients.kafka_probe import connecting
 from orderchain.clients.postgres import DriverUUID
@@ -278,7 +284,7 @@ class ConfirmIntake:
                 if await self._there(consumer, topics) != there:
                     return
                 looked_at = loop.time()
-            fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            fetched = await fetch(consumer, timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)

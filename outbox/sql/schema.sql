@@ -676,7 +676,7 @@ GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pendi
     delivery_act TO outbox_operator;
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE delivery_act_act_id_seq TO outbox_operator;
-GRANT INSERT, UPDATE ON outbox_destination TO outbox_operator;
+GRANT INSERT, UPDATE, DELETE ON outbox_destination TO outbox_operator;
 GRANT EXECUTE ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) TO outbox_operator;
 

@@ -9,16 +9,16 @@ from orderchain.clients.kafka import (
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
+    fetch,
     make_admin,
     make_consumer,
     start_client,
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 from orderchain.clients.topics import describe_topic
 from orderchain.errors import RetryError, TopicError
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,9 +107,7 @@ class TopicReader:
             if not moved:
                 await self._probe(consumer)
         except DRIVER_ERRORS as error:
-            refusal = not_allowed(error, self._kafka, self._doing)
-            reason = reason_of(refusal or error)
-            raise RetryError(f"{self._config.topic}: {reason}") from error
+            raise reading_error(error, self._kafka, self._doing) from error
         return moved
 
     async def close(self) -> None:
@@ -145,7 +143,7 @@ class TopicReader:
         *partitions: TopicPartition,
     ) -> int:
         """Add the next records of `partitions`, by default all, to `drained`; return how many."""
-        found = await consumer.getmany(*partitions, timeout_ms=wait_ms, max_records=at_most)
+        found = await fetch(consumer, *partitions, timeout_ms=wait_ms, max_records=at_most)
         for at, records in found.items():
             drained.setdefault(at, []).extend(records)
         return sum(map(len, found.values()))

@@ -259,7 +259,8 @@ class TopicIntake:
 
         Raises IntakeLost when the topic lacks what comes next, IntakeMoved when another intake
         reads it into this chain, StoppedError when a task of its own was cancelled; ConnectError
-        and TopicError when it cannot be read at the start; whatever ended the leadership. Later,
+        and TopicError when it cannot be read at the start; TopicError at a record that this
+        process cannot decode; whatever ended the leadership. Later,
         and where the sequencer is a standby, a broker that is away is retried: a standby takes
         over when something has failed, and may find that more has.
         """

@@ -10,6 +10,7 @@ from orderchain.clients.kafka import (
     AIOKafkaConsumer,
     AIOKafkaProducer,
     TopicPartition,
+    fetch,
     leave_client,
     make_admin,
     make_consumer,
@@ -18,7 +19,7 @@ from orderchain.clients.kafka import (
     started,
 )
 from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, not_allowed
+from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
 from orderchain.clients.topics import TopicDescription, describe_topic, durability_warning
 from orderchain.errors import OrderchainError, RetryError, TopicError
 from orderchain.frame import topic_refusal
@@ -110,7 +111,7 @@ class KafkaFrameSink:
 
     def _reason(self, error: Exception, seconds: float) -> str:
         """Return why a send failed that may have taken `seconds`."""
-        if refusal := not_allowed(error, self._kafka, f"write to topic {self._topic}"):
+        if refusal := lasting_refusal(error, self._kafka, f"write to topic {self._topic}"):
             return reason_of(refusal)
         silent = f"no acknowledgement within {seconds:g} s"
         reason = silent if isinstance(error, TimeoutError) else reason_of(error)
@@ -197,7 +198,7 @@ async def _last_values(
     consumer.seek(place, offset)
     values: list[bytes | None] = []
     while offset < end:
-        found = await consumer.getmany(place, timeout_ms=_FETCH_MS)
+        found = await fetch(consumer, place, timeout_ms=_FETCH_MS)
         values += [record.value for record in found.get(place, ())]
         offset = await consumer.position(place)
     return values

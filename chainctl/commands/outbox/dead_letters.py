@@ -11,6 +11,7 @@ import click
 from chainctl.commands.outbox.deliveries import acting, cell, consumer_option, id_option, listed
 from chainctl.database import connected_to
 from chainctl.event_loop import run_async
+from chainctl.exits import ExitCode
 from chainctl.options import (
     Integer,
     SuggestingGroup,
@@ -167,17 +168,17 @@ def acts(
 @group.command()
 @_chosen
 @acting("message")
-def retry(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+def retry(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Give dead letters a new round of tries."""
-    _act("retry", settings, as_json, **given)
+    return _act("retry", settings, as_json, **given)
 
 
 @group.command()
 @_chosen
 @acting("message")
-def abandon(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
+def abandon(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """End dead letters: they are never worked on again."""
-    _act("abandon", settings, as_json, **given)
+    return _act("abandon", settings, as_json, **given)
 
 
 def _act(
@@ -190,7 +191,8 @@ def _act(
     reason: str,
     actor: str | None,
     **chosen: Any,  # noqa: ANN401 - the options of `_chosen`
-) -> None:
+) -> ExitCode:
+    """Act, and end with 1 where there was nothing to change."""
     if not is_all and not any(chosen[name] for name in chosen if name != "limit"):
         raise SettingError("filter", "nothing", "--id, --consumer, --why, ... or --all")
     wanted, by = _filter(with_abandoned=False, **chosen), act_by_hand(actor, reason, dry_run)
@@ -201,6 +203,10 @@ def _act(
     talk(f"chainctl: {counted(len(done), 'dead letter')} {tense}{verb}{more}")
     if as_json:
         data_json(done)
+    if done:
+        return ExitCode.CLEAN
+    talk("chainctl: no chosen message is a dead letter that waits (chainctl outbox dead list)")
+    return ExitCode.FINDINGS
 
 
 async def act_on_letters(

@@ -389,38 +389,51 @@ async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
 @click.command(cls=Command)
 @filtered
 @acting("delivery")
-def retry(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+def retry(settings: Settings, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Give abnormal deliveries a new round of tries."""
-    _do(settings, "retry", given)
+    return _do(settings, "retry", given)
 
 
 @click.command(cls=Command)
 @filtered
 @acting("delivery")
-def abandon(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+def abandon(settings: Settings, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """End abnormal deliveries: they are never sent again."""
-    _do(settings, "abandon", given)
+    return _do(settings, "abandon", given)
 
 
 @click.command(cls=Command)
 @filtered
 @acting("delivery")
-def resend(settings: Settings, **given: Any) -> None:  # noqa: ANN401 - click's own
+def resend(settings: Settings, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Send deliveries now that are on their way, however far their consumer is."""
-    _do(settings, "resend", given)
+    return _do(settings, "resend", given)
 
 
-def _do(settings: Settings, what: Act, given: dict[str, Any]) -> None:
+def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
+    """Act, and end with 1 where there was nothing to change."""
     chosen = [given[name] for name in ("message_ids", "destination", "consumer", "older_than")]
     if not any(chosen) and not given["is_all"]:
         raise SettingError("filter", "nothing", "--id, --destination, --consumer, ... or --all")
     by = act_by_hand(given["actor"], given["reason"], given["dry_run"])
-    changed = run_async(act_on_deliveries(settings, what, chosen_filter(given), by))
+    wanted = chosen_filter(given)
+    changed = run_async(act_on_deliveries(settings, what, wanted, by))
     done = "to be changed" if given["dry_run"] else "changed"
     more = " (there may be more: see --limit)" if len(changed) == given["limit"] else ""
     talk(f"chainctl: {counted(len(changed), 'delivery', 'deliveries')} {done} by {what}{more}")
     if given["as_json"] or changed:
         listed(changed, ("message_id", "consumer", "status"), given["as_json"])
+    if changed:
+        return ExitCode.CLEAN
+    talk(f"chainctl: {run_async(_why_unchanged(settings, what, wanted))}")
+    return ExitCode.FINDINGS
+
+
+async def _why_unchanged(settings: Settings, what: Act, chosen: DeliveryFilter) -> str:
+    from outbox.acts import why_unchanged
+
+    async with outbox_of(settings) as connection:
+        return await why_unchanged(connection, what, chosen)
 
 
 async def act_on_deliveries(

@@ -136,6 +136,25 @@ def list_destinations(settings: Settings, as_json: bool) -> None:
 @group.command()
 @click.argument("name")
 @uses_settings("database", "connect_seconds")
+def remove(settings: Settings, name: str) -> None:
+    """Remove a destination that no delivery waits for; its topics and its history stay.
+
+    Messages to it are refused from then on.
+    """
+    run_async(_remove(settings, name))
+    talk(f"chainctl: destination {name} is removed")
+
+
+async def _remove(settings: Settings, name: str) -> None:
+    from outbox.sender.upkeep import remove_destination
+
+    async with outbox_of(settings) as connection:
+        await remove_destination(connection, name)
+
+
+@group.command()
+@click.argument("name")
+@uses_settings("database", "connect_seconds")
 def key(settings: Settings, name: str) -> None:
     """Print the secret key by which consumers of a destination know its records.
 

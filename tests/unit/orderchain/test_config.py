@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from msgspec import Meta
 
+from orderchain.clients.database_config import DatabaseConfig
 from orderchain.clients.kafka_config import KafkaConfig
 from orderchain.config import Config
 from orderchain.errors import SettingError
@@ -97,6 +98,23 @@ def test_config_of_a_config_is_the_same_object_and_was_checked() -> None:
     assert Outer(chain_id=1, kafka=kafka).kafka is kafka
     with pytest.raises(SettingError, match="pause_seconds was 0"):
         Outer(chain_id=1, inner=Inner(pause_seconds=0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (Outer, "chain_ids", "field of Outer was 'chain_ids', expected chain_id"),
+        (Outer, "xyz", "field of Outer was 'xyz', expected one of "),
+        (KafkaConfig, "sasl_pasword", "KafkaConfig was 'sasl_pasword', expected sasl_password"),
+        (DatabaseConfig, "hosts", "field of DatabaseConfig was 'hosts', expected host"),
+    ],
+)
+def test_field_that_is_unknown_is_refused_with_the_nearest(
+    kind: Any, given: str, said: str
+) -> None:
+    with pytest.raises(SettingError, match=said) as refused:
+        kind(**{given: "a secret"})
+    assert "a secret" not in str(refused.value)
 
 
 def test_replaced_and_decoded_configs_are_checked_too() -> None:

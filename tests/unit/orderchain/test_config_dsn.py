@@ -62,6 +62,7 @@ def test_password_among_the_options_never_shows_even_unescaped(password: str, na
         f"postgresql://user:{SECRET}/db",
         f"postgresql://user:{SECRET}",
         f"postgresql://user:{SECRET}@[::1/db",
+        f"postgresql://user@{SECRET}@host/db",
         f"postgresql://host/db;password={SECRET}",
         f"postgresql://host/db?a=1;password={SECRET}",
         f"postgresql:///db?password={SECRET}",
@@ -89,6 +90,8 @@ def test_odd_address_never_shows_the_password(dsn: str) -> None:
             "postgresql://u@h/d?sslmode=require&password=p",
             "postgresql://u@h/d?sslmode=require&password=***",
         ),
+        ("postgresql://u@h:port/d", "postgresql://u@h:port/d"),
+        ("postgresql+asyncpg://h/d?sslmode=x#y", "postgresql+asyncpg://h/d?sslmode=x#y"),
         ("host=h password=p", "***"),
     ],
 )

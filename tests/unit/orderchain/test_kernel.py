@@ -20,7 +20,7 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__pat
 
 PUBLIC = {
     "clock": "Backoff Clock SystemClock jittered_seconds ns_of record_time step_seconds time_of",
-    "config": "Config checked_text expected_of mask_dsn",
+    "config": "CheckedNames Config checked_text expected_of mask_dsn",
     "files": "FoundRow JournalEnd JournalRow found_row journal_end lines_of no_row open_regular "
     "private_opener read_bounded write_private written_row",
     "frame": "FrameHeader decode_body decode_header decode_linked_body default_topic encode_frame "

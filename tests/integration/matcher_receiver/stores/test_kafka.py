@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
-from orderchain.errors import ConnectError, TopicError
+from orderchain.errors import ConnectError, RetryError, TopicError
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.conftest import publish_frames
@@ -96,6 +96,24 @@ async def test_start_with_a_topic_that_is_missing_says_so_and_makes_none(bootstr
     await admin.start()
     assert name not in await admin.list_topics()
     await admin.close()
+
+
+@pytest.mark.nightly
+async def test_topic_that_is_deleted_is_no_broker_that_is_away(
+    bootstrap: str, any_topic: str
+) -> None:
+    async with source_of(bootstrap, any_topic) as source, deadline():
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        await admin.delete_topics([any_topic])
+        await admin.close()
+        said = ""
+        while "is not there" not in said:
+            try:
+                await source.records(1.0)
+            except RetryError as error:
+                said = str(error)
+        assert any_topic in said
 
 
 async def test_start_with_two_partitions_is_refused(bootstrap: str) -> None:

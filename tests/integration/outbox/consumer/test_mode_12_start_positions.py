@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,10 @@ async def test_moved_consumer_whose_offsets_expire_begins_where_it_was_moved_to(
     assert await rig.work_off(rig.consumer(), until=messages[-1]) == NOTES[7:]
 
 
-async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> None:
+async def test_consumer_that_is_started_before_its_topic_says_so_and_finds_it(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.consumer.record_source.METADATA_SECONDS", 0.3)
     later = f"{rig.topic}.later"
     message = rig.message("one")
     consumer = rig.consumer(
@@ -151,6 +155,8 @@ async def test_consumer_that_is_started_before_its_topic_finds_it(rig: Rig) -> N
     )  # fmt: skip
     notes: list[str] = []
     async with deadline(), consumer:
+        while f"topic {later} is not there" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         await make_topics(rig.bootstrap, later)
         headers = record_headers(message.message_id, None, common_headers(rig.destination, None))
         await rig.producer.send_and_wait(later, message.payload, headers=headers)

@@ -190,6 +190,20 @@ def test_host_elsewhere_is_not_local(host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("postgresql+asyncpg://h/d", r"'postgresql\+asyncpg://h/d', .*leave out .asyncpg"),
+        ("postgresql+psycopg://u:p@h/d", r"u:\*\*\*@h/d', .*leave out .psycopg"),
+        ("postgresql://u@h:port/d", "'postgresql://u@h:port/d', expected a URL like"),
+        ("mysql://h/d", "'mysql://h/d', expected a URL like"),
+    ],
+)
+def test_url_that_is_refused_is_shown_without_its_password_alone(text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        read(text)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -206,6 +220,7 @@ def test_host_elsewhere_is_not_local(host: str) -> None:
         f"host=h password={SECRET} x",
         f"host=h {SECRET}",
         f"postgresql://u@h/d?{SECRET}",
+        f"postgresql+asyncpg://u:{SECRET}@h/d",
     ],
 )
 def test_text_that_cannot_be_read_is_refused_without_a_piece_of_it(text: str) -> None:

@@ -173,7 +173,7 @@ def test_act_without_a_choice_or_a_reason_is_refused(
     assert "reason" in refused("outbox", "dead", act, *blank, settings=settings)
     unknown = draw_message_ids(1)[0]
     done = call("outbox", "dead", act, "--id", unknown, *WHY, settings=settings)
-    assert (done.code, done.err.split()[1]) == (0, "0")
+    assert (done.code, done.err.split()[1]) == (1, "0")
     assert len(listed(call, settings)) == len(letters)
 
 

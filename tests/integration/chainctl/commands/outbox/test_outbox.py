@@ -260,7 +260,11 @@ def test_abandon_ends_what_is_abnormal_for_good(
     assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [kept]
     finished = rows(database, "SELECT message_id, status FROM outbox_done ORDER BY 1")
     assert [(row["message_id"], row["status"]) for row in finished] == [(each, 6) for each in ids]
-    assert json.loads(call(*arguments, settings=settings).out) == []
+    again = call(*arguments, settings=settings)
+    assert (again.code, json.loads(again.out)) == (1, [])
+    assert "abandon changes deliveries that are abnormal; chosen are 1 init" in again.err
+    one = [*arguments[:2], "--id", ids[0], "--reason", "double"]
+    assert "chosen are 1 abandoned" in call(*one, settings=settings).err
     listed = call("outbox", "list", "--status", "abandoned", "--json", settings=settings)
     assert len(json.loads(listed.out)) == 2
 
@@ -390,6 +394,26 @@ def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
     alone = [*change, "--partitions", 3]
     assert "--create-topics" in refused(*alone, settings=settings)
     assert shown(call, settings, clearing) == found
+
+
+def test_destination_is_removed_once_no_delivery_waits(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    store(2, 0)
+    store(1, 3)
+    remove = ["outbox", "destination", "remove", clearing]
+    assert "unfinished deliveries (there are 2 init, 1 abnormal)" in refused(
+        *remove, settings=settings
+    )
+    for act in ("resend", "abandon"):
+        call("outbox", act, "--all", "--reason", "x", settings=settings)
+    assert "there are 2 init)" in refused(*remove, settings=settings)
+    call("outbox", "destination", "set", "idle", "--topic", "t", settings=settings)
+    assert call(*remove[:-1], "idle", settings=settings).code == 0
+    listed = json.loads(call("outbox", "destination", "list", "--json", settings=settings).out)
+    assert [each["name"] for each in listed] == [clearing]
+    assert "set up" in refused(*remove[:-1], "idle", settings=settings)
 
 
 def test_destination_set_with_create_topics_makes_those_that_are_missing(
