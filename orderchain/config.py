@@ -66,7 +66,7 @@ def mask_dsn(dsn: str) -> str:
 
 
 def _is_without_password(dsn: str) -> bool:
-    """Return whether `dsn` is a URL in which nothing stands where a password might be."""
+    """Return whether `dsn` is a URL that has no place for a password."""
     mark, place = dsn.partition("://")[1:]
     if not mark or not dsn.isprintable() or "pass" in unquote(dsn).lower():
         return False
