@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 from matcher_receiver.config import KafkaSourceConfig
 from orderchain.clients.kafka import (
+    CODEC_ERRORS,
     AIOKafkaConsumer,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicPartition,
     UnreadableRecords,
     close_client,
-    fetch,
     make_admin,
     make_consumer,
     start_client,
@@ -144,8 +144,8 @@ class KafkaFrameSource(ClosedAtExit):
         """
         consumer = self._running()
         try:
-            found = await fetch(
-                consumer,
+            # Without `orderchain.clients.kafka.fetch`: this is each frame's way.
+            found = await consumer.getmany(
                 self._at,
                 timeout_ms=int(timeout_seconds * 1000),
                 max_records=self._config.records_max,
@@ -154,10 +154,10 @@ class KafkaFrameSource(ClosedAtExit):
             _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
             await self._seek_to_live_end(consumer)
             return []
-        except UnreadableRecords as error:
+        except CODEC_ERRORS as error:
             # Like any bad frame it costs a read of the database, and is not asked for again.
             await self._seek_to_live_end(consumer)
-            raise self._unanswered(error) from error
+            raise self._unanswered(UnreadableRecords({self._at.topic}, error)) from error
         except DRIVER_ERRORS as error:
             raise self._unanswered(error) from error
         if found:

@@ -87,7 +87,7 @@ except ImportError:  # then no record is decompressed by it either
         """Never raised."""
 
 
-_CODEC_ERRORS: Final = (
+CODEC_ERRORS: Final = (
     BadGzipFile, CorruptRecordException, DecompressionError, EOFError, struct.error,
     UnsupportedCodecError, ValueError, zlib.error,
 )  # fmt: skip
@@ -344,7 +344,7 @@ async def fetch(
         found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(
             *partitions, timeout_ms=timeout_ms, max_records=max_records
         )
-    except _CODEC_ERRORS as error:
+    except CODEC_ERRORS as error:
         topics = {at.topic for at in partitions or consumer.assignment()}
         raise UnreadableRecords(topics, error) from error
     return found
