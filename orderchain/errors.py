@@ -3,7 +3,6 @@
 OrderchainError
 ├── RefusedError          fix what you gave; nothing was done             (exit code 2)
 │   ├── SettingError          a flag, an environment variable, a TOML value
-│   │   └── NotAsync              a handler that is no async function
 │   ├── InputError            the content of an input file
 │   ├── OrderError            an order: its key, payload or time
 │   │   ├── KeyConflict           the same key with another payload
@@ -86,13 +85,6 @@ class RefusedError(OrderchainError):
 
 class SettingError(RefusedError):
     """A setting is missing, malformed, or out of its bounds."""
-
-
-class NotAsync(SettingError):
-    """A handler is no async function; what a plain one has done before it returned stays done."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__("handler", found, expected)
 
 
 class InputError(RefusedError):

@@ -5,12 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, TypeVar
 
-from orderchain.errors import NotAsync
+from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 _T = TypeVar("_T")
+
+
+class NotAsync(SettingError):
+    """A handler is no async function; what a plain one has done before it returned stays done."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__("handler", found, expected)
 
 
 def check_handler(handler: object) -> None:

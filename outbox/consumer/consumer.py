@@ -25,8 +25,8 @@ from orderchain.clients.postgres import DRIVER_ERRORS
 from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import TopicDurability
 from orderchain.clock import Clock, SystemClock
-from orderchain.errors import NotAsync, SettingError
-from orderchain.handlers import check_handler, result_of
+from orderchain.errors import SettingError
+from orderchain.handlers import NotAsync, check_handler, result_of
 from orderchain.text import printable, reason_of
 from orderchain.tracing import following
 from outbox.consumer.admission import Admission

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import CheckpointLost, NotAsync, RetryError
+from orderchain.errors import CheckpointLost, RetryError
+from orderchain.handlers import NotAsync
 from tests.builders.chains import ids_of
 
 from .memory import MemoryRecords
@@ -51,7 +52,8 @@ async def test_run_with_a_handler_that_is_no_async_function_says_so() -> None:
 
     called: Any = handler(None)  # type: ignore[arg-type]
     async with rig.receiver(to_head_at_start=True) as receiver:
-        for wrong, found in ((called, "a coroutine"), (lambda run: 1, "one that returned int")):
+        returns: Any = lambda run: 1  # noqa: E731
+        for wrong, found in ((called, "a coroutine"), (returns, "one that returned int")):
             with pytest.raises(NotAsync, match=f"handler was '{found}', expected "):
                 await receiver.run(wrong)
     assert records.stored is not None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import NotAsync, RetryError, SettingError
+from orderchain.errors import RetryError, SettingError
+from orderchain.handlers import NotAsync
 from outbox import (
     ConsumerConfig,
     Destination,
