@@ -190,6 +190,14 @@ async def database_id(connection: Connection) -> UUID:
     return found
 
 
+async def primary_id(settings: Settings) -> UUID | None:
+    """Return the id of --database; None where it cannot be asked."""
+    with suppress(OrderchainError):
+        async with looking(settings, None) as connection:
+            return await database_id(connection)
+    return None
+
+
 async def require_server(connection: Connection) -> None:
     """Raise ConnectError unless PostgreSQL is new enough, and the database's encoding UTF8."""
     version, encoding = await connection.fetchrow(SQL["server"])

@@ -14,12 +14,15 @@ LEFT JOIN public.receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
 -- save: compare-and-set of a receiver's place, which never moves back
 -- If none is stored, it is inserted at a start ($3 = $4) or from the beginning of the chain, and
--- never from anywhere else: then a place was lost, with the database that had it.
+-- never from anywhere else: then a place was lost, with the database that had it. The connection
+-- may be the caller's own: in another database than $8 nothing is stored.
 INSERT INTO public.receiver_checkpoint AS stored
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
-SELECT $1, $2, $4, $5, decode($6, 'hex'), $7, (SELECT database_id FROM public.schema_version)
-WHERE $3::bigint IN (0, $4::bigint)
-   OR EXISTS (SELECT FROM public.receiver_checkpoint WHERE chain_id = $1 AND receiver = $2)
+SELECT $1, $2, $4, $5, decode($6, 'hex'), $7, here.database_id
+FROM public.schema_version AS here
+WHERE ($8::text IS NULL OR here.database_id = $8::text::uuid)
+  AND ($3::bigint IN (0, $4::bigint)
+       OR EXISTS (SELECT FROM public.receiver_checkpoint WHERE chain_id = $1 AND receiver = $2))
 ON CONFLICT (chain_id, receiver) DO UPDATE
 SET head_delivered = excluded.head_delivered,
     batch_last_id = excluded.batch_last_id,

@@ -23,6 +23,7 @@ from orderchain.errors import (
     SettingError,
     StoppedError,
 )
+from orderchain.handlers import check_handler, result_of
 from orderchain.limits import ID_MAX
 from orderchain.monitoring import LAG_LIMITS
 from orderchain.ports import PlaceFinder
@@ -389,8 +390,10 @@ class Receiver:
         connection has stored it already. Otherwise effect and checkpoint are two steps: a run is
         handed over again after a crash between them, so the handler must tolerate repeats. What the
         handler raises is raised here, and the next call of `run` begins with the same run.
-        Raises what the iteration and `checkpoint` raise; it waits for a database that is away.
+        Raises what the iteration and `checkpoint` raise, and NotAsync for a handler that is no
+        async function; it waits for a database that is away.
         """
+        check_handler(handler)
         while not self._waits.is_stopping:
             if self._unsaved is not None:
                 await self._save_handled(self._unsaved)
@@ -399,7 +402,7 @@ class Receiver:
             if run is None:
                 return
             self._unhandled = run
-            await handler(run)
+            await result_of(handler(run))
             self._unhandled, self._unsaved = None, run
             self._running(self._place).come_back()
         if self._unsaved is not None:

@@ -15,7 +15,7 @@ import click
 from msgspec import Struct
 
 from chainctl.commands.receivers import AGREEING, read_agreements
-from chainctl.database import SQL, connected_to, database_id
+from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
 from chainctl.options import (
@@ -442,9 +442,11 @@ async def _other(settings: Settings, database: str, role: str, what: str) -> lis
     """Look at a database other than the primary's address, and at the login there."""
     dsn = checked_dsn(what, database, "its setting")
     async with connected_to(dsn, settings.connect_seconds, role) as connection:
-        await database_id(connection)
+        its_id = await database_id(connection)
         login = await connection.fetchrow(SQL["login"], [role])
         server = await _server(connection)
+    if await primary_id(settings) not in (None, its_id):
+        return [_failed(what, f"another database: {its_id}", "name --database, or its standby")]
     if not login["roles"]:
         to_do = f"GRANT {role} TO {login['login']}"
         return [_failed(what, f"{login['login']} has not the rights of {role}", to_do)]

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matcher_receiver.cancellable_wait import AWAY
 from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import fetch_of_owner, sqlstate_of
+from orderchain.clients.postgres import (
+    DRIVER_ERRORS,
+    fetch_of_owner,
+    schema_refusal,
+    sqlstate_of,
+)
 from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
 from orderchain.clock import Backoff
 from orderchain.errors import (
@@ -361,6 +366,8 @@ class PostgresHeadReports(ClosedAtExit):
         return SettingError("receiver's name", self._config.name, expected)
 
 
+_OWN_DATABASE: Final = "one to the database that keeps the checkpoint"
+
 IN_DOUBT_MAX: Final = 16
 """Saves whose outcome is not known. Each is a try whose answer was lost with its connection; a
 caller that loses more of them in a row has stopped looking."""
@@ -409,7 +416,8 @@ class PostgresCheckpointStore(ClosedAtExit):
         """Move the place from `first_pid` to `end`; see `orderchain.ports.CheckpointStore.save`.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
-        stored until that commits, and what it raises is the caller's own.
+        stored until that commits, and what it raises is the caller's own. Raises SettingError for
+        one to another database than that of the place.
         """
         if end.id < first_pid:
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
@@ -420,7 +428,8 @@ class PostgresCheckpointStore(ClosedAtExit):
             # It would be stored at once: after a crash, the effect of the run is repeated or lost.
             expected = "one in a transaction: the place is stored with the effect of the run"
             raise SettingError("connection", "outside of a transaction", expected)
-        await self._move(partial(self._fetch_with, connection), first_pid, end)
+        here = None if self.database_id is None else str(self.database_id)
+        await self._move(partial(self._fetch_with, connection), first_pid, end, here)
 
     async def _save_alone(self, first_pid: int, end: Mark) -> None:
         try:
@@ -433,21 +442,28 @@ class PostgresCheckpointStore(ClosedAtExit):
         self._in_doubt.clear()
 
     async def _move(
-        self, fetch: Callable[..., Awaitable[Sequence[Any]]], first_pid: int, end: Mark
+        self,
+        fetch: Callable[..., Awaitable[Sequence[Any]]],
+        first_pid: int,
+        end: Mark,
+        here: str | None = None,
     ) -> None:
         """Move the place, from where an earlier save has put it if that was in doubt.
 
         The place is read after the compare-and-set has failed, never before: until then a statement
         that was given up may still land. Nobody else could have moved the place to the same end
-        without having been where we were.
+        without having been where we were. `here` is the only database to store it in; None: any.
         """
-        if await fetch("save", first_pid, *_values_of(end)):
+        if await fetch("save", first_pid, *_values_of(end), here):
             return
-        found = _mark_of((await fetch("load"))[0])
+        (row,) = await fetch("load")
+        if here not in (None, str(row["database_id"])):
+            raise SettingError("connection", "one to another database", _OWN_DATABASE)
+        found = _mark_of(row)
         if (
             found is None
             or found not in self._in_doubt
-            or not await fetch("save", found.id, *_values_of(end))
+            or not await fetch("save", found.id, *_values_of(end), here)
         ):
             found_id = None if found is None else found.id
             config = self._config
@@ -474,9 +490,15 @@ class PostgresCheckpointStore(ClosedAtExit):
         # The connection is the caller's, and so are its errors: the caller has to roll back anyway.
         config = self._config
         given = config.chain_id, config.name, *values
-        return await fetch_of_owner(
-            connection, _SQL[query], *given, timeout=config.statement_seconds
-        )
+        try:
+            return await fetch_of_owner(
+                connection, _SQL[query], *given, timeout=config.statement_seconds
+            )
+        except DRIVER_ERRORS as error:
+            if schema_refusal(error):
+                found = "one to a database without chains"
+                raise SettingError("connection", found, _OWN_DATABASE) from error
+            raise
 
 
 def _values_of(end: Mark) -> tuple[object, ...]:

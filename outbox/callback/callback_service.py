@@ -35,6 +35,7 @@ from outbox.errors import BadRecord
 from outbox.message import smallest_id
 from outbox.parts import endless
 from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
+from outbox.sender.message_sender import TopicTroubles
 from outbox.session import OutboxSession, Tables, columns
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ _TRIM_ROWS: Final = 10_000
 _TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
 _FETCH_MS: Final = 200
+_METADATA_MS: Final = 5_000
+"""How soon a topic that is made later is found."""
 _RECORDS_MAX: Final = 500
 _CLOSE_SECONDS: Final = 5.0
 _UNREAD: Final = -1
@@ -334,6 +337,7 @@ class CallbackIntake:
         self._kafka = KafkaConfig.of(config.kafka)
         self._service = service
         self._clock = clock or SystemClock()
+        self._troubles = TopicTroubles()
 
     async def run(self) -> None:
         """Take records in, until cancelled. Raises what does not pass by itself."""
@@ -348,6 +352,7 @@ class CallbackIntake:
             group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
+            metadata_max_age_ms=_METADATA_MS,
         )
         try:
             async with connecting(self._kafka, self._config.connect_seconds):
@@ -368,6 +373,8 @@ class CallbackIntake:
         confirms = [
             at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
         ]
+        topics = (self._config.check_topic, *self._config.confirm_topics)
+        self._troubles.look_at(topics, consumer.partitions_for_topic)
         now_ns = self._clock.wall_ns()
         async with asyncio.timeout(self._config.call_seconds):
             ends = await consumer.end_offsets(confirms) if confirms else {}

@@ -169,6 +169,7 @@ class CheckedSender(ServiceOfParts):
         business = BusinessTransaction(connection, claim, self._parts.check)
         async with watched_transaction(connection) as commit:
             yield business
+            business.check_awaited()
             commit.matters = business.was_used
         messages = business.messages
         if not (commit.is_certain or (self._config.unsafe_durability and not commit.was_cut)):

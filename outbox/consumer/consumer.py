@@ -26,6 +26,7 @@ from orderchain.clients.session import ClosedAtExit
 from orderchain.clients.topics import TopicDurability
 from orderchain.clock import Clock, SystemClock
 from orderchain.errors import SettingError
+from orderchain.handlers import NotAsync, check_handler, result_of
 from orderchain.text import printable, reason_of
 from orderchain.tracing import following
 from outbox.consumer.admission import Admission
@@ -235,11 +236,13 @@ class Consumer(ClosedAtExit):
         """Give each message to `handler` until `stop`, `at_once` of them at a time.
 
         If the handler returns, the message is applied. If it raises, the message is parked for a
-        retry, or, with `Refused`, becomes a dead letter at once.
+        retry, or, with `Refused`, becomes a dead letter at once. Raises NotAsync for a handler that
+        is no async function.
         """
+        check_handler(handler)
 
         async def each(attempt: Attempt) -> None:
-            await handler(attempt.deliveries[0], attempt.connection)
+            await result_of(handler(attempt.deliveries[0], attempt.connection))
 
         await self._run(1, each)
 
@@ -247,11 +250,12 @@ class Consumer(ClosedAtExit):
         """Give messages to `handler` many at a time, in one transaction, until `stop`.
 
         If it raises, none of them is applied; they are given to it again one by one, so that only a
-        message that fails alone is parked.
+        message that fails alone is parked. Raises NotAsync as `run`.
         """
+        check_handler(handler)
 
         async def all_of(attempt: Attempt) -> None:
-            await handler(attempt.deliveries, attempt.connection)
+            await result_of(handler(attempt.deliveries, attempt.connection))
 
         await self._run(self._config.batch_max, all_of)
 
@@ -304,8 +308,10 @@ class Consumer(ClosedAtExit):
                     with following(attempt.deliveries[0].headers if most == 1 else {}):
                         await call(attempt)
             except BaseException as error:
-                await attempt.fail(error)
-                if not isinstance(error, Exception):
+                # A mistake in the program is no message's fault: it costs none of them a try.
+                is_mistake = isinstance(error, NotAsync)
+                await attempt.fail(asyncio.CancelledError() if is_mistake else error)
+                if is_mistake or not isinstance(error, Exception):
                     raise
             else:
                 await attempt.succeed()

@@ -40,7 +40,7 @@ from outbox.consumer.in_hand import (
 )
 from outbox.consumer.inbox import keep_moved
 from outbox.errors import BadRecord
-from outbox.sender.message_sender import MISSING, TopicTroubles
+from outbox.sender.message_sender import TopicTroubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -162,16 +162,12 @@ class DestinationRecords:
         return new
 
     def _look_for_topics(self, consumer: AIOKafkaConsumer) -> None:
-        """Report topics that are not there, and those that are again: the client does neither."""
+        """Report topics that are not there, and those that are again, as often as is known."""
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return
         self._next_look = now + METADATA_SECONDS
-        for topic in self._config.topics:
-            if consumer.partitions_for_topic(topic):
-                self._troubles.is_over(topic)
-            elif not self._troubles.is_paused(topic):
-                self._troubles.found(topic, MISSING)
+        self._troubles.look_at(self._config.topics, consumer.partitions_for_topic)
 
     async def commit(self) -> None:
         """Commit what has moved. Raises RetryError; the next call commits what this one did not."""

@@ -29,11 +29,12 @@ from orderchain.clients.postgres import (
     DRIVER_ERRORS,
     UNIQUE_VIOLATION,
     fetch_of_owner,
+    schema_refusal,
     sqlstate_of,
 )
 from orderchain.clients.session import is_durable, watch_for_cancelled_waits
 from orderchain.errors import SettingError
-from orderchain.text import printable, reason_of
+from orderchain.text import counted, printable, reason_of
 from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import (
@@ -48,7 +49,7 @@ from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS, columns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
     from orderchain.clients.postgres import Connection, Record
     from outbox.sender.config import RelayStats
@@ -149,6 +150,10 @@ async def store_messages(
         if state == UNIQUE_VIOLATION:
             shown = str(messages[0].message_id) if len(messages) == 1 else "one of several"
             raise MessageError("message_id", shown, "an id that is not stored yet") from error
+        if schema_refusal(error):
+            found = "one to a database without the outbox"
+            expected = "one to the database with the outbox (chainctl schema apply --part outbox)"
+            raise SettingError("connection", found, expected) from error
         raise
     if refused:
         raise _refusal(messages, refused[0])
@@ -189,25 +194,38 @@ class BusinessTransaction:
         """The messages that were given, refused ones included, if it remembers them."""
         self.was_used = False
         self._remembers = remembers
+        self._not_awaited = 0
 
-    async def add(
+    def add(
         self,
         destination: str,
         payload: bytes,
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> UUID:
+    ) -> Coroutine[Any, Any, UUID]:
         """Store one message, and return its id; as `outbox.add`.
 
-        Raises PartEnded if the part that would send it no longer works.
+        Raises PartEnded if the part that would send it no longer works. The block does not commit
+        while an `add` was not awaited: that has stored nothing.
         """
+        self._not_awaited += 1
+        return self._add(destination, payload, key, headers)
+
+    async def _add(
+        self, destination: str, payload: bytes, key: str | None, headers: Mapping[str, str] | None
+    ) -> UUID:
         (message_id,) = draw_message_ids(1)
-        await self.add_many([Message(message_id, destination, payload, key, headers)])
+        await self._add_many([Message(message_id, destination, payload, key, headers)])
         return message_id
 
-    async def add_many(self, messages: Sequence[Message]) -> None:
+    def add_many(self, messages: Sequence[Message]) -> Coroutine[Any, Any, None]:
         """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
+        self._not_awaited += 1
+        return self._add_many(messages)
+
+    async def _add_many(self, messages: Sequence[Message]) -> None:
+        self._not_awaited -= 1
         self._check()
         messages = traced(messages)
         if self._remembers:
@@ -217,6 +235,12 @@ class BusinessTransaction:
         self.was_used = True
         await store_messages(self._connection, messages, claim=self.claim)
         self.messages += messages
+
+    def check_awaited(self) -> None:
+        """Raise SettingError if an `add` was not awaited: its message would be missing."""
+        if self._not_awaited:
+            found = f"called without await, {counted(self._not_awaited, 'time')}"
+            raise SettingError("add", found, "await transaction.add(...)")
 
 
 @dataclass

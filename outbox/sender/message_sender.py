@@ -46,7 +46,7 @@ from outbox.message import Message
 from outbox.records import Headers, MacMaker, common_headers, record_headers, token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from random import Random
     from uuid import UUID
 
@@ -134,6 +134,16 @@ class TopicTroubles:
         self._known[topic] = _Known(reason, pauses, self._now() + pauses.next_seconds())
         self.changed.set()
         return error
+
+    def look_at(
+        self, topics: Iterable[str], partitions_of: Callable[[str], Collection[int] | None]
+    ) -> None:
+        """Report those of `topics` that are not there: a consumer's client waits for them."""
+        for topic in topics:
+            if partitions_of(topic):
+                self.is_over(topic)
+            elif not self.is_paused(topic):
+                self.found(topic, MISSING)
 
     def is_over(self, topic: str) -> None:
         """Forget a topic that can be used again."""

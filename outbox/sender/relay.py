@@ -260,6 +260,7 @@ class Relay(ServiceOfParts):
         try:
             async with watched_transaction(connection, commit):
                 yield business
+                business.check_awaited()
                 commit.matters = business.was_used
         except BaseException as error:
             if business.given:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from orderchain.clock import time_of
+from orderchain.handlers import result_of
 from orderchain.testing.virtual_loop import virtual_clock
 from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
@@ -363,4 +364,4 @@ async def _call(
     given: Any,  # noqa: ANN401 - a delivery, or several
     connection: Any,  # noqa: ANN401
 ) -> None:
-    await handler(given, connection)
+    await result_of(handler(given, connection))

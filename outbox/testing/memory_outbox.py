@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from msgspec.structs import replace
 
 from orderchain.errors import OrderchainError, SettingError
+from orderchain.handlers import check_handler
 from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase
 from orderchain.testing.virtual_loop import Process, VirtualLoop
 from outbox.consumer.config import ConsumerConfig
@@ -158,6 +159,7 @@ class MemoryOutbox:
         business = BusinessTransaction(given, None)
         async with watched_transaction(given) as commit:
             yield business
+            business.check_awaited()
             commit.matters = business.was_used
 
     def message_client(self, sender: str) -> MessageClient:
@@ -205,6 +207,7 @@ class MemoryOutbox:
         statement without an answer, the error that ends the consumer, and NotWorkedOff after so
         many virtual seconds.
         """
+        check_handler(handler)
 
         async def serve(consumer: MemoryConsumer) -> None:
             run = consumer.run_many if many else consumer.run

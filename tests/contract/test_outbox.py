@@ -35,7 +35,7 @@ from outbox.statuses import Change
 from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from outbox import Consumer, Delivery
@@ -92,6 +92,24 @@ def test_message_of_a_rolled_back_transaction_is_never_handled(rig: Rig) -> None
     assert handled == set(kept)
     assert rig.effects() == ONCE
     assert rig.statuses() == dict.fromkeys(kept, Status.CONSUMED)
+
+
+def test_add_that_is_not_awaited_stops_its_commit(rig: Rig) -> None:
+    forgotten: list[Coroutine[Any, Any, UUID]] = []
+
+    async def business() -> None:
+        connection = await rig.connect()
+        try:
+            async with rig.transaction(connection) as messages:
+                await messages.add("clearing", b"with it")
+                forgotten.append(messages.add("clearing", b"forgotten"))
+        finally:
+            await connection.close()
+
+    with pytest.raises(SettingError, match="add was 'called without await, 1 time', expected"):
+        rig.run(business())
+    forgotten[0].close()
+    assert rig.statuses() == {}
 
 
 def test_savepoint_that_is_rolled_back_takes_its_messages_with_it(rig: Rig) -> None:

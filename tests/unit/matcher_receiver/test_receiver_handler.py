@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import CheckpointLost, RetryError
+from orderchain.handlers import NotAsync
 from tests.builders.chains import ids_of
 
 from .memory import MemoryRecords
@@ -40,6 +41,23 @@ async def test_run_hands_each_run_to_the_handler_and_stores_the_place_behind_it(
         await receiver.run(handler)
     assert ids == rig.chain.ids
     assert records.stored == rig.chain.mark()
+
+
+@virtual
+async def test_run_with_a_handler_that_is_no_async_function_says_so() -> None:
+    rig, records = with_records([4])
+
+    async def handler(run: Run) -> None:
+        raise AssertionError
+
+    called: Any = handler(None)  # type: ignore[arg-type]
+    async with rig.receiver(to_head_at_start=True) as receiver:
+        returns: Any = lambda run: 1  # noqa: E731
+        for wrong, found in ((called, "a coroutine"), (returns, "one that returned int")):
+            with pytest.raises(NotAsync, match=f"handler was '{found}', expected "):
+                await receiver.run(wrong)
+    assert records.stored is not None
+    assert records.stored.id == 0
 
 
 @virtual

@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from orderchain.sql import AUDITOR, SEQUENCER_WRITER
+from orderchain.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.old_kafka import old_kafka
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from local_stack import PostgresServer
@@ -278,8 +279,9 @@ def lines_of(call: Call, settings: Settings, *arguments: object) -> dict[str, An
 
 
 def test_doctor_names_what_a_login_may_not_do(
-    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int
-) -> None:
+    call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int,
+    template: Callable[..., str],
+) -> None:  # fmt: skip
     name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
     postgres_server.execute("CREATE ROLE stranger LOGIN PASSWORD 'a-password-of-tests'")
     port = postgres_server.config.port
@@ -305,6 +307,10 @@ def test_doctor_names_what_a_login_may_not_do(
     wrong = {**auditor, "CHAINCTL_GAP_DATABASE": postgres_server.dsn(AUDITOR, name)}
     found = lines_of(call, wrong)
     assert found["gap database 1"]["to_do"] == "GRANT gap_reader TO auditor"
+    postgres_server.copy_database(template("chain"), other := f"{name}_other")
+    reader = {**auditor, "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, other)}
+    found = lines_of(call, reader)
+    assert "another database: " in found["gap database 1"]["found"]
 
 
 def test_doctor_names_settings_that_are_none_and_a_file_that_others_can_read(

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from orderchain.errors import (
     ChainMissing,
@@ -16,6 +17,7 @@ from orderchain.errors import (
     ConnectError,
     RetryError,
     SchemaError,
+    SettingError,
 )
 from orderchain.model import Mark
 from orderchain.sql import RECEIVER_WRITER, load_sql
@@ -24,6 +26,7 @@ from tests.deadlines import deadline
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from local_stack import PostgresServer
     from tests.builders.stored_chain import StoredChain
     from tests.integration.matcher_receiver.conftest import RoleDsn
 
@@ -113,6 +116,26 @@ async def test_save_in_the_callers_transaction_stands_or_falls_with_it(
     await connection.close()
 
 
+async def test_save_over_a_connection_to_another_database_is_refused(
+    store: PostgresCheckpointStore, admin: asyncpg.Connection, role_dsn: RoleDsn,
+    postgres_server: PostgresServer,
+) -> None:  # fmt: skip
+    await store.load()
+    elsewhere = await asyncpg.connect(postgres_server.dsn(SUPERUSER, "postgres"))
+    with pytest.raises(SettingError, match="connection was 'one to a database without chains'"):
+        async with elsewhere.transaction():
+            await store.save(0, mark(10), elsewhere)
+    await elsewhere.close()
+    # As one that holds a chain of the same number.
+    await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
+    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
+    with pytest.raises(SettingError, match="connection was 'one to another database'"):
+        async with connection.transaction():
+            await store.save(0, mark(10), connection)
+    await connection.close()
+    assert await admin.fetchval("SELECT count(*) FROM receiver_checkpoint") == 0
+
+
 async def test_save_whose_answer_was_lost_is_made_again(
     store: PostgresCheckpointStore, admin: asyncpg.Connection, chain_id: int
 ) -> None:
@@ -183,7 +206,7 @@ async def test_statement_of_a_save_itself_never_moves_a_place_back(
     """The second line: what a program of another making sends, the database refuses as well."""
     await store.save(0, mark(10))
     save = load_sql("matcher_receiver", "queries.sql")["save"]
-    values = (chain_id, "matching", 10, 5, 5, "05" * 32, 3)
+    values = (chain_id, "matching", 10, 5, 5, "05" * 32, 3, None)
     assert await admin.fetch(save, *values) == []
     assert await store.load() == mark(10)
 

@@ -12,13 +12,14 @@ import asyncpg
 import pytest
 
 import outbox
+from local_stack.postgres import SUPERUSER
 from orderchain.errors import SettingError
 from orderchain.sql import OUTBOX_WRITER
 from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
-    from local_stack import KafkaServer
+    from local_stack import KafkaServer, PostgresServer
     from outbox import Relay
 
     from ..conftest import Sender
@@ -236,11 +237,18 @@ async def test_id_that_is_stored_already_is_refused(sender: Sender) -> None:
     assert payload == b"x"
 
 
-async def test_add_outside_of_a_transaction_is_refused(sender: Sender) -> None:
+async def test_add_outside_of_a_transaction_or_of_the_database_is_refused(
+    sender: Sender, postgres_server: PostgresServer
+) -> None:
     await sender.set_up()
     business = await sender.connect()
     with pytest.raises(SettingError, match="outside of a transaction"):
         await outbox.add(business, "clearing", b"x")
+    elsewhere = await asyncpg.connect(postgres_server.dsn(SUPERUSER, "postgres"))
+    with pytest.raises(SettingError, match="connection was 'one to a database without the outbox"):
+        async with elsewhere.transaction():
+            await outbox.add(elsewhere, "clearing", b"x")
+    await elsewhere.close()
 
 
 async def test_id_of_a_strange_clock_goes_to_the_default_partition_and_is_sent(

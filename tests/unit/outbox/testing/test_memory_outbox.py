@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orderchain.errors import RetryError, SettingError
+from orderchain.handlers import NotAsync
 from outbox import (
     ConsumerConfig,
     Destination,
@@ -82,6 +83,20 @@ def test_careful_handler_has_one_effect_per_message_with_any_seed(outbox: Memory
     assert outbox.faults["cut_off"] >= len(ids)
     assert outbox.faults["killed_at_await"] >= 2
     assert outbox.faults["killed_after_commit"] >= 1
+
+
+def test_handler_that_is_no_async_function_costs_no_message_a_try(one: MemoryOutbox) -> None:
+    ids = add_all(one)
+
+    def plain(delivery: Delivery, connection: Any) -> None:
+        pass
+
+    for wrong in (plain, apply(None, None)):  # type: ignore[arg-type]
+        with pytest.raises(NotAsync, match="handler was "):
+            one.work_off(wrong)  # type: ignore[arg-type]
+    assert one.dead_letters() == one.applied() == []
+    one.work_off(apply)
+    assert sorted(one.applied()) == sorted(ids)
 
 
 def test_effect_outside_of_the_transaction_is_caught_with_any_seed(outbox: MemoryOutbox) -> None:
