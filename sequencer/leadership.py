@@ -46,7 +46,7 @@ _SQL: Final = load_sql("sequencer", "queries.sql")
 
 
 _GAPS_PER_LEASE: Final = 4
-"""Cap on the silence counted per poll: a quarter of the lease. Polls are five times per lease."""
+"""One look counts at most this part of the lease as silence, however long ago the last one was."""
 
 
 class LeaseWatch:
