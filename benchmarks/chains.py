@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka import make_admin, started
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.postgres import connect
+from chain_kernel.limits import CHAIN_ID_MAX
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
 from chainctl.admin import apply_schema, create_chain
 from chainctl.settings import SETTING_NAMES, Settings
 from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka import make_admin, started
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.postgres import connect
-from orderchain.limits import CHAIN_ID_MAX
-from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.postgres import Connection
 
 
 SQL: Final = load_sql("benchmarks", "chains.sql")

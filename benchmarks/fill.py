@@ -19,15 +19,15 @@ from benchmarks.load import Arm, Figures, Line, Scope
 from benchmarks.processes import RunFailed, call, serve, stand_ready
 from benchmarks.rivals.bare import copy_rows
 from benchmarks.rivals.engine import filled_chain
+from chain_kernel.clients.session import ONE_CHAIN_SETTINGS
+from chain_kernel.model import Event
 from gapfill import GapReader, GapReaderConfig
-from orderchain.clients.session import ONE_CHAIN_SETTINGS
-from orderchain.model import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.model import Run
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.model import Run
 
 _PAGE_ROWS: Final = 5_000
 """Rows of a SELECT, of what a reader holds at once, and of a batch."""

@@ -20,12 +20,12 @@ from benchmarks.chains import Site, connected
 from benchmarks.load import Arm, Figures, Line, Scope
 from benchmarks.processes import End, RunFailed, call, freeze, say, serve
 from benchmarks.spreads import histogram_of
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka import make_admin, make_consumer, make_producer, started
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.topics import create_topic
+from chain_kernel.monitoring import calm_collector
 from chainctl.schema.parts import PARTS
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka import make_admin, make_consumer, make_producer, started
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.topics import create_topic
-from orderchain.monitoring import calm_collector
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
@@ -34,7 +34,7 @@ from outbox.records import common_headers, read_headers, record_headers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.postgres import Connection
     from outbox.consumer.delivery import Delivery
 
 

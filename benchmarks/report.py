@@ -32,7 +32,7 @@ from benchmarks.spreads import (
     spread_of,
     table,
 )
-from orderchain.errors import RefusedError
+from chain_kernel.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -29,9 +29,9 @@ from benchmarks.processes import ROOT, RunFailed
 from benchmarks.questions import NAMES, question_of
 from benchmarks.rivals.rival import NotWhole, rival_of
 from benchmarks.running import run_load
+from chain_kernel.text import reason_of
 from chainctl.event_loop import run_async
 from chainctl.output import progress, talk
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ CONDITIONS: Final = "conditions.jsonl"
 
 # -- saved lines -----------------------------------------------------------------------------------
 
-_ENGINE: Final = ("orderchain", "sequencer", "matcher_receiver", "gapfill")
+_ENGINE: Final = ("chain_kernel", "orderchain", "sequencer", "matcher_receiver", "gapfill")
 
 
 def engine_fingerprint() -> str:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orderchain.errors import InputError
-from orderchain.files import open_regular
-from orderchain.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.errors import InputError
+from chain_kernel.files import open_regular
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

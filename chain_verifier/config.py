@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
-from orderchain.errors import InputError, SettingError
-from orderchain.files import open_regular
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.seal import SEAL_BYTES
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.files import open_regular
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.sql import load_sql
+from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

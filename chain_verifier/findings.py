@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import fields
 
-from orderchain.errors import RetryError
-from orderchain.text import counted
+from chain_kernel.errors import RetryError
+from chain_kernel.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

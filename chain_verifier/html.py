@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.text import counted
 from chain_verifier.findings import KINDS_OF_BATCHES, Kind
 from chain_verifier.report import Verdict
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from chain_kernel.errors import OrderchainError, RefusedError
+from chain_kernel.text import counted
 from chain_verifier.findings import Finding, Kind
-from orderchain.errors import OrderchainError, RefusedError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,11 +14,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.files import PRIVATE_MODE, read_bounded
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.text import reason_of
 from chain_verifier.config import KeptSeal
-from orderchain.errors import InputError, SettingError
-from orderchain.files import PRIVATE_MODE, read_bounded
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,15 +6,15 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.session import SessionConfig, connected
 from chain_verifier.config import CONNECT_SECONDS, READ_TIMEOUT_S
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import SessionConfig, connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.postgres import Connection
 
 
 _P = ParamSpec("_P")
@@ -47,5 +47,5 @@ def verifier_session_config(
 def connection_to(
     database: str | DatabaseConfig, role: str, connect_seconds: float = CONNECT_SECONDS
 ) -> AbstractAsyncContextManager[Connection]:
-    """Hold one connection for a while. Raises as `orderchain.clients.session.connected`."""
+    """Hold one connection for a while. Raises as `chain_kernel.clients.session.connected`."""
     return connected(verifier_session_config(database, role, connect_seconds))

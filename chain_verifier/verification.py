@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from chain_kernel.errors import InputError, SourceBroken
+from chain_kernel.text import counted
 from chain_verifier.checks.buckets import Bucket, Horizon, is_one_path, locate, row_count
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import PublishedTopic, without_skipped
@@ -17,8 +19,6 @@ from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.report import Comparison, Report, SourceReport, exported_seals, verdict_of
-from orderchain.errors import InputError, SourceBroken
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

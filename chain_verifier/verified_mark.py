@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import ChainMissing, ConnectError, InputError
+from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.config import CONNECT_SECONDS, ContradictedMark
 from chain_verifier.server import connection_to, run_alone
-from orderchain.errors import ChainMissing, ConnectError, InputError
-from orderchain.sql import AUDITOR, load_sql, require_version
 
 if TYPE_CHECKING:
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.postgres import Connection
 
 
 _SQL: Final = load_sql("chain_verifier", "marks.sql")

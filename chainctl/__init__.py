@@ -16,7 +16,7 @@ def run() -> int:
     try:
         from chainctl.main import main
     except ModuleNotFoundError as error:
-        from orderchain.text import not_installed
+        from chain_kernel.text import not_installed
 
         missing = (error.name or "").partition(".")[0]
         sys.stderr.write(f"chainctl: {not_installed(missing, 'cli')}\n")

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import SchemaError, SettingError, TopicError
+from chain_kernel.frame import default_topic
+from chain_kernel.limits import CHAIN_ID_MAX
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import require_version
+from chain_kernel.text import counted
 from chainctl.database import SQL, database_id, require_server
 from chainctl.schema.parts import PARTS, read_version
 from chainctl.topics import check_topic_name, connected_topics
-from orderchain.errors import SchemaError, SettingError, TopicError
-from orderchain.frame import default_topic
-from orderchain.limits import CHAIN_ID_MAX
-from orderchain.seal import genesis_seal
-from orderchain.sql import require_version
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from chain_kernel.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.topics import TopicDescription
     from chainctl.database import Connection
     from chainctl.schema.parts import SchemaPart
     from chainctl.topics import Topics
-    from orderchain.clients.kafka_config import KafkaConfig
-    from orderchain.clients.topics import TopicDescription
 
 CONNECT_SECONDS: Final = 10.0
 """Deadline of a connection to the brokers."""
@@ -80,7 +80,7 @@ async def _is_there(connection: Connection, part: SchemaPart) -> bool:
 
 
 async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
-    from orderchain.clients.postgres import sqlstate_of
+    from chain_kernel.clients.postgres import sqlstate_of
 
     try:
         await connection.execute(part.text())
@@ -256,7 +256,7 @@ async def create_topic(
             topic=name, topic_created=True, partitions=partitions or 1, replicas=replicas,
             settings=wanted, warning=None,
         )  # fmt: skip
-    from orderchain.clients.topics import durability_warning
+    from chain_kernel.clients.topics import durability_warning
 
     return TopicCreation(
         topic=name,
@@ -275,7 +275,7 @@ def _check_policy(name: str, policy: str) -> None:
 
 def _check_topic(found: TopicDescription, asked: Mapping[str, int | str | None]) -> None:
     """Raise TopicError where the topic is not as asked, or not what an intake needs."""
-    from orderchain.clients.topics import certain_copies
+    from chain_kernel.clients.topics import certain_copies
 
     has = {**found.settings, "partitions": found.partitions, "replicas": found.replicas}
     for what, wanted in asked.items():

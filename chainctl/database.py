@@ -6,17 +6,17 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.errors import ChainMissing, ConnectError, OrderchainError, RetryError
-from orderchain.sql import AUDITOR, OWNER, load_sql, require_version
+from chain_kernel.errors import ChainMissing, ConnectError, OrderchainError, RetryError
+from chain_kernel.sql import AUDITOR, OWNER, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.session import SessionConfig
     from chainctl.settings import Settings
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.clients.session import SessionConfig
 
 SQL: Final = load_sql("chainctl", "queries.sql")
 
@@ -48,11 +48,11 @@ async def connected_to(
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
     `role` is the one whose members may do what the block asks. Raises as
-    `orderchain.clients.session.connected` and `naming_lock_holders`.
+    `chain_kernel.clients.session.connected` and `naming_lock_holders`.
     """
     # The driver is imported only where a connection is opened.
-    from orderchain.clients import session
-    from orderchain.clients.database_config import DatabaseConfig
+    from chain_kernel.clients import session
+    from chain_kernel.clients.database_config import DatabaseConfig
 
     config = session.SessionConfig(
         database=DatabaseConfig.of(database),
@@ -95,8 +95,8 @@ async def _give_up_lock_wait(config: SessionConfig, process_id: int, found: list
     know any more who was in the way. Where it cannot connect, the statement's own deadline counts.
     """
     # The driver is imported only where a connection is opened.
-    from orderchain.clients import session
-    from orderchain.clients.postgres import SERVER_ERRORS
+    from chain_kernel.clients import session
+    from chain_kernel.clients.postgres import SERVER_ERRORS
 
     with suppress(OrderchainError, *SERVER_ERRORS):
         await asyncio.sleep(LOCK_SECONDS)

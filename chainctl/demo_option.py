@@ -7,17 +7,16 @@ from typing import Final
 
 import click
 
-from chainctl.commands.local import stack_of
+from chain_kernel.errors import SettingError
+from chainctl.commands.stack import stack_of
 from chainctl.settings import load_settings
-from orderchain.errors import SettingError
 
 
 def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Make what the last demo has left the default of every option. Raises SettingError."""
     if not wanted or context.resilient_parsing:
         return
-    from demo.run import last_demo
-    from demo.spark_check import EVERY_SOURCE
+    from local_stack.last_demo import last_demo
 
     stack = stack_of(load_settings({}, os.environ).settings)
     left = last_demo(stack)
@@ -32,7 +31,7 @@ def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) ->
         "chain_id": left.chain,
         "chains": [left.chain],
         "path": left.second_journal,
-        "sources": [source.format(journal=left.journal) for source in EVERY_SOURCE],
+        "sources": left.sources,
     }
 
 

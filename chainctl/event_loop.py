@@ -13,8 +13,8 @@ import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from chain_kernel.monitoring import calm_collector
 from chainctl.exits import Terminated
-from orderchain.monitoring import calm_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

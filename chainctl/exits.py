@@ -18,7 +18,7 @@ import traceback
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     HALT_RUNBOOK,
     ClockError,
     DurabilityError,
@@ -26,7 +26,7 @@ from orderchain.errors import (
     OrderchainError,
     RefusedError,
 )
-from orderchain.text import not_installed, printable, reason_of
+from chain_kernel.text import not_installed, printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,9 +11,9 @@ from copy import copy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
+from chain_kernel.text import printable
 from chainctl.exits import hide_secrets
 from chainctl.output import talk_through
-from orderchain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
 
 PACKAGES: Final = (
+    "chain_kernel",
     "orderchain",
     "sequencer",
     "matcher_receiver",

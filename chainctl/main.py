@@ -13,6 +13,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -84,7 +85,7 @@ COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in gro
 
 _ROOMS: Final = {
     "installation": ("doctor", "config", "completion"),
-    "local": ("demo", "stack", "bench"),
+    "stack": ("stack",),
     "schema": ("schema", "grants"),
     "status": ("status", "top", "leader", "step-down", "takeover"),
     "receivers": ("receivers", "lag", "gaps", "unhalt"),
@@ -107,6 +108,20 @@ _ROOMS: Final = {
 _ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
 
 
+def _brought(name: str) -> click.Command:
+    """Return a command that another package brings. Raises UsageError where that is not there."""
+    (entry,) = entry_points(group="chainctl.commands", name=name)
+    try:
+        found: click.Command = entry.load()
+    except ModuleNotFoundError as error:
+        if error.name != entry.module.partition(".")[0]:
+            raise
+        raise click.UsageError(
+            f"{name} is in the checkout of orderchain, not in the package."
+        ) from None
+    return found
+
+
 class LazyGroup(SuggestingGroup):
     """A group whose commands are imported when they are called."""
 
@@ -118,6 +133,8 @@ class LazyGroup(SuggestingGroup):
         """Import the command `cmd_name`; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name not in _ROOM_OF:
+            return _brought(cmd_name)
         room = import_module(f"chainctl.commands.{_ROOM_OF[cmd_name]}")
         found: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return found

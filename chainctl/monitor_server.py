@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from chain_kernel.clients.http_server import HttpLimits
+from chain_kernel.errors import ConnectError
+from chain_kernel.text import reason_of
 from chainctl.output import talk
-from orderchain.clients.http_server import HttpLimits
-from orderchain.errors import ConnectError
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from concurrent.futures import Future
 
-    from orderchain.monitoring import Monitor, MonitoredPart, MonitorLook
+    from chain_kernel.monitoring import Monitor, MonitoredPart, MonitorLook
 
 _log = logging.getLogger(__name__)
 
@@ -131,8 +131,8 @@ def _served(address: Address | None, loop: asyncio.AbstractEventLoop | None) -> 
     if address is None:
         yield Watch(None)
         return
-    from orderchain.clients.http_thread import Glance, ServerThread
-    from orderchain.monitoring import Monitor
+    from chain_kernel.clients.http_thread import Glance, ServerThread
+    from chain_kernel.monitoring import Monitor
 
     async def look() -> MonitorLook:
         return monitor.look()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from chain_kernel.config import checked_text
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chainctl.logs import Subject, set_up_logging
 from chainctl.settings import (
     DEFAULT_CONFIG,
@@ -26,8 +28,6 @@ from chainctl.settings import (
     variable_of,
 )
 from chainctl.units import Span
-from orderchain.config import checked_text
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

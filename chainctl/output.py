@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import click
 import msgspec
 
-from orderchain.errors import ConnectError, RetryError
-from orderchain.text import NO_LIMIT, counted, printable
+from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -20,17 +20,17 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta, Struct
 
+from chain_kernel.clients.database_config import parse
+from chain_kernel.config import mask_dsn
+from chain_kernel.errors import SettingError
+from chain_kernel.files import read_bounded
+from chain_kernel.limits import BATCH_ROWS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 from chainctl.units import bytes_of, seconds_of, shown_span
-from orderchain.clients.database_config import parse
-from orderchain.config import mask_dsn
-from orderchain.errors import SettingError
-from orderchain.files import read_bounded
-from orderchain.limits import BATCH_ROWS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orderchain.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.kafka_config import KafkaConfig
 
 
 _SECRETS: Final = ("password", "sslpassword")
@@ -43,7 +43,7 @@ def checked_dsn(name: str, value: str, ways: str) -> str:
 
     `ways` says how it can be set. Raises SettingError, which shows no password.
     """
-    from orderchain.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.database_config import DatabaseConfig
 
     if not value:
         raise SettingError(name, value, f"a PostgreSQL URL, by {ways}")
@@ -267,7 +267,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def kafka_config(self) -> KafkaConfig:
         """Return how to reach Kafka. Raises SettingError, which names the setting."""
-        from orderchain.clients.kafka_config import KafkaConfig
+        from chain_kernel.clients.kafka_config import KafkaConfig
 
         if not self.kafka:
             expected = f"Kafka's bootstrap servers, by {_ways('kafka')}"

@@ -7,15 +7,15 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from orderchain.errors import SettingError, TopicError
-from orderchain.limits import FRAME_BYTES_MAX
+from chain_kernel.errors import SettingError, TopicError
+from chain_kernel.limits import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from orderchain.clients.kafka import AIOKafkaAdminClient
-    from orderchain.clients.kafka_config import KafkaConfig
-    from orderchain.clients.topics import TopicDescription
+    from chain_kernel.clients.kafka import AIOKafkaAdminClient
+    from chain_kernel.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.topics import TopicDescription
 
 
 NAME_CHARACTERS_MAX: Final = 249
@@ -77,7 +77,7 @@ class Topics:
         is_dry_run: bool = False,
     ) -> bool:
         """Create `topic`; return False when somebody else was faster. As `create_topic`."""
-        from orderchain.clients.topics import create_topic
+        from chain_kernel.clients.topics import create_topic
 
         async with asyncio.timeout(ACT_SECONDS):
             return await create_topic(
@@ -92,7 +92,7 @@ class Topics:
 
     async def described(self, topic: str) -> TopicDescription:
         """Describe `topic`; one that does not exist has no partition."""
-        from orderchain.clients.topics import describe_topic
+        from chain_kernel.clients.topics import describe_topic
 
         async with asyncio.timeout(ACT_SECONDS):
             return await describe_topic(self._admin, self._kafka, topic)
@@ -103,9 +103,9 @@ async def connected_topics(
     kafka: str | KafkaConfig, connect_seconds: float
 ) -> AsyncIterator[Topics]:
     """Hold a connection to the broker. Raises ConnectError or RetryError when none answers."""
-    from orderchain.clients.kafka import close_client, make_admin, start_client
-    from orderchain.clients.kafka_config import KafkaConfig
-    from orderchain.clients.kafka_probe import connecting
+    from chain_kernel.clients.kafka import close_client, make_admin, start_client
+    from chain_kernel.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.kafka_probe import connecting
 
     config = KafkaConfig.of(kafka)
     admin = make_admin(config, "topics", request_timeout_ms=int(ACT_SECONDS * 1_000))

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from orderchain import Consumer, ConsumerConfig, OrderchainError, RefusedError
+from chain_kernel import errors
+from outbox import Consumer, ConsumerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain import Delivery
+    from outbox import Delivery
 
 NAME = "clearing"
 
@@ -77,6 +78,6 @@ async def book(deliveries: Sequence[Delivery], connection: asyncpg.Connection) -
 if __name__ == "__main__":
     try:
         asyncio.run(main())
-    except OrderchainError as error:
+    except errors.OrderchainError as error:
         print(f"example-{NAME}: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, RefusedError) else 3)
+        sys.exit(2 if isinstance(error, errors.RefusedError) else 3)

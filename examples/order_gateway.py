@@ -28,14 +28,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from orderchain import (
-    KeyConflict,
-    OrderchainError,
-    OrderError,
-    Sequencer,
-    SequencerConfig,
-    open_sequencer,
-)
+from orderchain import Sequencer, SequencerConfig, errors, open_sequencer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,7 +65,7 @@ class Gateway:
             async with open_sequencer(config) as sequencer:
                 self._sequencer = sequencer
                 await sequencer.until_stopped()
-        except OrderchainError as error:
+        except errors.OrderchainError as error:
             print(f"{NAME}: {error}", file=sys.stderr)
         finally:
             self._sequencer = None
@@ -96,9 +89,12 @@ class Gateway:
         try:
             key = msgspec.json.decode(body, type=Keyed).key
             ack = await sequencer.submit(key, body)
-        except (msgspec.MsgspecError, OrderError) as error:  # it got no id, nothing is stored
-            return refusal(409 if isinstance(error, KeyConflict) else 400, str(error))
-        except OrderchainError:  # perhaps it is stored: the same key again gets its place
+        except (
+            msgspec.MsgspecError,
+            errors.OrderError,
+        ) as error:  # it got no id, nothing is stored
+            return refusal(409 if isinstance(error, errors.KeyConflict) else 400, str(error))
+        except errors.OrderchainError:  # perhaps it is stored: the same key again gets its place
             return standby()
         return JSONResponse({"key": key, "id": ack.id, "pid": ack.pid})
 

@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain import (
-    OrderchainError,
-    OrderError,
-    RefusedError,
-    Sequencer,
-    SequencerConfig,
-    open_sequencer,
-)
+from orderchain import Sequencer, SequencerConfig, errors, open_sequencer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,7 +75,10 @@ async def place(sequencer: Sequencer, order: bytes) -> Answer:
     try:
         key = msgspec.json.decode(order, type=Keyed).key
         ack = await sequencer.submit(key, order)
-    except (msgspec.MsgspecError, OrderError) as error:  # it got no id, and nothing is stored
+    except (
+        msgspec.MsgspecError,
+        errors.OrderError,
+    ) as error:  # it got no id, and nothing is stored
         return {"line": order.decode(errors="replace"), "refused": str(error)}
     return {"key": key, "id": ack.id, "pid": ack.pid}
 
@@ -109,6 +105,6 @@ async def standard_input() -> AsyncIterator[bytes]:
 if __name__ == "__main__":
     try:
         asyncio.run(main(int(sys.argv[1])))
-    except OrderchainError as error:  # another leader above all: it has taken the chain over
+    except errors.OrderchainError as error:  # another leader above all: it has taken the chain over
         print(f"{NAME}: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, RefusedError) else 3)
+        sys.exit(2 if isinstance(error, errors.RefusedError) else 3)

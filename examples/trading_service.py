@@ -22,18 +22,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from orderchain import (
-    Destination,
-    Message,
-    OrderchainError,
-    ReceiverConfig,
-    RefusedError,
-    Relay,
-    RelayConfig,
-    draw_message_ids,
-    open_receiver,
-    save_destinations,
-)
+from orderchain import ReceiverConfig, errors, open_receiver
+from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 
 if TYPE_CHECKING:
     from orderchain import Event, Run
@@ -187,6 +177,11 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else None))
     # A halt above all, where a person must look before the next start; or a database that is gone.
-    except (OrderchainError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (
+        errors.OrderchainError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        OSError,
+    ) as error:
         print(f"{NAME}: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, RefusedError) else 3)
+        sys.exit(2 if isinstance(error, errors.RefusedError) else 3)

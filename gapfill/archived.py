@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orderchain.clients.session import ClosedAtExit
-from orderchain.errors import RetryError, RowsArchived, SettingError
-from orderchain.ports import PlaceFinder
+from chain_kernel.clients.session import ClosedAtExit
+from chain_kernel.errors import RetryError, RowsArchived, SettingError
+from chain_kernel.ports import PlaceFinder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from orderchain.model import Mark, Run, Standing
-    from orderchain.ports import ArchivedSource, GapSource
+    from chain_kernel.model import Mark, Run, Standing
+    from chain_kernel.ports import ArchivedSource, GapSource
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ArchiveBackedSource(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of `orderchain.ports` over a database and its archive.
+    """Implements GapSource and PlaceFinder of `chain_kernel.ports` over a database and its archive.
 
     The database is always asked first, and it alone reports where the chain is. Only what it
     answers with RowsArchived is read from the archive, up to the boundary after which the database
@@ -38,7 +38,7 @@ class ArchiveBackedSource(ClosedAtExit):
         self._archive = archive
 
     async def close(self) -> None:
-        """Close the database; see `orderchain.ports.GapSource`."""
+        """Close the database; see `chain_kernel.ports.GapSource`."""
         await self._database.close()
 
     @property
@@ -47,9 +47,9 @@ class ArchiveBackedSource(ClosedAtExit):
         return self._database.chain_id
 
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return head and mark, also of an archived row; see `orderchain.ports.GapSource`.
+        """Return head and mark, also of an archived row; see `chain_kernel.ports.GapSource`.
 
-        Raises as the database and as `orderchain.ports.ArchivedSource.mark_at`.
+        Raises as the database and as `chain_kernel.ports.ArchivedSource.mark_at`.
         """
         try:
             return await self._database.standing(at_id, batch_id)
@@ -69,9 +69,9 @@ class ArchiveBackedSource(ClosedAtExit):
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Yield linked runs; see `orderchain.ports.GapSource`.
+        """Yield linked runs; see `chain_kernel.ports.GapSource`.
 
-        Raises as the database and as `orderchain.ports.ArchivedSource.runs`.
+        Raises as the database and as `chain_kernel.ports.ArchivedSource.runs`.
         """
         while after.id < until_id:
             try:
@@ -101,14 +101,14 @@ class ArchiveBackedSource(ClosedAtExit):
     # -- places --------------------------------------------------------------------------------
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         found = await self._finder().row_at_or_before(until_id)
         if found or not until_id:
             return found
         return await self._archive.row_at_or_before(until_id)
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last id of a batch; see `orderchain.ports.PlaceFinder`."""
+        """Return the last id of a batch; see `chain_kernel.ports.PlaceFinder`."""
         found = await self._finder().row_before_time(time_us)
         if found:
             return found

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from orderchain.errors import BatchDamaged, RowsMissing
-from orderchain.model import Event, Mark
-from orderchain.seal import PageImage, event_pages, next_seal
-from orderchain.sql import load_sql
+from chain_kernel.errors import BatchDamaged, RowsMissing
+from chain_kernel.model import Event, Mark
+from chain_kernel.seal import PageImage, event_pages, next_seal
+from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from orderchain.clients.session import Session
+    from chain_kernel.clients.session import Session
 
 
 _SQL: Final = load_sql("gapfill", "queries.sql")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.config import Config
-from orderchain.limits import CHAIN_ID_MAX
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.config import Config
+from chain_kernel.limits import CHAIN_ID_MAX
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 import msgspec
 from msgspec import Meta
 
-from gapfill.config import Seconds
-from gapfill.reader import GapReader
-from orderchain.clients.session import ClosedAtExit
-from orderchain.clock import Backoff
-from orderchain.config import Config
-from orderchain.errors import (
+from chain_kernel.clients.session import ClosedAtExit
+from chain_kernel.clock import Backoff
+from chain_kernel.config import Config
+from chain_kernel.errors import (
     ConnectError,
     GapError,
     HaltError,
@@ -24,16 +22,18 @@ from orderchain.errors import (
     RetryError,
     SettingError,
 )
-from orderchain.ports import PlaceFinder
+from chain_kernel.ports import PlaceFinder
+from gapfill.config import Seconds
+from gapfill.reader import GapReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from random import Random
 
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.model import Mark, Run, Standing
+    from chain_kernel.ports import GapSource
     from gapfill.config import GapReaderConfig
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.model import Mark, Run, Standing
-    from orderchain.ports import GapSource
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PreferenceConfig(Config, frozen=True, kw_only=True):
 
 
 class PreferredSources(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of `orderchain.ports` over several servers of one chain.
+    """Implements GapSource and PlaceFinder of the kernel's ports over several servers of one chain.
 
     Rows are read from the first server that has them: the standbys, in the order given, each for as
     long as `standby_seconds` allows, then the primary, the last one given. Only the primary reports
@@ -112,7 +112,7 @@ class PreferredSources(ClosedAtExit):
     # -- what the primary reports --------------------------------------------------------------
 
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return what the primary reports; see `orderchain.ports.GapSource.standing`."""
+        """Return what the primary reports; see `chain_kernel.ports.GapSource.standing`."""
         known: Standing | None = None
         first_error: Exception | None = None
         for source in self._judges():
@@ -137,11 +137,11 @@ class PreferredSources(ClosedAtExit):
         return known
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         return await self._find(lambda finder: finder.row_at_or_before(until_id))
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         return await self._find(lambda finder: finder.row_before_time(time_us))
 
     async def _find(self, ask: Callable[[PlaceFinder], Awaitable[int]]) -> int:
@@ -160,7 +160,7 @@ class PreferredSources(ClosedAtExit):
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Yield linked runs; see `orderchain.ports.GapSource.runs`."""
+        """Yield linked runs; see `chain_kernel.ports.GapSource.runs`."""
         for source in [] if from_primary else self._readers():
             async with aclosing(self._runs_of(source, after, until_id)) as runs:
                 async for run in runs:

@@ -8,10 +8,9 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gapfill.batch_proof import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
-from orderchain.errors import (
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.session import ClosedAtExit, Session, SessionConfig
+from chain_kernel.errors import (
     ChainMissing,
     ForkFound,
     NotYetReadable,
@@ -20,7 +19,7 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.model import (
+from chain_kernel.model import (
     ROWS_AHEAD_BATCHES,
     TERMS_MAX,
     ChainHead,
@@ -32,8 +31,9 @@ from orderchain.model import (
     first_break,
     is_linked,
 )
-from orderchain.seal import PageImage, genesis_seal, is_linked_page, page_events
-from orderchain.sql import GAP_READER, load_sql, require_version
+from chain_kernel.seal import PageImage, genesis_seal, is_linked_page, page_events
+from chain_kernel.sql import GAP_READER, load_sql, require_version
+from gapfill.batch_proof import FIRST_BATCHES, BatchMarks, CutPage, StoredBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -60,7 +60,7 @@ _batches_of = itemgetter(
 
 
 class GapReader(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of `orderchain.ports` over PostgreSQL.
+    """Implements GapSource and PlaceFinder of `chain_kernel.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
     something is read, and disconnects soon after.
@@ -113,14 +113,14 @@ class GapReader(ClosedAtExit):
     # -- places --------------------------------------------------------------------------------
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `orderchain.ports.PlaceFinder`."""
+        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         rows = await self._connection.fetch(
             _SQL["row_at_or_before"], self._config.chain_id, until_id
         )
         return int(rows[0]["id"])
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last id of a batch; see `orderchain.ports.PlaceFinder`.
+        """Return the last id of a batch; see `chain_kernel.ports.PlaceFinder`.
 
         Commit times never fall along a chain, so a binary search over the ids finds it: some forty
         reads of one index entry each, whatever the length of the chain.
@@ -147,7 +147,7 @@ class GapReader(ClosedAtExit):
         `after` is compared with the database first. While the caller works on a run the next pages
         are read, never more than one read ahead. Each batch whose rows are all read must give the
         stored seal; its rows wait for that, unless they are more than `page_rows` or `page_bytes`.
-        Raises what `orderchain.ports.GapSource` names; what was yielded before that is linked and
+        Raises what `chain_kernel.ports.GapSource` names; what was yielded before that is linked and
         committed.
         """
         opening = await self._open(after, until_id)

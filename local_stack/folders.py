@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from chain_kernel.text import silent
 from local_stack.errors import FolderUnusable, SetupNeeded
-from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

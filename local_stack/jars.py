@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from chain_kernel.text import not_installed, reason_of, silent
 from local_stack.errors import FetchFailed, SetupNeeded, StackError
 from local_stack.folders import (
     ShowLine,
@@ -30,7 +31,6 @@ from local_stack.folders import (
     first_closed,
     make_folder,
 )
-from orderchain.text import not_installed, reason_of, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from chain_kernel.text import silent
 from local_stack.folders import (
     Account,
     ShowLine,
@@ -33,7 +34,6 @@ from local_stack.folders import (
 from local_stack.jars import fetch_kafka, find_java
 from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
-from orderchain.text import silent
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from chain_kernel.text import not_installed
 from local_stack.errors import FolderUnusable, SetupNeeded, StackError, StatementFailed
 from local_stack.folders import (
     Account,
@@ -37,7 +38,6 @@ from local_stack.folders import (
 )
 from local_stack.process import LOOPBACK
 from local_stack.server import LaunchListener, Server
-from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from local_stack.process import ProcessIdentity

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
+from chain_kernel.text import reason_of
 from local_stack import process as processes
 from local_stack.errors import ServerFailed
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

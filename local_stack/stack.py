@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from chain_kernel.files import read_bounded
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES
+from chain_kernel.text import reason_of, silent
 from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
 from local_stack.folders import (
     ShowLine,
@@ -27,9 +30,6 @@ from local_stack.folders import (
 from local_stack.kafka import KafkaServer, KafkaServerConfig
 from local_stack.postgres import SUPERUSER, PostgresServer, PostgresServerConfig
 from local_stack.process import ProcessIdentity, free_port, is_free
-from orderchain.files import read_bounded
-from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES
-from orderchain.text import reason_of, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

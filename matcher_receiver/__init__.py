@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chain_kernel.model import Gap, Snapshot
 from matcher_receiver.config import (
     CheckpointConfig,
     KafkaSourceConfig,
@@ -14,7 +15,6 @@ from matcher_receiver.stats import ReceiverStats
 from matcher_receiver.stores.files import FileSnapshotStore
 from matcher_receiver.stores.kafka import ChainFrames, KafkaFrameSource
 from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
-from orderchain.model import Gap, Snapshot
 
 __all__ = [
     "ChainFrames",

@@ -7,15 +7,15 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.errors import ConnectError, RetryError
-from orderchain.text import SummedLog
+from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.text import SummedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
+    from chain_kernel.clock import Backoff, Clock
     from matcher_receiver.stats import Counters
-    from orderchain.clock import Backoff, Clock
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

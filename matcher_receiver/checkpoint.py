@@ -11,14 +11,14 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.errors import RowsMissing, SettingError
+from chain_kernel.ports import ReceiverRecords
 from matcher_receiver.cancellable_wait import AWAY
-from orderchain.errors import RowsMissing, SettingError
-from orderchain.ports import ReceiverRecords
 
 if TYPE_CHECKING:
-    from orderchain.errors import HaltError
-    from orderchain.model import Mark, Run
-    from orderchain.ports import CheckpointStore, HeadReports
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import Mark, Run
+    from chain_kernel.ports import CheckpointStore, HeadReports
 
 
 class WorkedOff:

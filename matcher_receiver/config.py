@@ -6,11 +6,11 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.model import Mark
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.model import Mark
 
 TIME_US_MAX: Final = 253_402_300_799_000_000
 """The end of the year 9999: what a date can hold."""

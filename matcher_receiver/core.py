@@ -21,6 +21,17 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.errors import (
+    ForeignDatabase,
+    ForkFound,
+    FrameError,
+    HaltError,
+    PrimaryBehind,
+    SealMismatch,
+    SettingError,
+)
+from chain_kernel.frame import decode_body, decode_linked_body, is_signed
+from chain_kernel.model import TERMS_MAX, Mark, Run
 from matcher_receiver.decisions import (
     CHECK_EPOCH,
     CHECK_LINK,
@@ -46,24 +57,13 @@ from matcher_receiver.decisions import (
     StandingDecision,
     State,
 )
-from orderchain.errors import (
-    ForeignDatabase,
-    ForkFound,
-    FrameError,
-    HaltError,
-    PrimaryBehind,
-    SealMismatch,
-    SettingError,
-)
-from orderchain.frame import decode_body, decode_linked_body, is_signed
-from orderchain.model import TERMS_MAX, Mark, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Cause, ChainHead, Event, FrameTerm, Standing
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Cause, ChainHead, Event, FrameTerm, Standing
 
 NONCES_MAX: Final = TERMS_MAX
 """Terms known at once, the newest. Frames of older terms are dropped, at the cost of a read."""

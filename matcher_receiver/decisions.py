@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from orderchain.errors import HaltError
-from orderchain.model import Cause
+from chain_kernel.errors import HaltError
+from chain_kernel.model import Cause
 
 
 class State(Enum):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chain_kernel.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
+from chain_kernel.model import Gap
 from matcher_receiver.cancellable_wait import AWAY, Patience
 from matcher_receiver.decisions import Fill, Halt
 from matcher_receiver.head_poller import compare_last_batch
-from orderchain.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
-from orderchain.model import Gap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Cause, Outcome, Run
+    from chain_kernel.ports import GapSource
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.head_poller import HeadWatch
     from matcher_receiver.stats import Counters, GapLedger
-    from orderchain.clock import Clock
-    from orderchain.model import Cause, Outcome, Run
-    from orderchain.ports import GapSource
 
 
 class OpenFill:

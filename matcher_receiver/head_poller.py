@@ -8,21 +8,21 @@ from collections import deque
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.errors import OrderchainError, RowsArchived
+from chain_kernel.text import SummedLog
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Compare, Halt
 from matcher_receiver.stats import archived_gap
-from orderchain.errors import OrderchainError, RowsArchived
-from orderchain.text import SummedLog
 
 if TYPE_CHECKING:
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Cause, Event, Mark, Standing
+    from chain_kernel.ports import GapSource
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.stats import Counters, GapLedger
-    from orderchain.clock import Clock
-    from orderchain.model import Cause, Event, Mark, Standing
-    from orderchain.ports import GapSource
 
 
 SIGHTS_MAX: Final = 256
@@ -266,7 +266,7 @@ class HeadWatch:
         return decision
 
     async def read(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Read the standing at a row. Raises as `orderchain.ports.GapSource.standing`."""
+        """Read the standing at a row. Raises as `chain_kernel.ports.GapSource.standing`."""
         self._counters.reads += 1
         try:
             standing = await self._gap_source.standing(at_id, batch_id)

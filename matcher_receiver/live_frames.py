@@ -13,6 +13,17 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import (
+    ConnectError,
+    FrameError,
+    NotYetReadable,
+    OrderchainError,
+    RetryError,
+    TopicError,
+)
+from chain_kernel.frame import decode_header
+from chain_kernel.text import SummedLog, reason_of
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
 from matcher_receiver.decisions import (
     CONFIRM_NONCE,
@@ -28,32 +39,21 @@ from matcher_receiver.decisions import (
     InStep,
     Wait,
 )
-from orderchain.clock import Backoff
-from orderchain.errors import (
-    ConnectError,
-    FrameError,
-    NotYetReadable,
-    OrderchainError,
-    RetryError,
-    TopicError,
-)
-from orderchain.frame import decode_header
-from orderchain.text import SummedLog, reason_of
 
 if TYPE_CHECKING:
     from random import Random
 
+    from chain_kernel.clock import Clock
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Run
+    from chain_kernel.ports import FrameSource
+    from chain_kernel.tracing import Tracing
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
     from matcher_receiver.fill import OpenFill
     from matcher_receiver.head_poller import HeadWatch
     from matcher_receiver.stats import Counters
-    from orderchain.clock import Clock
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Run
-    from orderchain.ports import FrameSource
-    from orderchain.tracing import Tracing
 
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class OptionalFrames:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Topic and partition; see `orderchain.ports.FrameSource.place`."""
+        """Topic and partition; see `chain_kernel.ports.FrameSource.place`."""
         return self._frames.place
 
     async def start(self) -> None:
@@ -104,7 +104,7 @@ class OptionalFrames:
         await self._wait(self._starting, self._start_seconds)
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `orderchain.ports.FrameSource.records`."""
+        """Return the next records; see `chain_kernel.ports.FrameSource.records`."""
         starting = self._starting
         if starting is not None and not await self._wait(starting, timeout_seconds):
             raise RetryError(self._why_away)
@@ -112,7 +112,7 @@ class OptionalFrames:
         return await self._frames.records(timeout_seconds)
 
     async def close(self) -> None:
-        """Close; see `orderchain.ports.FrameSource.close`."""
+        """Close; see `chain_kernel.ports.FrameSource.close`."""
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.cancel()

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from chain_kernel.errors import NotYetReadable
+from chain_kernel.model import Run
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
 from matcher_receiver.decisions import Fill, Halt, InStep
 from matcher_receiver.fill import OpenFill
 from matcher_receiver.head_poller import HeadWatch
 from matcher_receiver.live_frames import LiveFrames
-from orderchain.errors import NotYetReadable
-from orderchain.model import Run
 
 if TYPE_CHECKING:
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Mark, Standing
+    from chain_kernel.ports import FrameSource, GapSource
+    from chain_kernel.tracing import Tracing
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import State
     from matcher_receiver.stats import Counters, GapLedger
-    from orderchain.clock import Clock
-    from orderchain.model import Mark, Standing
-    from orderchain.ports import FrameSource, GapSource
-    from orderchain.tracing import Tracing
 
 
 class ReceiveLoop:

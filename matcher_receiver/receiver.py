@@ -7,15 +7,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 
-from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked, to_the_end
-from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
-from matcher_receiver.core import ReceiveCore
-from matcher_receiver.decisions import State
-from matcher_receiver.live_frames import OptionalFrames
-from matcher_receiver.receive_loop import ReceiveLoop
-from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
-from orderchain.clock import Backoff, SystemClock
-from orderchain.errors import (
+from chain_kernel.clock import Backoff, SystemClock
+from chain_kernel.errors import (
     HALT_RUNBOOK,
     HaltError,
     NotYetReadable,
@@ -23,23 +16,36 @@ from orderchain.errors import (
     SettingError,
     StoppedError,
 )
-from orderchain.handlers import check_handler, result_of
-from orderchain.limits import ID_MAX
-from orderchain.monitoring import LAG_LIMITS
-from orderchain.ports import PlaceFinder
-from orderchain.text import reason_in_chain
-from orderchain.tracing import find_tracing
+from chain_kernel.handlers import check_handler, result_of
+from chain_kernel.limits import ID_MAX
+from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.ports import PlaceFinder
+from chain_kernel.text import reason_in_chain
+from chain_kernel.tracing import find_tracing
+from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked, to_the_end
+from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
+from matcher_receiver.core import ReceiveCore
+from matcher_receiver.decisions import State
+from matcher_receiver.live_frames import OptionalFrames
+from matcher_receiver.receive_loop import ReceiveLoop
+from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from random import Random
     from types import TracebackType
 
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import ChainHead, Mark, Run, Snapshot, Standing
+    from chain_kernel.monitoring import LagLimits, Sample
+    from chain_kernel.ports import (
+        CheckpointStore,
+        FrameSource,
+        GapSource,
+        HeadReports,
+        SnapshotStore,
+    )
     from matcher_receiver.config import ReceiverConfig, StartAt
-    from orderchain.clock import Clock
-    from orderchain.model import ChainHead, Mark, Run, Snapshot, Standing
-    from orderchain.monitoring import LagLimits, Sample
-    from orderchain.ports import CheckpointStore, FrameSource, GapSource, HeadReports, SnapshotStore
 
 
 def check_parts(
@@ -91,7 +97,7 @@ class Start(NamedTuple):
 async def find_start(source: GapSource, own: Mark | None, start_at: StartAt | None) -> Start:
     """Return the place `own`, or without one the place that `start_at` names.
 
-    Raises as `orderchain.ports.GapSource.standing`; SettingError if the source cannot find places.
+    Raises as `ports.GapSource.standing`; SettingError if the source cannot find places.
     """
     if own is not None:
         return Start(own, await source.standing(own.id, own.batch_last_id))
@@ -345,7 +351,7 @@ class Receiver:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant, none before the start; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant, none before the start; see `monitoring.Monitor`."""
         if self._receive_loop is None:
             return
         stats = self.stats()

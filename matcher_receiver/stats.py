@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.model import Gap
+from chain_kernel.monitoring import Buckets, Histogram, Metric
 from matcher_receiver.decisions import State
-from orderchain.model import Gap
-from orderchain.monitoring import Buckets, Histogram, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orderchain.clock import Clock
-    from orderchain.errors import RowsArchived
-    from orderchain.model import Cause
+    from chain_kernel.clock import Clock
+    from chain_kernel.errors import RowsArchived
+    from chain_kernel.model import Cause
 
 
 class ReceiverStats(Struct, frozen=True, kw_only=True):

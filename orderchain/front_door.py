@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chain_kernel.errors import SettingError
 from gapfill import GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import (
     ChainFrames,
@@ -12,20 +13,19 @@ from matcher_receiver import (
     PostgresHeadReports,
     Receiver,
 )
-from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from matcher_receiver import ReceiverConfig, State
-    from orderchain.clock import Clock
-    from orderchain.ports import (
+    from chain_kernel.clock import Clock
+    from chain_kernel.ports import (
         CheckpointStore,
         FrameSource,
         GapSource,
         HeadReports,
         SnapshotStore,
     )
+    from matcher_receiver import ReceiverConfig, State
 
 
 def open_receiver(

@@ -17,19 +17,19 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.clock import Clock, SystemClock, time_of
-from orderchain.config import checked_text
-from orderchain.errors import SettingError
-from orderchain.monitoring import Metric
-from orderchain.sql import load_sql
+from chain_kernel.clock import Clock, SystemClock, time_of
+from chain_kernel.config import checked_text
+from chain_kernel.errors import SettingError
+from chain_kernel.monitoring import Metric
+from chain_kernel.sql import load_sql
 from outbox.message import age_seconds, smallest_id
 from outbox.statuses import FINAL, Change, Status, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from orderchain.clients.postgres import Connection, Record
-    from orderchain.monitoring import Sample
+    from chain_kernel.clients.postgres import Connection, Record
+    from chain_kernel.monitoring import Sample
 
 
 _SQL: Final = load_sql("outbox", "sql/acts.sql")
@@ -120,7 +120,7 @@ class Unfinished(Struct, frozen=True):
         return age_seconds(self.oldest, now)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
         for metric in UNFINISHED_METRICS:
             labels = {"destination": self.destination, "status": self.status}
             yield from metric.samples(self, labels)

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from orderchain import limits
-from orderchain.config import Config
-from orderchain.errors import SettingError
+from chain_kernel import limits
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Errors of the outbox, sorted by what the caller does next (see `orderchain.errors`).
+"""Errors of the outbox, sorted by what the caller does next (see `chain_kernel.errors`).
 
 OrderchainError
 ├── RefusedError              fix what you gave; nothing was done
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     DurabilityError,
     OrderchainError,
     RefusedError,

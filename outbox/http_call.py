@@ -18,8 +18,8 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from orderchain.errors import RefusedError, RetryError, SettingError
-from orderchain.text import printable, reason_of
+from chain_kernel.errors import RefusedError, RetryError, SettingError
+from chain_kernel.text import printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping

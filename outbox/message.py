@@ -11,8 +11,8 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orderchain.clients.postgres import DriverUUID
-from orderchain.tracing import current_headers
+from chain_kernel.clients.postgres import DriverUUID
+from chain_kernel.tracing import current_headers
 from outbox.destination import (
     HEADER_NAME_CHARS_MAX,
     HEADERS_BYTES_MAX,

@@ -12,17 +12,17 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, lasting_refusal
-from orderchain.clock import Backoff
-from orderchain.errors import OrderchainError, TopicError
-from orderchain.text import SummedLog, printable, reason_of
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, lasting_refusal
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import OrderchainError, TopicError
+from chain_kernel.text import SummedLog, printable, reason_of
 from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine
     from typing import Any
 
-    from orderchain.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.kafka_config import KafkaConfig
 
 _T = TypeVar("_T")
 

@@ -54,7 +54,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
-from orderchain.text import reason_of
+from chain_kernel.text import reason_of
 from outbox.destination import (
     CONFIRM_RECORD_BYTES_MAX,
     CONFIRMS_MAX,

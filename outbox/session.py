@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import Session, SessionConfig, check_durability
-from orderchain.sql import OUTBOX_RELAY, load_sql, require_version
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.session import Session, SessionConfig, check_durability
+from chain_kernel.sql import OUTBOX_RELAY, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.postgres import Connection
 
 
 _SQL: Final = load_sql("outbox", "sql/durability.sql")

@@ -8,8 +8,8 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.clock import Backoff
-from orderchain.errors import (
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import (
     ConnectError,
     Fenced,
     HaltError,
@@ -18,8 +18,8 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
-from orderchain.monitoring import Buckets
-from orderchain.text import SummedLog
+from chain_kernel.monitoring import Buckets
+from chain_kernel.text import SummedLog
 from sequencer.core import ClockWatch, SequencerCore
 from sequencer.key_resolution import Assembly, KeyResolution, columns_of_entries
 from sequencer.stats import BATCH_SIZES, Timing
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from orderchain.clock import Clock
-    from orderchain.model import Event, IntakeMark, Term
-    from orderchain.ports import ChainStore
-    from orderchain.seal import Batch
-    from orderchain.tracing import Tracing
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Event, IntakeMark, Term
+    from chain_kernel.ports import ChainStore
+    from chain_kernel.seal import Batch
+    from chain_kernel.tracing import Tracing
     from sequencer.config import SequencerConfig
     from sequencer.keys.keeper import KeyKeeper
     from sequencer.keys.memory import Claims, KeyMemory

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
-from orderchain.errors import SettingError
-from orderchain.limits import (
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
+from chain_kernel.limits import (
     BATCH_ROWS_MAX,
     CHAIN_ID_MAX,
     COMMIT_SECONDS_MAX,

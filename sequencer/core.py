@@ -13,16 +13,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal
 
-from orderchain.errors import ClockError, OrderchainError, SettingError
-from orderchain.limits import ID_MAX
-from orderchain.model import TERM_SPREAD_IDS, Event
-from orderchain.seal import Batch, column_pages, next_seal
+from chain_kernel.errors import ClockError, OrderchainError, SettingError
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import TERM_SPREAD_IDS, Event
+from chain_kernel.seal import Batch, column_pages, next_seal
 from sequencer.order import OrderColumns, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.model import Term
+    from chain_kernel.model import Term
     from sequencer.order import Order
 
 

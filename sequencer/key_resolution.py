@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orderchain.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError
-from orderchain.model import split_client_key
+from chain_kernel.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError
+from chain_kernel.model import split_client_key
 from sequencer.keys.memory import BEFORE_ALL
 from sequencer.order import Ack, Acks, columns_of, joined
 from sequencer.submission import reject_of
@@ -16,9 +16,9 @@ from sequencer.submission import reject_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orderchain.model import Event, IntakeMark
-    from orderchain.ports import PendingCommit
-    from orderchain.seal import Batch
+    from chain_kernel.model import Event, IntakeMark
+    from chain_kernel.ports import PendingCommit
+    from chain_kernel.seal import Batch
     from sequencer.core import SequencerCore
     from sequencer.keys.memory import Claims, KeyMemory
     from sequencer.order import Order, OrderColumns

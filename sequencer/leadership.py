@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orderchain.clients.session import check_durability
-from orderchain.clock import SystemClock
-from orderchain.errors import (
+from chain_kernel.clients.session import check_durability
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import (
     ChainLed,
     ConnectError,
     Fenced,
@@ -25,9 +25,9 @@ from orderchain.errors import (
     PrimaryBehind,
     RetryError,
 )
-from orderchain.model import LeaseSight
-from orderchain.sql import load_sql
-from orderchain.text import SummedLog, reason_in_chain, reason_of
+from chain_kernel.model import LeaseSight
+from chain_kernel.sql import load_sql
+from chain_kernel.text import SummedLog, reason_in_chain, reason_of
 from sequencer.core import ClockWatch
 from sequencer.publisher import highest_id
 from sequencer.stores.session import side_session
@@ -35,10 +35,10 @@ from sequencer.stores.session import side_session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.clients.postgres import Record
-    from orderchain.clock import Clock
-    from orderchain.model import Term
-    from orderchain.ports import ChainStore, FrameSink, Lease
+    from chain_kernel.clients.postgres import Record
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Term
+    from chain_kernel.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
 
 
@@ -87,7 +87,7 @@ class LeaseWatch:
 
 
 class PostgresLease:
-    """The leader's row of `chain_lease`; implements `orderchain.ports.Lease`.
+    """The leader's row of `chain_lease`; implements `chain_kernel.ports.Lease`.
 
     It has its own connection: the other one may be busy with a commit for longer than a lease.
     """
@@ -100,7 +100,7 @@ class PostgresLease:
         self._session = side_session(config, "lease", synchronous_commit="off")
 
     async def renew(self, term: Term, published_id: int) -> bool:
-        """Raise the counter; see `orderchain.ports.Lease.renew`."""
+        """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
         found = await self._move("renew_lease", term, published_id)
         if self._must_be_safe:
             check_durability(dict(found))
@@ -109,11 +109,11 @@ class PostgresLease:
         return bool(found["step_down"])
 
     async def release(self, term: Term, published_id: int) -> None:
-        """Hand over; see `orderchain.ports.Lease.release`."""
+        """Hand over; see `chain_kernel.ports.Lease.release`."""
         await self._move("release_lease", term, published_id)
 
     async def close(self) -> None:
-        """Close the connection; see `orderchain.ports.Lease.close`."""
+        """Close the connection; see `chain_kernel.ports.Lease.close`."""
         await self._session.close()
 
     async def _move(self, statement: str, term: Term, published_id: int) -> Record:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from msgspec import Struct
 
-from orderchain.errors import OrderError
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.errors import OrderError
+from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clock import Backoff
-from orderchain.errors import ConnectError, FrameError, RetryError, TopicError
-from orderchain.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
-from orderchain.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
-from orderchain.seal import SEAL_BYTES
-from orderchain.text import SummedLog
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import ConnectError, FrameError, RetryError, TopicError
+from chain_kernel.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
+from chain_kernel.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
+from chain_kernel.seal import SEAL_BYTES
+from chain_kernel.text import SummedLog
 from sequencer.stats import Timing
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from orderchain.clock import Clock
-    from orderchain.model import Term
-    from orderchain.ports import FrameSink
-    from orderchain.seal import Batch
-    from orderchain.tracing import Tracing
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Term
+    from chain_kernel.ports import FrameSink
+    from chain_kernel.seal import Batch
+    from chain_kernel.tracing import Tracing
     from sequencer.config import SequencerConfig
 
 

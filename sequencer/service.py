@@ -8,17 +8,17 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from orderchain.clock import SystemClock
-from orderchain.errors import (
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import (
     BrokerAway,
     OrderError,
     RetryError,
     SteppedDown,
     StoppedError,
 )
-from orderchain.monitoring import LAG_LIMITS
-from orderchain.text import reason_in_chain
-from orderchain.tracing import find_tracing
+from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.text import reason_in_chain
+from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from random import Random
     from types import TracebackType
 
-    from orderchain.clock import Clock
-    from orderchain.model import IntakeMark
-    from orderchain.monitoring import LagLimits, Sample
-    from orderchain.ports import ChainStore, FrameSink, KeyStore, Lease
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import IntakeMark
+    from chain_kernel.monitoring import LagLimits, Sample
+    from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
     from sequencer.key_resolution import Assembly
     from sequencer.submission import Refusal
@@ -295,7 +295,7 @@ class Sequencer:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
         stats = self.stats()
         labels = {"chain": str(stats.chain_id), "name": stats.name}
         for metric in METRICS:

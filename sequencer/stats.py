@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.monitoring import Buckets, Histogram, Metric
+from chain_kernel.monitoring import Buckets, Histogram, Metric
 
 if TYPE_CHECKING:
-    from orderchain.monitoring import LagLimits
+    from chain_kernel.monitoring import LagLimits
 
 _WEIGHT = 0.1
 """Share of the newest value in the running mean: about the last ten count."""

@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orderchain.errors import OrderError, QueueFull
-from orderchain.limits import ID_MAX
-from orderchain.model import IntakeMark, IntakeReject
-from orderchain.text import printable
+from chain_kernel.errors import OrderError, QueueFull
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import IntakeMark, IntakeReject
+from chain_kernel.text import printable
 from sequencer.order import Order, OrderColumns, check_order, columns_of
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.model import IntakeMark
-    from orderchain.ports import ChainStore
-    from orderchain.seal import Batch
+    from chain_kernel.model import IntakeMark
+    from chain_kernel.ports import ChainStore
+    from chain_kernel.seal import Batch
 
 
 async def commit(

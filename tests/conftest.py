@@ -1,6 +1,6 @@
 """The real servers of the tests: started when a test first asks for one, stopped at the end.
 
-They are the fixtures of `orderchain.testing.pytest_plugin`, for embedders, too.
+They are the fixtures of `orderchain.pytest_plugin`, for embedders, too.
 
 A test that uses `postgres_server`, a Kafka or `spark`, directly or through another fixture, gets
 the marker `postgres`, `kafka` or `spark` by itself.
@@ -25,7 +25,7 @@ from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.testing.pytest_plugin import make_server_folder
+from orderchain.pytest_plugin import make_server_folder
 from tests.hanging import (  # noqa: F401 - hooks
     pytest_runtest_call,
     pytest_runtest_setup,

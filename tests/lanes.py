@@ -54,9 +54,9 @@ NIGHTLY: Final = {
     "integration/local_stack/test_postgres.py": "the stack's PostgreSQL through crashes",
     "integration/local_stack/test_stack.py": "the stack through crashes",
     "integration/matcher_receiver/test_alerts.py": "alerts in a real Prometheus",
-    "integration/orderchain/clients/test_secured_database.py": "TLS and logins in every part",
-    "integration/orderchain/clients/test_secured_path.py": "TLS and logins in every part",
-    "integration/orderchain/test_monitoring_native.py": "a real Prometheus",
+    "integration/chain_kernel/clients/test_secured_database.py": "TLS and logins in every part",
+    "integration/chain_kernel/clients/test_secured_path.py": "TLS and logins in every part",
+    "integration/chain_kernel/test_monitoring_native.py": "a real Prometheus",
     "integration/outbox/consumer/test_alerts.py": "alerts in a real Prometheus",
     "integration/outbox/sender/test_alerts.py": "alerts in a real Prometheus",
     "integration/sequencer/test_alerts.py": "alerts in a real Prometheus",
@@ -65,7 +65,7 @@ NIGHTLY: Final = {
 
 SAMPLED: Final = (
     "integration/chainctl",
-    "integration/orderchain",
+    "integration/chain_kernel",
     "integration/outbox",
     "integration/schema",
 )

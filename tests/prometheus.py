@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from chain_kernel.clients.http_server import HttpLimits, HttpServer
+from chain_kernel.monitoring import Monitor
 from local_stack.process import free_port
-from orderchain.clients.http_server import HttpLimits, HttpServer
-from orderchain.monitoring import Monitor
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from orderchain.monitoring import MonitoredPart
+    from chain_kernel.monitoring import MonitoredPart
 
 PROGRAM = shutil.which("prometheus")
 LOOPBACK = "127.0.0.1"

@@ -22,11 +22,11 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.options import librdkafka_options
 from local_stack import KafkaServer, SecuredListener
 from local_stack import KafkaServerConfig as StackConfig
 from local_stack.process import free_port
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.options import librdkafka_options
 from tests.certificates import HOST, Authority, Files
 from tests.deadlines import deadline
 

@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 
 import pytest
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import write_file
 from local_stack.postgres import SUPERUSER, Installation
 from local_stack.process import free_port
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.certificates import HOST, Authority, Files
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.process import ProcessIdentity, free_port
-from orderchain.testing.pytest_plugin import make_server_folder
+from orderchain.pytest_plugin import make_server_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import force_setattr
 
-from orderchain.config import Config
+from chain_kernel.config import Config
 
 _Config = TypeVar("_Config", bound=Config)
 

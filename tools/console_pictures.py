@@ -27,25 +27,16 @@ from PIL import Image
 from playwright.async_api import async_playwright
 
 import outbox
-from demo.lossy_link import BadLink, LinkFaults
 from local_stack import LocalStack
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
-from orderchain import (
-    Consumer,
-    ConsumerConfig,
-    Order,
-    OrderchainError,
-    ReceiverConfig,
-    Refused,
-    SequencerConfig,
-    open_receiver,
-    open_sequencer,
-)
+from orderchain import Order, ReceiverConfig, SequencerConfig, errors, open_receiver, open_sequencer
+from orderchain_demo.lossy_link import BadLink, LinkFaults
+from outbox import Consumer, ConsumerConfig, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from orderchain import Delivery
+    from outbox import Delivery
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 CHAINCTL: Final = str(Path(sys.executable).with_name("chainctl"))
@@ -189,7 +180,7 @@ async def read_to_head(world: World, chain: int, name: str) -> None:
     config = ReceiverConfig(
         chain_id=chain, name=name, database=world.database, kafka=world.kafka, to_head_at_start=True
     )
-    with suppress(OrderchainError):
+    with suppress(errors.OrderchainError):
         async with open_receiver(config) as receiver:
             async for run in receiver:
                 await receiver.checkpoint(run)

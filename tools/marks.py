@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = (
-    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "demo", "local_stack",
+    "chain_kernel", "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox",
+    "chain_verifier",
+    "chainctl", "orderchain_demo", "local_stack",
 )  # fmt: skip
 ALL: Final = (*PRODUCT, "benchmarks")
 TESTS: Final = ("tests/unit", "tests/integration")
@@ -101,7 +102,7 @@ class House:
         return [
             name
             for name, tree in self.trees.items()
-            if not name.startswith("orderchain.clients.") and DRIVERS & _roots(tree)
+            if not name.startswith("chain_kernel.clients.") and DRIVERS & _roots(tree)
         ]
 
     def classes_twice(self) -> list[str]:
@@ -203,7 +204,7 @@ def main(arguments: list[str]) -> int:
     for title, found in (
         (f"modules below {SMALL_LINES} lines that one other imports", product.single_use()),
         ("circles, type-checking imports included", [" - ".join(x) for x in product.circles()]),
-        ("importers of a driver outside orderchain.clients", product.driver_importers()),
+        ("importers of a driver outside chain_kernel.clients", product.driver_importers()),
         ("class names that are used twice", product.classes_twice()),
         ("function names that are used twice", product.functions_twice()),
         ("duplicated functions", house.duplicates()),

@@ -12,9 +12,6 @@ from tools.drawing import Arrow, draw
 from tools.marks import PRODUCT, ROOT, House
 
 FOLDER: Final = ROOT / "docs" / "pictures"
-LAZY: Final = {"orderchain", "orderchain.front_door", "orderchain.testing.pytest_plugin"}
-"""What hands on names when it is asked for them, and depends on nothing before."""
-
 PICTURES: Final = {
     "packages": (),
     "sequencing": ("sequencer",),
@@ -47,9 +44,8 @@ def packages(house: House) -> set[tuple[str, str]]:
     return {
         (name.partition(".")[0], each.partition(".")[0])
         for name, imported in house.imports.items()
-        if name not in LAZY
         for each in imported
-        if each.partition(".")[0] not in (name.partition(".")[0], "orderchain")
+        if each.partition(".")[0] not in (name.partition(".")[0], "chain_kernel")
     }
 
 

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.sql import OWNER
 from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, encode_facts, read_facts
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.sql import OWNER
 
 if TYPE_CHECKING:
     from chainctl.schema.parts import Fact, SchemaPart

@@ -36,18 +36,18 @@ REFERENCE: Final = {
     "sequencer": "sequencing",
     "orderchain.front_door": "receiving",
     "matcher_receiver": "receiving",
-    "orderchain.model": "receiving",
+    "chain_kernel.model": "receiving",
     "outbox.errors": "errors",
     "outbox": "messages",
     "chain_verifier": "verification",
-    "orderchain.monitoring": "monitoring",
-    "orderchain.errors": "errors",
+    "chain_kernel.monitoring": "monitoring",
+    "chain_kernel.errors": "errors",
     "orderchain": "settings",
 }
 """The page of the reference for the names of the front door that a module gives, by the first that
 fits."""
 
-WHOLE_MODULES: Final = {"ports": "orderchain.ports", "testing": "orderchain.testing.pytest_plugin"}
+WHOLE_MODULES: Final = {"ports": "chain_kernel.ports", "testing": "orderchain.pytest_plugin"}
 """The pages that show a module as it is: what embedders implement, and what their tests get."""
 
 _LINK: Final = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec.structs import replace
 
-from demo.scenario import set_up_chain
 from local_stack import LocalStack, default_directory
 from orderchain import ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
+from orderchain_demo.scenario import set_up_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,9 +36,9 @@ from benchmarks.rivals.rival import (
     bodies,
     decode_body,
 )
-from orderchain.model import Event
-from orderchain.seal import COLUMNS as PAGE_COLUMNS
-from orderchain.seal import COPY_HEADER, COPY_TRAILER, event_pages
+from chain_kernel.model import Event
+from chain_kernel.seal import COLUMNS as PAGE_COLUMNS
+from chain_kernel.seal import COPY_HEADER, COPY_TRAILER, event_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

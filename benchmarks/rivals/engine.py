@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.chains import Site, connected, empty_chain, make_chain
 from benchmarks.load import Load
 from benchmarks.rivals.rival import NotWhole, Producer, Receiver, Rival, digest_of, feed
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import GapError, HaltError
+from chain_kernel.limits import FRAME_BYTES_MAX
+from chain_kernel.text import reason_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
-from orderchain.clock import SystemClock
-from orderchain.errors import GapError, HaltError
-from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.text import reason_of
 from sequencer import Order, Sequencer, SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.load import Venue
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.ports import FrameSink
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.ports import FrameSink
 
 IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""

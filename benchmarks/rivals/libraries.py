@@ -36,16 +36,16 @@ from benchmarks.rivals.rival import (
     decode_event,
     encode_event,
 )
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.options import librdkafka_options
 from local_stack.process import LOOPBACK, free_port
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.options import librdkafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchmarks.chains import Site
     from benchmarks.load import Load, Venue
-    from orderchain.model import Event
+    from chain_kernel.model import Event
     from sequencer import Order
 
 # -- Kafka's transactions --------------------------------------------------------------------------

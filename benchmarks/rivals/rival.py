@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import msgspec
 
 from benchmarks.chains import Site, connected, make_topic, remove_topic
-from orderchain.clients.kafka import TopicPartition, make_consumer, make_producer
-from orderchain.model import Event
-from orderchain.sql import load_sql
-from orderchain.text import not_installed
+from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer
+from chain_kernel.model import Event
+from chain_kernel.sql import load_sql
+from chain_kernel.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from benchmarks.load import Load, Venue
-    from orderchain.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.database_config import DatabaseConfig
     from sequencer import Order
 
 SQL: Final = load_sql("benchmarks.rivals", "queries.sql")

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
+from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
+from chain_kernel.model import Event, Mark, Run
+from chain_kernel.text import reason_of
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_up_to, proven_batches
 from chain_verifier.checks.seals import SealRun
-from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from orderchain.model import Event, Mark, Run
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
+    from chain_kernel.model import Standing
     from chain_verifier.archive.manifest import ArchivePart, Manifest
     from chain_verifier.checks.seals import ArchivedRow, SealedBatch
-    from orderchain.model import Standing
 
     Group = list[tuple[SealedBatch, list[ArchivedRow]]]
 
@@ -105,7 +105,7 @@ SOURCE: Final = "archive"
 
 
 class ArchivedRows:
-    """Implements ArchivedSource of `orderchain.ports` over the Parquet archive of one chain.
+    """Implements ArchivedSource of `chain_kernel.ports` over the Parquet archive of one chain.
 
     No row is returned before everything from that row up to the database's boundary was read back
     once, and ended with the seal that the database holds there. From then on, the archive counts as
@@ -129,14 +129,14 @@ class ArchivedRows:
         return self._chain_id
 
     async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
-        """Return a mark; see `orderchain.ports.ArchivedSource`."""
+        """Return a mark; see `chain_kernel.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(at_id, boundary)
         return await self._step(lambda: archived_mark(self._folder, manifest, at_id))
 
     async def runs(
         self, after: Mark, until_id: int, boundary: Standing
     ) -> AsyncGenerator[Run, None]:
-        """Yield runs; see `orderchain.ports.ArchivedSource`."""
+        """Yield runs; see `chain_kernel.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(after.id, boundary)
         found = await self._step(lambda: archived_mark(self._folder, manifest, after.id))
         if found is None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.errors import InputError
-from orderchain.files import read_bounded
-from orderchain.limits import ID_MAX
-from orderchain.text import reason_of
+from chain_kernel.errors import InputError
+from chain_kernel.files import read_bounded
+from chain_kernel.limits import ID_MAX
+from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path

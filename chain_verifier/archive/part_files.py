@@ -16,6 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from chain_kernel.errors import InputError
+from chain_kernel.files import open_regular
+from chain_kernel.limits import BATCH_ROWS_MAX
+from chain_kernel.seal import genesis_seal
+from chain_kernel.text import reason_of
 from chain_verifier.archive.manifest import (
     ArchivePart,
     StoredFile,
@@ -25,11 +30,6 @@ from chain_verifier.archive.manifest import (
 )
 from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
-from orderchain.errors import InputError
-from orderchain.files import open_regular
-from orderchain.limits import BATCH_ROWS_MAX
-from orderchain.seal import genesis_seal
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import InputError, RetryError, SettingError
+from chain_kernel.sql import OWNER
+from chain_kernel.text import counted
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
 from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
-from orderchain.errors import InputError, RetryError, SettingError
-from orderchain.sql import OWNER
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.postgres import Connection
 
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")

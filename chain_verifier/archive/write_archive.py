@@ -8,6 +8,8 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.errors import ChainMissing, InputError, SettingError, SourceBroken
+from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.archive.manifest import (
     begin_manifest,
     chain_folder,
@@ -20,16 +22,14 @@ from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import require_marks_hold
-from orderchain.errors import ChainMissing, InputError, SettingError, SourceBroken
-from orderchain.sql import AUDITOR, load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.postgres import Connection
     from chain_verifier.archive.manifest import ArchivePart, Manifest
-    from orderchain.clients.database_config import DatabaseConfig
-    from orderchain.clients.postgres import Connection
 
 
 SQL: Final[Mapping[str, str]] = load_sql("chain_verifier.archive", "archive.sql")

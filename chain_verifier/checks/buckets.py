@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
+from chain_kernel.limits import ID_MAX
 from chain_verifier.config import ROWS_OPENED_MAX
 from chain_verifier.findings import Finding, Kind
-from orderchain.limits import ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.frame import default_topic
+from chain_kernel.text import counted
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, FrameHead, TopicWalk
 from chain_verifier.findings import Finding, Findings, Kind
-from orderchain.frame import default_topic
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

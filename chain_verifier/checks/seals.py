@@ -9,10 +9,10 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from chain_kernel.clock import ns_of
+from chain_kernel.seal import content_of, genesis_seal, page_image, seal_over
+from chain_kernel.text import counted
 from chain_verifier.findings import Finding, Kind
-from orderchain.clock import ns_of
-from orderchain.seal import content_of, genesis_seal, page_image, seal_over
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

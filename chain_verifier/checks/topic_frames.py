@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import FrameError
+from chain_kernel.frame import decode_header, decode_linked_body, is_signed
 from chain_verifier.findings import Finding, Kind
-from orderchain.errors import FrameError
-from orderchain.frame import decode_header, decode_linked_body, is_signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Event
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Event
 
     Ranges = Sequence[tuple[int, int]]
 

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
+from chain_kernel.clients.session import Session
+from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
+from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_kernel.text import reason_of
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.topic_frames import FrameKeys
@@ -15,10 +19,6 @@ from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, fill
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
 from chain_verifier.server import connection_to, verifier_session_config
-from orderchain.clients.session import Session
-from orderchain.errors import ChainMissing, OrderchainError, SourceBroken
-from orderchain.sql import AUDITOR, load_sql, require_version
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

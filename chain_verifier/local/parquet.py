@@ -14,12 +14,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from chain_kernel.errors import InputError, RetryError, SourceBroken
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.text import reason_of
 from chain_verifier.bounded_parquet import column_pages, open_parquet
 from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
 from chain_verifier.verification import CHAIN_FOLDER, CONTENT, MIXED_FOLDERS, require_columns
-from orderchain.errors import InputError, RetryError, SourceBroken
-from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

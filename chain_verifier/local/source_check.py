@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from chain_kernel.model import split_client_key
 from chain_verifier.checks.buckets import Bucket, Link, row_count
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.table import SQL, open_scratch
 from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
-from orderchain.model import split_client_key
 
 if TYPE_CHECKING:
     import sqlite3

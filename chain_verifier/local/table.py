@@ -12,11 +12,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from chain_kernel.errors import SourceBroken
+from chain_kernel.files import LINE_BYTES_MAX, found_row, journal_end, no_row, open_regular
+from chain_kernel.sql import load_sql
+from chain_kernel.text import reason_of
 from chain_verifier.verification import OpenTable
-from orderchain.errors import SourceBroken
-from orderchain.files import LINE_BYTES_MAX, found_row, journal_end, no_row, open_regular
-from orderchain.sql import load_sql
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,6 +7,18 @@ import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from chain_kernel.clients.kafka import (
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    fetch,
+    make_consumer,
+    start_client,
+)
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.errors import OrderchainError, SourceBroken, TopicError
+from chain_kernel.text import reason_of
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
@@ -23,27 +35,15 @@ from chain_verifier.checks.topic_frames import (
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import PAGE_ROWS, SQL, Row, open_scratch
-from orderchain.clients.kafka import (
-    AIOKafkaConsumer,
-    TopicPartition,
-    close_client,
-    fetch,
-    make_consumer,
-    start_client,
-)
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
-from orderchain.errors import OrderchainError, SourceBroken, TopicError
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Coroutine, Iterator, Sequence
 
+    from chain_kernel.frame import FrameHeader
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import TopicSource
     from chain_verifier.local.database import LocalDatabaseTable
-    from orderchain.frame import FrameHeader
 
 
 _PAGE_RECORDS: Final = 32

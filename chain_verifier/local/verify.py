@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chain_kernel.errors import SettingError
+from chain_kernel.text import silent
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import (
@@ -23,8 +25,6 @@ from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.verification import Verification
-from orderchain.errors import SettingError
-from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

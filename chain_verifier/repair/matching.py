@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.clock import ns_of, time_of
+from chain_kernel.seal import committed_at_of, content_of, page_image
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.repair.survey import (
     BatchEnd,
@@ -30,8 +32,6 @@ from chain_verifier.repair.survey import (
     left_range,
     place_after,
 )
-from orderchain.clock import ns_of, time_of
-from orderchain.seal import committed_at_of, content_of, page_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 from msgspec import Meta
 
+from chain_kernel.clock import record_time
+from chain_kernel.config import Config
+from chain_kernel.errors import InputError, SettingError
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import BrokenPart, proven_batches
 from chain_verifier.checks.published import place_of
@@ -17,18 +20,15 @@ from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, p
 from chain_verifier.local.table import LocalJournalTable
 from chain_verifier.local.topic import PublishedReader, PublishedRecord
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
-from orderchain.clock import record_time
-from orderchain.config import Config
-from orderchain.errors import InputError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from chain_kernel.clients.kafka_config import KafkaConfig
+    from chain_kernel.frame import FrameHeader
     from chain_verifier.archive.manifest import ArchivePart
     from chain_verifier.checks.seals import ArchivedRow
     from chain_verifier.database_facts import DatabaseHead
-    from orderchain.clients.kafka_config import KafkaConfig
-    from orderchain.frame import FrameHeader
 
 _PENDING_MAX: Final = 64
 """Batches of a topic of which not all slices were seen. A leader sends the slices of a batch one

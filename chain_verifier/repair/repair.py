@@ -27,27 +27,27 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.errors import InputError, RetryError
+from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
+from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, column_pages
+from chain_kernel.sql import OWNER, load_sql
+from chain_kernel.text import counted
 from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
 from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import Offers, RepairSource, open_offers
 from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
 from chain_verifier.server import connection_to
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.errors import InputError, RetryError
-from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
-from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, column_pages
-from orderchain.sql import OWNER, load_sql
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from chain_kernel.clients.postgres import Connection
     from chain_verifier.checks.seals import ArchivedRow
     from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.repair.survey import Repair
-    from orderchain.clients.postgres import Connection
 
 SQL: Final = load_sql("chain_verifier.repair", "repair.sql")
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.clock import time_of
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, stored_of
-from orderchain.clock import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

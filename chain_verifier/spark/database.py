@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.clients.database_config import PINNED, DatabaseConfig, warn_of_exposure
+from chain_kernel.clients.options import JdbcAddress, jdbc_address
+from chain_kernel.errors import ChainMissing
+from chain_kernel.sql import require_version
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import (
     CONNECTIONS_MAX,
@@ -27,10 +31,6 @@ from chain_verifier.spark.table import (
     ROWS,
 )
 from chain_verifier.verification import CONTENT
-from orderchain.clients.database_config import PINNED, DatabaseConfig, warn_of_exposure
-from orderchain.clients.options import JdbcAddress, jdbc_address
-from orderchain.errors import ChainMissing
-from orderchain.sql import require_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

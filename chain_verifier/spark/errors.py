@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from orderchain.errors import ConnectError, OrderchainError, SchemaError, SourceBroken
-from orderchain.sql import AUDITOR, SCHEMA_VERSION
-from orderchain.text import printable
+from chain_kernel.errors import ConnectError, OrderchainError, SchemaError, SourceBroken
+from chain_kernel.sql import AUDITOR, SCHEMA_VERSION
+from chain_kernel.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.database_config import DatabaseConfig
 
 
 _CAUSES_MAX: Final = 20

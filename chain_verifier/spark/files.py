@@ -14,6 +14,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.errors import InputError
+from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
 from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.table import (
@@ -30,9 +33,6 @@ from chain_verifier.verification import (
     MIXED_FOLDERS,
     require_columns,
 )
-from orderchain.errors import InputError
-from orderchain.files import LINE_BYTES_MAX, journal_end, no_row
-from orderchain.limits import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.errors import InputError, RetryError
 from chain_verifier.checks.neighbours import ALIKE, ORDER, ranged
 from chain_verifier.config import FINDINGS_MAX, inside, literal_path
 from chain_verifier.findings import (
@@ -27,7 +28,6 @@ from chain_verifier.findings import (
     require_written,
 )
 from chain_verifier.spark.errors import spark_reason
-from orderchain.errors import InputError, RetryError
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

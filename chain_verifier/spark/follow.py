@@ -17,6 +17,12 @@ import msgspec
 from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.options import spark_kafka_options
+from chain_kernel.errors import InputError
+from chain_kernel.files import private_opener, read_bounded
+from chain_kernel.monitoring import Metric
+from chain_kernel.text import reason_of
 from chain_verifier.checks.published import place_of
 from chain_verifier.checks.topic_frames import (
     FORGED,
@@ -41,12 +47,6 @@ from chain_verifier.spark.topic import (
     rows_decoder,
 )
 from chain_verifier.verification import CONTENT
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.options import spark_kafka_options
-from orderchain.errors import InputError
-from orderchain.files import private_opener, read_bounded
-from orderchain.monitoring import Metric
-from orderchain.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from chain_kernel.monitoring import Sample
     from chain_verifier.config import DatabaseSource, TopicSource
-    from orderchain.monitoring import Sample
 
     ReportFinding = Callable[[Finding], None]
 
@@ -220,7 +220,7 @@ class Follower:
         """Findings reported by this follower."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant, from any thread; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant, from any thread; see `chain_kernel.monitoring`."""
         stats = FollowStats(
             verified_id=self._verified_id,
             step_age_seconds=(time.monotonic_ns() - self._stepped_ns) / 1e9,

@@ -21,8 +21,8 @@ from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from orderchain.clients.options import SPARK_REDACTION_REGEX
-from orderchain.errors import ConnectError, RefusedError, SettingError
+from chain_kernel.clients.options import SPARK_REDACTION_REGEX
+from chain_kernel.errors import ConnectError, RefusedError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,6 +16,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.options import java_kafka_options, spark_kafka_options
+from chain_kernel.errors import ConnectError, SourceBroken, TopicError
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, TopicRecord, place_of
 from chain_verifier.checks.topic_frames import (
@@ -34,9 +37,6 @@ from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
 from chain_verifier.verification import CONTENT, EVENT_TYPES
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.options import java_kafka_options, spark_kafka_options
-from orderchain.errors import ConnectError, SourceBroken, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from chain_kernel.model import Event
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.topic_frames import FrameKeys, FrameMark
     from chain_verifier.config import TopicSource
     from chain_verifier.spark.database import DatabaseTable
-    from orderchain.model import Event
 
     Decoder = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.text import silent
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import (
@@ -34,7 +35,6 @@ from chain_verifier.spark.finding_frame import (
 from chain_verifier.spark.session import open_session, watched_stages
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
-from orderchain.text import silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
+from chain_kernel.clients.http_server import HttpLimits, HttpServer
+from chain_kernel.errors import SettingError
+from chain_kernel.files import open_regular
 from chainctl.demo_option import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
@@ -18,9 +21,6 @@ from chainctl.monitor_server import STOP_SECONDS, Address, listen
 from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import talk
 from chainctl.units import Span
-from orderchain.clients.http_server import HttpLimits, HttpServer
-from orderchain.errors import SettingError
-from orderchain.files import open_regular
 
 if TYPE_CHECKING:
     import socket

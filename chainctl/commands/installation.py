@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import ConnectError, OrderchainError
+from chain_kernel.limits import FRAME_BYTES_MIN
+from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
+from chain_kernel.text import counted, not_installed, reason_of
 from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
@@ -36,19 +41,14 @@ from chainctl.output import (
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
-from orderchain.errors import ConnectError, OrderchainError
-from orderchain.limits import FRAME_BYTES_MIN
-from orderchain.monitoring import LAG_LIMITS
-from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
-from orderchain.text import counted, not_installed, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
     from chainctl.topics import Topics
-    from orderchain.clients.kafka_config import KafkaConfig
 
 # -- doctor ---------------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
 
 async def _room(connection: Connection) -> DoctorLine:
     """Write a little, and take it back: a client cannot ask how full the server's disk is."""
-    from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of  # late: it takes long
+    from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of  # late: it takes long
 
     what, transaction = "disk of the database", connection.transaction()
     await transaction.start()
@@ -477,7 +477,7 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
 
 async def _records(config: KafkaConfig, names: list[str]) -> list[DoctorLine]:
     """Send a record to each topic: some brokers answer every question, and take no record."""
-    from orderchain.clients.topics import try_topics
+    from chain_kernel.clients.topics import try_topics
 
     refusals = {name: why for name, why in (await try_topics(config, names)).items() if why}
     acknowledged = len(names) - len(refusals)
@@ -495,7 +495,7 @@ def _refused_record(refusal: tuple[str, OrderchainError]) -> DoctorLine:
 
 async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
     """Look at the version of every broker: the oldest decides what clients can count on."""
-    from orderchain.clients.kafka_probe import connecting, read_broker_versions
+    from chain_kernel.clients.kafka_probe import connecting, read_broker_versions
 
     async with connecting(config, seconds):
         versions = await read_broker_versions(config)
@@ -509,7 +509,7 @@ async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
 
 
 async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
-    from orderchain.clients.topics import certain_copies
+    from chain_kernel.clients.topics import certain_copies
 
     what = f"topic {name}"
     found = await topics.described(name)

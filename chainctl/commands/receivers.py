@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import SettingError
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import Event
+from chain_kernel.seal import event_pages, next_seal
+from chain_kernel.text import counted
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
@@ -26,11 +31,6 @@ from chainctl.options import (
 )
 from chainctl.output import data_json, repeated, table, talk
 from chainctl.units import Span
-from orderchain.errors import SettingError
-from orderchain.limits import ID_MAX
-from orderchain.model import Event
-from orderchain.seal import event_pages, next_seal
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 import msgspec
 
+from chain_kernel.clock import record_time
+from chain_kernel.errors import FrameError, OrderchainError, SettingError
+from chain_kernel.files import LINE_BYTES_MAX, open_regular
+from chain_kernel.text import counted, printable, reason_of
 from chainctl.database import SQL, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
@@ -25,16 +29,12 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
-from orderchain.clock import record_time
-from orderchain.errors import FrameError, OrderchainError, SettingError
-from orderchain.files import LINE_BYTES_MAX, open_regular
-from orderchain.text import counted, printable, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from chain_kernel.clients.kafka import ConsumerRecord
     from chainctl.settings import Settings
-    from orderchain.clients.kafka import ConsumerRecord
 
 ShownRow = dict[str, object]
 
@@ -270,14 +270,14 @@ async def _frames_of(
     settings: Settings, topic: str, since_ms: int, chain_id: int, row_id: int
 ) -> AsyncIterator[ShownRow]:
     """Yield the frames of the topic that hold the row, from a time on to the topic's end."""
-    from orderchain.clients.kafka import (
+    from chain_kernel.clients.kafka import (
         TopicPartition,
         close_client,
         fetch,
         make_consumer,
         start_client,
     )
-    from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+    from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "show")
@@ -306,7 +306,7 @@ async def _frames_of(
 
 def _frame_of(record: ConsumerRecord, chain_id: int, row_id: int) -> ShownRow | None:
     """Return what to show of a record that is a frame with the row, None of any other."""
-    from orderchain.frame import decode_header
+    from chain_kernel.frame import decode_header
 
     try:
         header = decode_header(record.value)
@@ -332,7 +332,7 @@ def find_in_journal(path: Path, row_id: int) -> ShownRow | None:
     Ids rise along a journal, so it is searched by halves. Raises SettingError where the file cannot
     be read, or is no journal.
     """
-    from orderchain.files import JournalRow
+    from chain_kernel.files import JournalRow
 
     try:
         with open_regular(path) as file:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from chain_kernel.errors import SchemaError, SettingError
+from chain_kernel.sql import OWNER, require_version
+from chain_kernel.text import counted
 from chainctl.admin import apply_schema
 from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
@@ -27,9 +30,6 @@ from chainctl.schema.parts import (
     shipped_facts,
     steps_to,
 )
-from orderchain.errors import SchemaError, SettingError
-from orderchain.sql import OWNER, require_version
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.database import Connection

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from chain_kernel.errors import InputError, OrderchainError
 from chainctl.database import SQL, looking
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import Command, json_option, uses_settings, watch_option
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Size, Span
-from orderchain.errors import InputError, OrderchainError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from chain_kernel.clients.kafka import AIOKafkaConsumer
     from chainctl.settings import Settings
-    from orderchain.clients.kafka import AIOKafkaConsumer
 
 SizeRow = dict[str, Any]
 
@@ -191,8 +191,8 @@ async def _of_database(settings: Settings, over_seconds: float) -> tuple[SizeRow
 async def _of_topics(
     settings: Settings, topics: Sequence[str], over_seconds: float
 ) -> list[SizeRow]:
-    from orderchain.clients.kafka import close_client, make_consumer, start_client
-    from orderchain.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
+    from chain_kernel.clients.kafka import close_client, make_consumer, start_client
+    from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "sizes")
@@ -210,7 +210,7 @@ async def _of_topics(
 
 
 async def _of_topic(consumer: AIOKafkaConsumer, topic: str, over_seconds: float) -> SizeRow:
-    from orderchain.clients.kafka import TopicPartition
+    from chain_kernel.clients.kafka import TopicPartition
 
     at = TopicPartition(topic, 0)
     consumer.assign([at])
@@ -230,7 +230,7 @@ async def _of_topic(consumer: AIOKafkaConsumer, topic: str, over_seconds: float)
 
 async def _record_bytes(consumer: AIOKafkaConsumer, at: Any, begin: int, end: int) -> float:  # noqa: ANN401 - aiokafka has no types
     """Return the mean length of records at places spread over the topic; 0 for an empty one."""
-    from orderchain.clients.kafka import fetch
+    from chain_kernel.clients.kafka import fetch
 
     step = max(_SAMPLE_RECORDS, (end - begin) // _SAMPLES)
     lengths: list[int] = []

@@ -10,6 +10,8 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.demo_option import demo_option
 from chainctl.event_loop import run_async
@@ -25,8 +27,6 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
-from orderchain.errors import SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,17 +23,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chain_kernel.clients.http_server import PIECE_BYTES
+from chain_kernel.errors import (
+    ConnectError,
+    OrderchainError,
+    RefusedError,
+    RetryError,
+    SettingError,
+)
+from chain_kernel.files import open_regular
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.text import counted, reason_of
 from chainctl.commands.outbox.dead_letters import act_on_letters
 from chainctl.commands.outbox.deliveries import act_on_deliveries
 from chainctl.commands.receivers import change_receiver
 from chainctl.commands.status import change_leader
 from chainctl.exits import error_line
 from chainctl.options import act_by_hand
-from orderchain.clients.http_server import PIECE_BYTES
-from orderchain.errors import ConnectError, OrderchainError, RefusedError, RetryError, SettingError
-from orderchain.files import open_regular
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.text import counted, reason_of
 from outbox.acts import Act, Changed, DeadLetterFilter, DeliveryFilter
 from outbox.service.message_api import HttpRefusal, answer, refused
 

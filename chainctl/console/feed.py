@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from chain_kernel.clock import Backoff, SystemClock
+from chain_kernel.errors import OrderchainError
 from chainctl.console.state import changes, document
-from orderchain.clock import Backoff, SystemClock
-from orderchain.errors import OrderchainError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from chain_kernel.clock import Clock
     from chainctl.console.state import Document, Overview
-    from orderchain.clock import Clock
 
 _log = logging.getLogger(__name__)
 

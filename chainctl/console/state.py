@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from orderchain.monitoring import LAG_LIMITS
-from orderchain.text import counted
+from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

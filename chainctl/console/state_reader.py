@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres import SERVER_ERRORS, statement_refusal
+from chain_kernel.clients.session import Session, SessionConfig
+from chain_kernel.errors import RefusedError
+from chain_kernel.files import open_regular
+from chain_kernel.sql import AUDITOR, OUTBOX_OPERATOR
 from chain_verifier.verified_mark import extent_of
 from chainctl.commands.outbox.deliveries import has_part, read_counts
 from chainctl.commands.receivers import gap_of, lag_of, read_agreements
@@ -31,12 +37,6 @@ from chainctl.console.state import (
     VerifiedLine,
 )
 from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import SERVER_ERRORS, statement_refusal
-from orderchain.clients.session import Session, SessionConfig
-from orderchain.errors import RefusedError
-from orderchain.files import open_regular
-from orderchain.sql import AUDITOR, OUTBOX_OPERATOR
 from outbox import acts
 from outbox.statuses import Status
 

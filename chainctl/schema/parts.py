@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from chainctl.database import SQL
-from orderchain.errors import SchemaError
-from orderchain.sql import (
+from chain_kernel.errors import SchemaError
+from chain_kernel.sql import (
     CALLBACK_ROLES,
     DECISION_ROLES,
     INBOX_ROLES,
@@ -28,6 +27,7 @@ from orderchain.sql import (
     renumbering,
     schema_sql,
 )
+from chainctl.database import SQL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

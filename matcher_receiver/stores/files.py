@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.errors import SettingError
-from orderchain.files import private_opener
-from orderchain.limits import CHAIN_ID_MAX, ID_MAX
-from orderchain.model import Mark, Snapshot
-from orderchain.seal import SEAL_BYTES
-from orderchain.text import counted, printable, reason_of
+from chain_kernel.errors import SettingError
+from chain_kernel.files import private_opener
+from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.model import Mark, Snapshot
+from chain_kernel.seal import SEAL_BYTES
+from chain_kernel.text import counted, printable, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ _decode = msgspec.msgpack.Decoder(_Content).decode
 
 
 class FileSnapshotStore:
-    """Implements `orderchain.ports.SnapshotStore` over a folder, for one chain and one writer.
+    """Implements `chain_kernel.ports.SnapshotStore` over a folder, for one chain and one writer.
 
     `save` returns once the snapshot would survive a power cut and older ones beyond `kept` are
     removed. `newest` returns the newest one that is whole; those that are not are logged, are in

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Self
 
-from matcher_receiver.config import KafkaSourceConfig
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     CODEC_ERRORS,
     AIOKafkaConsumer,
     NoOffsetForPartitionError,
@@ -20,22 +19,23 @@ from orderchain.clients.kafka import (
     start_client,
     started,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
-from orderchain.clients.session import ClosedAtExit
-from orderchain.clients.topics import describe_topic
-from orderchain.errors import RetryError, SettingError, TopicError
-from orderchain.frame import topic_refusal
-from orderchain.text import reason_of
-from orderchain.tracing import find_tracing, traced_record
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clients.session import ClosedAtExit
+from chain_kernel.clients.topics import describe_topic
+from chain_kernel.errors import RetryError, SettingError, TopicError
+from chain_kernel.frame import topic_refusal
+from chain_kernel.text import reason_of
+from chain_kernel.tracing import find_tracing, traced_record
+from matcher_receiver.config import KafkaSourceConfig
 
 if TYPE_CHECKING:
+    from chain_kernel.ports import GapSource
     from matcher_receiver.config import ReceiverConfig
-    from orderchain.ports import GapSource
 
 
 class ChainFrames:
-    """Implements `orderchain.ports.FrameSource` over the topic and partition of a chain.
+    """Implements `chain_kernel.ports.FrameSource` over the topic and partition of a chain.
 
     They are read from the database at the start, so nobody has to configure them. If `config` names
     one of them anyway, the receiver compares it with the chain's row.
@@ -54,7 +54,7 @@ class ChainFrames:
     async def start(self) -> None:
         """Read the chain's row, check the topic and go to the live end.
 
-        Raises ConnectError, TopicError, and as `orderchain.ports.GapSource.standing`.
+        Raises ConnectError, TopicError, and as `chain_kernel.ports.GapSource.standing`.
         """
         if self._frames is None:
             head = (await self._gap_source.standing(0)).head
@@ -62,13 +62,13 @@ class ChainFrames:
         await self._frames.start()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `orderchain.ports.FrameSource.records`."""
+        """Return the next records; see `chain_kernel.ports.FrameSource.records`."""
         if self._frames is None:
             raise SettingError("frame source", "not started", "start() first")
         return await self._frames.records(timeout_seconds)
 
     async def close(self) -> None:
-        """Close; see `orderchain.ports.FrameSource.close`."""
+        """Close; see `chain_kernel.ports.FrameSource.close`."""
         if self._frames is not None:
             await self._frames.close()
 
@@ -99,7 +99,7 @@ PROBE_SECONDS: Final = 1.0
 
 
 class KafkaFrameSource(ClosedAtExit):
-    """Implements `orderchain.ports.FrameSource` over aiokafka.
+    """Implements `chain_kernel.ports.FrameSource` over aiokafka.
 
     It starts at the live end and goes back there whenever its offset is no longer in the log. The
     pids show the rows in between, and they are read from the database. Values come as raw bytes;
@@ -127,7 +127,7 @@ class KafkaFrameSource(ClosedAtExit):
         return self._at.topic, self._at.partition
 
     async def start(self) -> None:
-        """Check the topic and go to the live end; see `orderchain.ports.FrameSource.start`."""
+        """Check the topic and go to the live end; see `chain_kernel.ports.FrameSource.start`."""
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 await self._check_topic()
@@ -144,7 +144,7 @@ class KafkaFrameSource(ClosedAtExit):
         """
         consumer = self._running()
         try:
-            # Without `orderchain.clients.kafka.fetch`: this is each frame's way.
+            # Without `chain_kernel.clients.kafka.fetch`: this is each frame's way.
             found = await consumer.getmany(
                 self._at,
                 timeout_ms=int(timeout_seconds * 1000),

@@ -10,17 +10,16 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from matcher_receiver.cancellable_wait import AWAY
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import (
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres import (
     DRIVER_ERRORS,
     fetch_of_owner,
     schema_refusal,
     sqlstate_of,
 )
-from orderchain.clients.session import ClosedAtExit, Session, SessionConfig
-from orderchain.clock import Backoff
-from orderchain.errors import (
+from chain_kernel.clients.session import ClosedAtExit, Session, SessionConfig
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import (
     ChainMissing,
     CheckpointLost,
     ForeignDatabase,
@@ -29,16 +28,17 @@ from orderchain.errors import (
     SettingError,
     StillHalted,
 )
-from orderchain.model import Mark
-from orderchain.sql import RECEIVER_WRITER, load_sql, require_version
+from chain_kernel.model import Mark
+from chain_kernel.sql import RECEIVER_WRITER, load_sql, require_version
+from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from uuid import UUID
 
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import Gap
     from matcher_receiver.config import CheckpointConfig
-    from orderchain.errors import HaltError
-    from orderchain.model import Gap
 
 
 _log = logging.getLogger(__name__)
@@ -167,11 +167,11 @@ class StoredReceiver:
         return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
         await self.fetch("halt", at_id, type(error).__name__, str(error))
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
         self._gaps.record(gap)
 
     async def close(self) -> None:
@@ -280,7 +280,7 @@ small statement per interval while it moves."""
 
 
 class PostgresHeadReports(ClosedAtExit):
-    """Implements HeadReports of `orderchain.ports`: head, gaps and halts, as rows in PostgreSQL.
+    """Implements HeadReports of `chain_kernel.ports`: head, gaps and halts, as rows in PostgreSQL.
 
     The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
     a head that is reported and never moves again keeps old rows from being archived. Gaps of
@@ -302,7 +302,7 @@ class PostgresHeadReports(ClosedAtExit):
         )
 
     async def begin(self) -> Mark | None:
-        """Return what was reported last; see `orderchain.ports.HeadReports`."""
+        """Return what was reported last; see `chain_kernel.ports.HeadReports`."""
         row = await self._kept.load()
         if row["is_report"] is False:
             raise self._taken()
@@ -327,15 +327,15 @@ class PostgresHeadReports(ClosedAtExit):
         return self._kept.database_id
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
         await self._kept.record_halt(error, at_id)
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
         self._kept.record_gap(gap)
 
     def report(self, done: Mark) -> None:
-        """Store `done` in the background; see `orderchain.ports.HeadReports`."""
+        """Store `done` in the background; see `chain_kernel.ports.HeadReports`."""
         passes_gap = bool(self._unfilled) and done.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
             self._waiting = done
@@ -374,7 +374,7 @@ caller that loses more of them in a row has stopped looking."""
 
 
 class PostgresCheckpointStore(ClosedAtExit):
-    """Implements CheckpointStore and ReceiverRecords of `orderchain.ports`.
+    """Implements CheckpointStore and ReceiverRecords of `chain_kernel.ports`.
 
     The role `receiver_writer` is enough. It keeps one connection, and a second one while there are
     gaps to store. A save in the caller's transaction uses neither.
@@ -413,7 +413,7 @@ class PostgresCheckpointStore(ClosedAtExit):
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
-        """Move the place from `first_pid` to `end`; see `orderchain.ports.CheckpointStore.save`.
+        """Move the place from `first_pid` to `end`; see `chain_kernel.ports.CheckpointStore.save`.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
         stored until that commits, and what it raises is the caller's own. Raises SettingError for
@@ -475,11 +475,11 @@ class PostgresCheckpointStore(ClosedAtExit):
         return self._kept.database_id
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `orderchain.ports.ReceiverRecords`."""
+        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
         await self._kept.record_halt(error, at_id)
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `orderchain.ports.ReceiverRecords`."""
+        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
         self._kept.record_gap(gap)
 
     async def close(self) -> None:

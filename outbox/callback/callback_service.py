@@ -16,20 +16,20 @@ from uuid import UUID, uuid4
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     close_client,
     fetch,
     make_consumer,
     start_client,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import connecting
-from orderchain.clock import SystemClock, time_of
-from orderchain.errors import OrderchainError
-from orderchain.monitoring import counter_field, counters
-from orderchain.sql import OUTBOX_CALLBACK, load_sql
-from orderchain.text import SummedLog, printable, reason_of
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clock import SystemClock, time_of
+from chain_kernel.errors import OrderchainError
+from chain_kernel.monitoring import counter_field, counters
+from chain_kernel.sql import OUTBOX_CALLBACK, load_sql
+from chain_kernel.text import SummedLog, printable, reason_of
 from outbox.callback.config import after_ask
 from outbox.errors import BadRecord
 from outbox.message import smallest_id
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Mapping, Sequence
 
-    from orderchain.clock import Clock
-    from orderchain.monitoring import Sample
+    from chain_kernel.clock import Clock
+    from chain_kernel.monitoring import Sample
     from outbox.callback.calls import SenderCalls
     from outbox.callback.config import CallbackConfig, Reply
 
@@ -130,7 +130,7 @@ class CallbackService:
         return deepcopy(self._counters)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
         for metric in METRICS:
             yield from metric.samples(self._counters, {})
 

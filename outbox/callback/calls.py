@@ -23,8 +23,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import OrderchainError, SettingError
-from orderchain.text import reason_of
+from chain_kernel.errors import OrderchainError, SettingError
+from chain_kernel.text import reason_of
 from outbox.callback.config import Reply
 from outbox.destination import CONFIRMS_MAX, NAME_CHARS_MAX
 from outbox.http_call import ask

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-from orderchain.clients.topics import TopicDurability
-from orderchain.clock import SystemClock
-from orderchain.errors import RetryError
-from orderchain.sql import load_sql
+from chain_kernel.clients.topics import TopicDurability
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import RetryError
+from chain_kernel.sql import load_sql
 from outbox.callback.config import Reply
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
@@ -39,8 +39,8 @@ from outbox.statuses import SENDABLE, Change, sources
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from orderchain.clients.postgres import Connection, Record
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection, Record
+    from chain_kernel.clock import Clock
     from outbox.callback.config import CheckedConfig
     from outbox.sender.config import RelayConfig
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clock import step_seconds
-from orderchain.config import Config
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clock import step_seconds
+from chain_kernel.config import Config
 from outbox.destination import CONFIRMS_MAX, Name, Seconds, Topic
 
 

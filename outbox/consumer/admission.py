@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
     from outbox.consumer.attempts import Outcomes
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery, Pace

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from orderchain.clients.postgres import sqlstate_of
-from orderchain.text import SummedLog, counted, printable
+from chain_kernel.clients.postgres import sqlstate_of
+from chain_kernel.text import SummedLog, counted, printable
 from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import (
     AWAY,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
     from outbox.consumer.config import ConsumerConfig, ConsumerStats
     from outbox.consumer.confirm_loop import ConfirmSender
     from outbox.consumer.delivery import Delivery, Pace

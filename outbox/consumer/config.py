@@ -8,11 +8,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
-from orderchain.errors import SettingError
-from orderchain.monitoring import counter_field, counters
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
+from chain_kernel.monitoring import counter_field, counters
 from outbox.consumer.decisions import RetryLevels
 from outbox.consumer.delivery import TrustedSenders
 from outbox.consumer.in_hand import ConsumeStart

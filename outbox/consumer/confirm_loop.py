@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
-from orderchain.errors import OrderchainError, RetryError
-from orderchain.text import reason_of
+from chain_kernel.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.errors import OrderchainError, RetryError
+from chain_kernel.text import reason_of
 from outbox.records import Confirm, Progress, encode_confirms
 from outbox.sender.message_sender import TopicTrouble, TopicTroubles, partitions_of
 

@@ -21,14 +21,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from orderchain.clients.postgres import DRIVER_ERRORS
-from orderchain.clients.session import ClosedAtExit
-from orderchain.clients.topics import TopicDurability
-from orderchain.clock import Clock, SystemClock
-from orderchain.errors import SettingError
-from orderchain.handlers import NotAsync, check_handler, result_of
-from orderchain.text import printable, reason_of
-from orderchain.tracing import following
+from chain_kernel.clients.postgres import DRIVER_ERRORS
+from chain_kernel.clients.session import ClosedAtExit
+from chain_kernel.clients.topics import TopicDurability
+from chain_kernel.clock import Clock, SystemClock
+from chain_kernel.errors import SettingError
+from chain_kernel.handlers import NotAsync, check_handler, result_of
+from chain_kernel.text import printable, reason_of
+from chain_kernel.tracing import following
 from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
 from outbox.consumer.config import METRICS, ConsumerStats
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from random import Random
     from uuid import UUID
 
-    from orderchain.monitoring import Sample
+    from chain_kernel.monitoring import Sample
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
     from outbox.consumer.in_hand import Partition
@@ -189,7 +189,7 @@ class Consumer(ClosedAtExit):
         return deepcopy(self._counters)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
         for metric in METRICS:
             yield from metric.samples(self._counters, {"consumer": self._config.name})
 

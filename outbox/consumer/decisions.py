@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orderchain.config import Config
+from chain_kernel.config import Config
 from outbox.destination import Seconds
 
 

@@ -11,11 +11,11 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.clients.postgres import DriverUUID
-from orderchain.clock import Backoff
-from orderchain.errors import SettingError
-from orderchain.text import SummedLog, reason_of
-from orderchain.tracing import following
+from chain_kernel.clients.postgres import DriverUUID
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import SettingError
+from chain_kernel.text import SummedLog, reason_of
+from chain_kernel.tracing import following
 from outbox.errors import BadRecord
 from outbox.records import read_headers
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from random import Random
     from types import TracebackType
 
-    from orderchain.clients.kafka import ConsumerRecord
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.kafka import ConsumerRecord
+    from chain_kernel.clients.postgres import Connection
     from outbox.consumer.config import ConsumerStats
 
 

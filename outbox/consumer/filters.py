@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 from msgspec import Meta
 
-from orderchain.clock import Clock, SystemClock
-from orderchain.config import Config, mask_dsn
-from orderchain.errors import SettingError
+from chain_kernel.clock import Clock, SystemClock
+from chain_kernel.config import Config, mask_dsn
+from chain_kernel.errors import SettingError
 from outbox.consumer.decisions import Seen
 from outbox.destination import Seconds
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
 
 from msgspec import Meta
 
-from orderchain.config import Config
-from orderchain.errors import SettingError
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
-from orderchain.clients.session import Connections, Session, SessionConfig
-from orderchain.clock import ns_of, time_of
-from orderchain.errors import ConnectError, RetryError
-from orderchain.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
-from orderchain.text import counted
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
+from chain_kernel.clients.session import Connections, Session, SessionConfig
+from chain_kernel.clock import ns_of, time_of
+from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
+from chain_kernel.text import counted
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 from outbox.message import storable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from orderchain.clients.postgres import Connection, Record
+    from chain_kernel.clients.postgres import Connection, Record
     from outbox.consumer.config import ConsumerConfig
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     CommitFailedError,
     ConsumerRebalanceListener,
@@ -23,11 +23,11 @@ from orderchain.clients.kafka import (
     start_client,
     started,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
-from orderchain.clock import Backoff, time_of
-from orderchain.errors import OrderchainError, RetryError, SettingError, TopicError
-from orderchain.text import SummedLog, counted, printable, reason_of
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clock import Backoff, time_of
+from chain_kernel.errors import OrderchainError, RetryError, SettingError, TopicError
+from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
 from outbox.consumer.in_hand import (
     ConsumeProgress,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from random import Random
     from uuid import UUID
 
-    from orderchain.clients.kafka import ConsumerRecord
-    from orderchain.clock import Clock
+    from chain_kernel.clients.kafka import ConsumerRecord
+    from chain_kernel.clock import Clock
     from outbox.consumer.config import ConsumerConfig, ConsumerStats
     from outbox.consumer.delivery import Delivery, Pace
     from outbox.consumer.in_hand import KeyQueues, Partition

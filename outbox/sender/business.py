@@ -25,16 +25,16 @@ from uuid import UUID
 
 import msgspec
 
-from orderchain.clients.postgres import (
+from chain_kernel.clients.postgres import (
     DRIVER_ERRORS,
     UNIQUE_VIOLATION,
     fetch_of_owner,
     schema_refusal,
     sqlstate_of,
 )
-from orderchain.clients.session import is_durable, watch_for_cancelled_waits
-from orderchain.errors import SettingError
-from orderchain.text import counted, printable, reason_of
+from chain_kernel.clients.session import is_durable, watch_for_cancelled_waits
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted, printable, reason_of
 from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import (
@@ -51,7 +51,7 @@ from outbox.session import SYNCHRONOUS, columns
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
-    from orderchain.clients.postgres import Connection, Record
+    from chain_kernel.clients.postgres import Connection, Record
     from outbox.sender.config import RelayStats
     from outbox.sender.store import RelayStore
 

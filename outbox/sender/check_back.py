@@ -17,19 +17,19 @@ from uuid import UUID, uuid4
 
 from msgspec import Meta, Struct
 
-from orderchain.clients.postgres import (
+from chain_kernel.clients.postgres import (
     DRIVER_ERRORS,
     QUERY_CANCELED,
     UNIQUE_VIOLATION,
     fetch_of_owner,
     sqlstate_of,
 )
-from orderchain.clients.session import watch_for_cancelled_waits
-from orderchain.clock import SystemClock, time_of
-from orderchain.config import Config
-from orderchain.errors import OrderchainError, RefusedError, SettingError
-from orderchain.sql import load_sql
-from orderchain.text import printable, reason_of
+from chain_kernel.clients.session import watch_for_cancelled_waits
+from chain_kernel.clock import SystemClock, time_of
+from chain_kernel.config import Config
+from chain_kernel.errors import OrderchainError, RefusedError, SettingError
+from chain_kernel.sql import load_sql
+from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
@@ -39,8 +39,8 @@ from outbox.statuses import Change, Status, sources
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
     from outbox.sender.config import RelayConfig
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.config import Config
-from orderchain.errors import SettingError
-from orderchain.monitoring import Metric, counter_field, counters
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
+from chain_kernel.monitoring import Metric, counter_field, counters
 from outbox.destination import Name, Seconds
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from orderchain.clock import step_seconds
-from orderchain.config import Config
-from orderchain.errors import SettingError
-from orderchain.text import counted
+from chain_kernel.clock import step_seconds
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from outbox.destination import Seconds
 from outbox.statuses import Change, Status
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaProducer,
     InvalidTopicError,
     MessageSizeTooLargeError,
@@ -32,16 +32,16 @@ from orderchain.clients.kafka import (
     make_producer,
     start_client,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import (
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import (
     DRIVER_ERRORS,
     connecting,
     is_broker_there,
     lasting_refusal,
 )
-from orderchain.clock import Backoff
-from orderchain.errors import OrderchainError, RetryError
-from orderchain.text import printable
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import OrderchainError, RetryError
+from chain_kernel.text import printable
 from outbox.message import Message
 from outbox.records import Headers, MacMaker, common_headers, record_headers, token_of
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from random import Random
     from uuid import UUID
 
-    from orderchain.clients.kafka import BatchBuilder
+    from chain_kernel.clients.kafka import BatchBuilder
     from outbox.destination import Destination
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from orderchain.text import SummedLog, counted, printable
+from chain_kernel.text import SummedLog, counted, printable
 from outbox.message import Message
 from outbox.sender.message_sender import TopicTrouble
 

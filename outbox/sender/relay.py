@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from orderchain.clients.topics import TopicDurability
-from orderchain.clock import SystemClock
-from orderchain.errors import OrderchainError
-from orderchain.text import reason_of
+from chain_kernel.clients.topics import TopicDurability
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import OrderchainError
+from chain_kernel.text import reason_of
 from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
-    from orderchain.clients.kafka_config import KafkaConfig
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
-    from orderchain.monitoring import Sample
+    from chain_kernel.clients.kafka_config import KafkaConfig
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
+    from chain_kernel.monitoring import Sample
     from outbox.destination import Destination
     from outbox.sender.config import RelayConfig
     from outbox.sender.message_sender import Sent
@@ -160,7 +160,7 @@ class Relay(ServiceOfParts):
         return replace(deepcopy(self.counters), broker_away=self._parcel_sender.times_away)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`.
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`.
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called.
         """

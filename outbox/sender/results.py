@@ -15,17 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     close_client,
     fetch,
     make_consumer,
     start_client,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import connecting
-from orderchain.clients.postgres import DriverUUID
-from orderchain.text import SummedLog, printable, reason_of
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.postgres import DriverUUID
+from chain_kernel.text import SummedLog, printable, reason_of
 from outbox.errors import BadRecord
 from outbox.parts import endless
 from outbox.records import APPLIED, decode_confirms, is_proven
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from uuid import UUID
 
-    from orderchain.clients.kafka import ConsumerRecord
+    from chain_kernel.clients.kafka import ConsumerRecord
     from outbox.destination import Destination
     from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats

@@ -14,10 +14,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from orderchain.clock import time_of
-from orderchain.errors import SettingError
-from orderchain.sql import load_sql
-from orderchain.text import reason_of
+from chain_kernel.clock import time_of
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import load_sql
+from chain_kernel.text import reason_of
 from outbox.destination import OPEN_SECONDS_MAX, Destination
 from outbox.errors import MessageError
 from outbox.message import Message, check_message
@@ -28,7 +28,7 @@ from outbox.statuses import SENDABLE, Change, sources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from orderchain.clients.postgres import Connection, Record
+    from chain_kernel.clients.postgres import Connection, Record
     from outbox.records import Progress
     from outbox.sender.config import RelayConfig
     from outbox.sender.parcel_sender import Share

@@ -18,8 +18,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from orderchain.errors import RetryError, SettingError
-from orderchain.text import counted, printable, reason_of
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.text import counted, printable, reason_of
 from outbox.sender.due_decisions import (
     DueDelivery,
     ResendDecision,

@@ -20,15 +20,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orderchain.clients.kafka import close_client, make_admin, start_client
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import connecting
-from orderchain.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
-from orderchain.clients.topics import create_topic
-from orderchain.clock import SystemClock, time_of
-from orderchain.errors import RetryError, SettingError
-from orderchain.sql import OUTBOX_OPERATOR
-from orderchain.text import counted
+from chain_kernel.clients.kafka import close_client, make_admin, start_client
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
+from chain_kernel.clients.topics import create_topic
+from chain_kernel.clock import SystemClock, time_of
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.sql import OUTBOX_OPERATOR
+from chain_kernel.text import counted
 from outbox.destination import Destination, changed_destination
 from outbox.errors import DestinationMissing
 from outbox.sender.config import RelayStats
@@ -39,8 +39,8 @@ from outbox.statuses import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
     from outbox.sender.config import KeepConfig, RetentionConfig
 
 

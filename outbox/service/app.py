@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     ConnectError,
     DurabilityError,
     OrderchainError,
@@ -26,8 +26,8 @@ from orderchain.errors import (
     RetryError,
     SchemaError,
 )
-from orderchain.monitoring import Metric, metrics_of
-from orderchain.text import printable, reason_of
+from chain_kernel.monitoring import Metric, metrics_of
+from chain_kernel.text import printable, reason_of
 from outbox.destination import NAME_CHARS_MAX, is_plain
 from outbox.message import Message
 from outbox.service.config import Room, TokenBucket
@@ -55,8 +55,8 @@ from outbox.statuses import Change, Status
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from orderchain.clock import Clock
-    from orderchain.monitoring import Sample
+    from chain_kernel.clock import Clock
+    from chain_kernel.monitoring import Sample
     from outbox.acts import Unfinished
     from outbox.service.config import Client, Clients, ServiceConfig
     from outbox.service.message_api import MessageApi

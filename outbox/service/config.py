@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.config import Config
-from orderchain.errors import SettingError
-from orderchain.files import open_regular
+from chain_kernel.config import Config
+from chain_kernel.errors import SettingError
+from chain_kernel.files import open_regular
 from outbox.destination import Name, is_plain
 from outbox.http_call import check_url
 from outbox.sender.check_back import CheckingConfig

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from orderchain.errors import RetryError
+from chain_kernel.errors import RetryError
 from outbox.destination import (
     HEADER_NAME_CHARS_MAX,
     HEADERS_MAX,

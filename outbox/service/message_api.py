@@ -15,8 +15,8 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from orderchain.clock import time_of
-from orderchain.sql import load_sql
+from chain_kernel.clock import time_of
+from chain_kernel.sql import load_sql
 from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, draw_message_ids, made_at
@@ -30,9 +30,9 @@ from outbox.statuses import Change, Status
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.clock import Clock
-    from orderchain.errors import RefusedError
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.clock import Clock
+    from chain_kernel.errors import RefusedError
     from outbox.sender.check_back import MessageState
     from outbox.sender.config import RelayConfig
     from outbox.sender.store import ConfirmOutcome

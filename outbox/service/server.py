@@ -20,11 +20,11 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from orderchain.clients.http_server import HttpLimits, connections_max
-from orderchain.clients.http_thread import Glance, ServerThread
-from orderchain.clock import SystemClock
-from orderchain.errors import ConnectError, SettingError
-from orderchain.text import reason_of
+from chain_kernel.clients.http_server import HttpLimits, connections_max
+from chain_kernel.clients.http_thread import Glance, ServerThread
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import ConnectError, SettingError
+from chain_kernel.text import reason_of
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.destination import NAME_CHARS_MAX
@@ -40,8 +40,8 @@ from outbox.service.message_api import MessageApi
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from orderchain.clock import Clock
-    from orderchain.monitoring import Sample
+    from chain_kernel.clock import Clock
+    from chain_kernel.monitoring import Sample
     from outbox.callback.config import CallbackConfig
     from outbox.sender.sweep import ConsumerLog
     from outbox.service.config import Client, Clients, ServiceConfig

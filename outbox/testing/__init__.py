@@ -5,7 +5,7 @@ database, broker and relay are stand-ins that decide by the same cores. `docs/
 choosing-a-delivery-mode.md` shows a test, and says what they cannot replace.
 """
 
-from orderchain.testing.memory_sql import MemoryConnection
+from chain_kernel.testing.memory_sql import MemoryConnection
 from outbox.testing.faults import Awkwardness
 from outbox.testing.memory_outbox import MemoryOutbox, NotWorkedOff
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
 
-from orderchain.testing.memory_sql import AFTER_COMMIT, BEFORE_COMMIT
-from orderchain.testing.virtual_loop import stand_still
+from chain_kernel.testing.memory_sql import AFTER_COMMIT, BEFORE_COMMIT
+from chain_kernel.testing.virtual_loop import stand_still
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
     from random import Random
     from uuid import UUID
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.testing.memory_sql import MemoryConnection
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.testing.memory_sql import MemoryConnection
     from outbox.consumer.delivery import Attempt, Delivery
 
 

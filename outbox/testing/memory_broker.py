@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
-from orderchain.clients.kafka import TopicPartition
-from orderchain.errors import RetryError
-from orderchain.testing.virtual_loop import alive, is_killed
+from chain_kernel.clients.kafka import TopicPartition
+from chain_kernel.errors import RetryError
+from chain_kernel.testing.virtual_loop import alive, is_killed
 from outbox.consumer.confirm_loop import RECORD_PARTITIONS_MAX, ConfirmSender
 from outbox.consumer.in_hand import PartitionEnds, StartFrom, begin_offset, chosen_offset
 from outbox.consumer.record_source import DestinationRecords
@@ -20,7 +20,7 @@ from outbox.records import encode_confirms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from orderchain.clients.kafka import ConsumerRecord
+    from chain_kernel.clients.kafka import ConsumerRecord
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.in_hand import ConsumeStart, Partition
     from outbox.records import Confirm, Progress

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from orderchain.clock import time_of
-from orderchain.handlers import result_of
-from orderchain.testing.virtual_loop import virtual_clock
+from chain_kernel.clock import time_of
+from chain_kernel.handlers import result_of
+from chain_kernel.testing.virtual_loop import virtual_clock
 from outbox.acts import DeadLetter
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import StoredDelivery
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
-    from orderchain.clients.postgres import Connection
-    from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase, SqlTransaction
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase, SqlTransaction
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Attempt, Delivery
     from outbox.testing.faults import CrashPlan

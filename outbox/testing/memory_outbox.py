@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
-from orderchain.errors import OrderchainError, SettingError
-from orderchain.handlers import check_handler
-from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase
-from orderchain.testing.virtual_loop import Process, VirtualLoop
+from chain_kernel.errors import OrderchainError, SettingError
+from chain_kernel.handlers import check_handler
+from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase
+from chain_kernel.testing.virtual_loop import Process, VirtualLoop
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
 from outbox.sender.check_back import CHECK, DECIDE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
-    from orderchain.testing.memory_sql import AnswerTo
+    from chain_kernel.testing.memory_sql import AnswerTo
     from outbox.acts import DeadLetter
     from outbox.consumer.consumer import Consumer
     from outbox.destination import Destination

@@ -15,10 +15,10 @@ from uuid import UUID
 
 import msgspec
 
-from orderchain.clock import time_of
-from orderchain.errors import OrderchainError, RetryError, SettingError
-from orderchain.testing.memory_sql import stored_already
-from orderchain.testing.virtual_loop import virtual_clock
+from chain_kernel.clock import time_of
+from chain_kernel.errors import OrderchainError, RetryError, SettingError
+from chain_kernel.testing.memory_sql import stored_already
+from chain_kernel.testing.virtual_loop import virtual_clock
 from outbox.destination import OPEN_SECONDS_MAX
 from outbox.errors import MessageError
 from outbox.message import Message, smallest_id
@@ -53,7 +53,7 @@ from outbox.statuses import FINAL, SENDABLE, Change, Status, after
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from orderchain.testing.memory_sql import MemoryConnection, SqlDatabase
+    from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase
     from outbox.destination import Destination
     from outbox.records import Confirm
     from outbox.sender.due_decisions import PublishedPlace

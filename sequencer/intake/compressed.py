@@ -14,8 +14,8 @@ import stat
 import zlib
 from typing import TYPE_CHECKING, Final, Protocol
 
-from orderchain.errors import InputError
-from orderchain.text import reason_of
+from chain_kernel.errors import InputError
+from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

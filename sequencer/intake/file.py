@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from orderchain.errors import InputError
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.model import IntakeMark
-from orderchain.text import counted
+from chain_kernel.errors import InputError
+from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.model import IntakeMark
+from chain_kernel.text import counted
 from sequencer.intake.compressed import FileStream, content_name
 from sequencer.intake.rows import TEXT, CsvRows, JsonRows, is_text, shortened
 from sequencer.order import Order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
@@ -15,15 +15,15 @@ from orderchain.clients.kafka import (
     start_client,
     started,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
-from orderchain.clients.topics import describe_topic
-from orderchain.errors import RetryError, TopicError
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clients.topics import describe_topic
+from chain_kernel.errors import RetryError, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orderchain.ports import SourceRecord
+    from chain_kernel.ports import SourceRecord
     from sequencer.config import TopicIntakeConfig
 
 
@@ -46,7 +46,7 @@ async def check_intake_topic(config: TopicIntakeConfig) -> None:
 
 
 class TopicReader:
-    """Implements `orderchain.ports.RecordSource` over aiokafka.
+    """Implements `chain_kernel.ports.RecordSource` over aiokafka.
 
     After any error of the client all partitions are read again from the caller's places: when one
     partition fails, the client has already moved past records of others that it never returned.
@@ -69,7 +69,7 @@ class TopicReader:
             await self._check_topic()
 
     async def open(self) -> dict[int, tuple[int, int]]:
-        """Connect and check the topic; see `orderchain.ports.RecordSource.open`."""
+        """Connect and check the topic; see `chain_kernel.ports.RecordSource.open`."""
         await self.close()
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
@@ -84,7 +84,7 @@ class TopicReader:
         return {at.partition: (first[at], end[at]) for at in self._partitions}
 
     async def seek(self, offsets: Mapping[int, int]) -> None:
-        """Go to `offsets`; see `orderchain.ports.RecordSource.seek`."""
+        """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""
         consumer = self._running()
         self._offsets = {at: offsets[at.partition] for at in self._partitions}
         # Not before: the client would look for the offset of a group, and fail.
@@ -95,7 +95,7 @@ class TopicReader:
     async def records(
         self, at_most: int, timeout_seconds: float
     ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
-        """Return the next records; see `orderchain.ports.RecordSource.records`."""
+        """Return the next records; see `chain_kernel.ports.RecordSource.records`."""
         consumer = self._running()
         # If the topic was deleted or grew, the caller decides where to continue.
         found = consumer.partitions_for_topic(self._config.topic)
@@ -111,7 +111,7 @@ class TopicReader:
         return moved
 
     async def close(self) -> None:
-        """Close the client; see `orderchain.ports.RecordSource.close`."""
+        """Close the client; see `chain_kernel.ports.RecordSource.close`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, _CLOSE_SECONDS)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from orderchain.errors import InputError
-from orderchain.text import reason_of
+from chain_kernel.errors import InputError
+from chain_kernel.text import reason_of
 from sequencer.intake.compressed import ROW_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from orderchain.clock import Backoff
-from orderchain.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
-from orderchain.model import SEPARATOR, IntakeMark
-from orderchain.monitoring import Metric
-from orderchain.text import SummedLog, counted
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
+from chain_kernel.model import SEPARATOR, IntakeMark
+from chain_kernel.monitoring import Metric
+from chain_kernel.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order
 from sequencer.submission import Refusal
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from random import Random
 
-    from orderchain.monitoring import Sample
-    from orderchain.ports import RecordSource, SourceRecord
+    from chain_kernel.monitoring import Sample
+    from chain_kernel.ports import RecordSource, SourceRecord
     from sequencer.config import TopicIntakeConfig
     from sequencer.order import Ack
     from sequencer.service import Sequencer
@@ -241,7 +241,7 @@ class TopicIntake:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `orderchain.monitoring`."""
+        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {"topic": self._config.topic})

@@ -7,15 +7,15 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from orderchain.errors import ConnectError, OrderchainError, RetryError, RowsMissing
+from chain_kernel.errors import ConnectError, OrderchainError, RetryError, RowsMissing
 from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory, merge_pieces, piece_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from orderchain.model import ClientNumber, Event, KeyPage, Term
-    from orderchain.ports import KeyStore
-    from orderchain.seal import Batch
+    from chain_kernel.model import ClientNumber, Event, KeyPage, Term
+    from chain_kernel.ports import KeyStore
+    from chain_kernel.seal import Batch
 
 
 _log = logging.getLogger(__name__)

@@ -26,15 +26,15 @@ import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from orderchain.limits import ID_MAX
-from orderchain.model import SEPARATOR, ClientNumber, KeyPage, split_client_key
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import SEPARATOR, ClientNumber, KeyPage, split_client_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from orderchain.seal import Batch
+    from chain_kernel.seal import Batch
     from sequencer.order import OrderColumns
 
     Hashes = NDArray[np.uint64]

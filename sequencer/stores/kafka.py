@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     AIOKafkaProducer,
     TopicPartition,
@@ -18,13 +18,13 @@ from orderchain.clients.kafka import (
     start_client,
     started,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
-from orderchain.clients.topics import TopicDescription, describe_topic, durability_warning
-from orderchain.errors import OrderchainError, RetryError, TopicError
-from orderchain.frame import topic_refusal
-from orderchain.text import reason_of
-from orderchain.tracing import TRACEPARENT
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.clients.topics import TopicDescription, describe_topic, durability_warning
+from chain_kernel.errors import OrderchainError, RetryError, TopicError
+from chain_kernel.frame import topic_refusal
+from chain_kernel.text import reason_of
+from chain_kernel.tracing import TRACEPARENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class KafkaFrameSink:
-    """A producer of one partition, discarded after any error; see `orderchain.ports.FrameSink`.
+    """A producer of one partition, discarded after any error; see `chain_kernel.ports.FrameSink`.
 
     It is deliberately not idempotent: repeats are harmless here, and an idempotent producer of this
     library refuses every later send on the partition after one failure (aiokafka issue 1017).
@@ -66,7 +66,7 @@ class KafkaFrameSink:
         self.frame_bytes_max = config.frame_bytes_max
 
     async def start(self, topic: str, partition: int) -> None:
-        """Connect and check the topic; see `orderchain.ports.FrameSink.start`."""
+        """Connect and check the topic; see `chain_kernel.ports.FrameSink.start`."""
         self._topic, self._partition = topic, partition
         try:
             await self._open(self._config.connect_seconds)
@@ -75,7 +75,7 @@ class KafkaFrameSink:
             raise
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
-        """Read the end of the topic; see `orderchain.ports.FrameSink.last_records`."""
+        """Read the end of the topic; see `chain_kernel.ports.FrameSink.last_records`."""
         try:
             async with (
                 connecting(self._kafka, self._config.connect_seconds, doing=f"read topic {topic}"),
@@ -86,7 +86,7 @@ class KafkaFrameSink:
             raise RetryError(reason_of(error)) from error
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
-        """Send and wait for the broker; see `orderchain.ports.FrameSink.send`."""
+        """Send and wait for the broker; see `chain_kernel.ports.FrameSink.send`."""
         seconds = self._config.publish_seconds
         try:
             # To open has a time of its own, which leaves some to find out why it failed.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orderchain.errors import RetryError
-from orderchain.model import ClientNumber, Event, KeyPage
-from orderchain.sql import load_sql
+from chain_kernel.errors import RetryError
+from chain_kernel.model import ClientNumber, Event, KeyPage
+from chain_kernel.sql import load_sql
 from sequencer.stores.session import side_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.clients.postgres import Record
+    from chain_kernel.clients.postgres import Record
     from sequencer.config import SequencerConfig
 
 
@@ -20,7 +20,7 @@ _SQL: Final = load_sql("sequencer", "queries.sql")
 
 
 class PostgresKeyStore:
-    """The pages of keys in the database; see `orderchain.ports.KeyStore`."""
+    """The pages of keys in the database; see `chain_kernel.ports.KeyStore`."""
 
     def __init__(self, config: SequencerConfig) -> None:
         self._chain_id = config.chain_id
@@ -28,31 +28,31 @@ class PostgresKeyStore:
         self._session = side_session(config, "keys", synchronous_commit="off")
 
     async def rows(self, ids: Sequence[int]) -> list[Event]:
-        """Return rows by id; see `orderchain.ports.KeyStore.rows`."""
+        """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
         return [Event(*row) for row in await self._fetch("rows_by_id", list(ids))]
 
     async def outline(self) -> list[tuple[int, int, int]]:
-        """Return which pages there are; see `orderchain.ports.KeyStore.outline`."""
+        """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
         return [(row[0], row[1], row[2]) for row in await self._fetch("key_outline")]
 
     async def page(self, after_id: int) -> KeyPage:
-        """Return one page; see `orderchain.ports.KeyStore.page`."""
+        """Return one page; see `chain_kernel.ports.KeyStore.page`."""
         rows = await self._fetch("key_page", after_id)
         if not rows:
             raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
         return KeyPage(**rows[0])
 
     async def clients(self) -> list[ClientNumber]:
-        """Return all clients; see `orderchain.ports.KeyStore.clients`."""
+        """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
         return [ClientNumber(*row) for row in await self._fetch("clients")]
 
     async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
-        """Return the next keys; see `orderchain.ports.KeyStore.keys`."""
+        """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
         rows = await self._fetch("keys_after", after_id, until_id, at_most)
         return [(row[0], row[1]) for row in rows]
 
     async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
-        """Store a page with its clients; see `orderchain.ports.KeyStore.save`."""
+        """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
         async with self._session.transaction() as connection:
             await connection.execute(
                 _SQL["save_key_page"],
@@ -73,11 +73,11 @@ class PostgresKeyStore:
             )
 
     async def forget(self, until_id: int) -> None:
-        """Drop old pages; see `orderchain.ports.KeyStore.forget`."""
+        """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
         await self._fetch("forget_key_pages", until_id)
 
     async def close(self) -> None:
-        """Close the connection; see `orderchain.ports.KeyStore.close`."""
+        """Close the connection; see `chain_kernel.ports.KeyStore.close`."""
         await self._session.close()
 
     async def _fetch(self, name: str, *values: object) -> list[Record]:

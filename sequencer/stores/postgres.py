@@ -14,9 +14,9 @@ from secrets import randbelow
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from orderchain.clients.postgres import DRIVER_ERRORS, sqlstate_of
-from orderchain.clock import SystemClock, ns_of, time_of
-from orderchain.errors import (
+from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
+from chain_kernel.clock import SystemClock, ns_of, time_of
+from chain_kernel.errors import (
     ChainMissing,
     Fenced,
     IntakeMoved,
@@ -24,25 +24,25 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
-from orderchain.frame import FRAME_KEY_BYTES, NONCE_BYTES
-from orderchain.model import (
+from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
+from chain_kernel.model import (
     TERM_SPREAD_IDS,
     Event,
     IntakeMark,
     LeaseSight,
     Term,
 )
-from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, SEAL_BYTES, Batch, event_pages
-from orderchain.sql import load_sql
+from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, SEAL_BYTES, Batch, event_pages
+from chain_kernel.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from uuid import UUID
 
-    from orderchain.clients.pipeline import Pipeline
-    from orderchain.clients.postgres import Connection, Record
-    from orderchain.clock import Clock
+    from chain_kernel.clients.pipeline import Pipeline
+    from chain_kernel.clients.postgres import Connection, Record
+    from chain_kernel.clock import Clock
     from sequencer.config import SequencerConfig
 
 
@@ -292,7 +292,7 @@ class Commit:
     def follow(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit | None:
-        """Send another one after this; see `orderchain.ports.PendingCommit.follow`."""
+        """Send another one after this; see `chain_kernel.ports.PendingCommit.follow`."""
         session = self._store.session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
@@ -304,7 +304,7 @@ class Commit:
         return work
 
     async def outcome(self) -> None:
-        """Wait for the end; see `orderchain.ports.PendingCommit.outcome`."""
+        """Wait for the end; see `chain_kernel.ports.PendingCommit.outcome`."""
         session = self._store.session
         if not self._holds_lock:
             await session.lock.acquire()
@@ -400,7 +400,7 @@ def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[obj
 
 
 class PostgresChainStore:
-    """The primary, for one chain, over one direct connection; see `orderchain.ports.ChainStore`.
+    """The primary, for one chain, over one direct connection; see `chain_kernel.ports.ChainStore`.
 
     After an error in a commit the connection is gone, and `take_over_again` makes a new one: only
     the epoch that it raises makes the outcome of the old transaction certain.
@@ -416,7 +416,7 @@ class PostgresChainStore:
         self._extended_until = -1
 
     async def look(self) -> LeaseSight:
-        """Return who leads; see `orderchain.ports.ChainStore.look`."""
+        """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
         if not self._session.is_open:
             await self._session.open()
         row = await self._session.fetch_row("look", self._config.chain_id)
@@ -425,12 +425,12 @@ class PostgresChainStore:
         return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
-        """Raise the epoch over what was seen; see `orderchain.ports.ChainStore.take_over`."""
+        """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
         await self.look()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
-        """Raise our own epoch; see `orderchain.ports.ChainStore.take_over_again`."""
+        """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
         await self.close()
         self._term = None  # nothing may be done under it on the new connection
         sight = await self.look()
@@ -458,7 +458,7 @@ class PostgresChainStore:
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit:
-        """Send the commit of `batch`; see `orderchain.ports.ChainStore.begin`."""
+        """Send the commit of `batch`; see `chain_kernel.ports.ChainStore.begin`."""
         work = self.commit_of(batch, published_id=published_id, intake=intake)
         await work.send()
         return work
@@ -474,7 +474,7 @@ class PostgresChainStore:
         return batch.last_id < self._extended_until
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store only intake marks; see `orderchain.ports.ChainStore.move_intake`."""
+        """Store only intake marks; see `chain_kernel.ports.ChainStore.move_intake`."""
         async with self._session.lock:
             term = self._leading()
             try:
@@ -492,7 +492,7 @@ class PostgresChainStore:
                 raise
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Return whether `batch` is in the chain; see `orderchain.ports.ChainStore`."""
+        """Return whether `batch` is in the chain; see `chain_kernel.ports.ChainStore`."""
         if not self._session.is_open:
             # Another leader was faster than our take-over: any reader may see the outcome of our
             # batch. A commit that follows on this session must meet the fence, so the session is
@@ -507,7 +507,7 @@ class PostgresChainStore:
         return True
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record a range that is not published; see `orderchain.ports.ChainStore`."""
+        """Record a range that is not published; see `chain_kernel.ports.ChainStore`."""
         async with self._session.lock:
             # Not before: a take-over again may hold the lock.
             term = self._leading()
@@ -516,20 +516,20 @@ class PostgresChainStore:
                 raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
-        """Count the rows after `after_id`; see `orderchain.ports.ChainStore.rows_after`."""
+        """Count the rows after `after_id`; see `chain_kernel.ports.ChainStore.rows_after`."""
         term = self._leading()
         row = await self._session.fetch_row("rows_after", term.chain_id, after_id, at_most)
         return int(row[0]) if row else 0
 
     async def batches(self, after_id: int) -> AsyncIterator[Batch]:
-        """Yield the batches after `after_id`; see `orderchain.ports.ChainStore.batches`."""
+        """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
         term = self._leading()
         while row := await self._session.fetch_row("next_batch", term.chain_id, after_id):
             yield await self._read_batch(term.chain_id, row)
             after_id = row["last_id"]
 
     async def intake(self, source: str) -> IntakeMark | None:
-        """Return how far `source` was read; see `orderchain.ports.ChainStore.intake`."""
+        """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
         row = await self._session.fetch_row("intake", self._config.chain_id, source)
         if row is None:
             return None

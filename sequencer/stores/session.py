@@ -17,10 +17,10 @@ from uuid import UUID
 
 from msgspec import structs
 
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.pipeline import Pipeline
-from orderchain.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
-from orderchain.clients.session import (
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.pipeline import Pipeline
+from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
+from chain_kernel.clients.session import (
     Session,
     SessionConfig,
     SyncWaitCancelled,
@@ -28,15 +28,15 @@ from orderchain.clients.session import (
     listen_for_cancelled_waits,
     open_connection,
 )
-from orderchain.errors import RetryError, SchemaError
-from orderchain.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
+from chain_kernel.errors import RetryError, SchemaError
+from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from orderchain.clients.postgres import Connection, Record
-    from orderchain.clock import Clock
+    from chain_kernel.clients.postgres import Connection, Record
+    from chain_kernel.clock import Clock
     from sequencer.config import SequencerConfig
 
 

@@ -10,19 +10,19 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from orderchain.frame import FrameHeader, encode_frame
-from orderchain.model import ChainHead, Event, FrameTerm, Mark
-from orderchain.seal import genesis_seal
-from orderchain.testing.memory_chain import heartbeat_header, sealed, slices_of
-from orderchain.testing.memory_receiver import head_of, mark_at
+from chain_kernel.frame import FrameHeader, encode_frame
+from chain_kernel.model import ChainHead, Event, FrameTerm, Mark
+from chain_kernel.seal import genesis_seal
+from chain_kernel.testing.memory_chain import heartbeat_header, sealed, slices_of
+from chain_kernel.testing.memory_receiver import head_of, mark_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from chain_kernel.model import Run
+    from chain_kernel.seal import Batch
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import FrameDecision
-    from orderchain.model import Run
-    from orderchain.seal import Batch
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")

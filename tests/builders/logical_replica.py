@@ -18,8 +18,8 @@ from tests.deadlines import deadline
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from chain_kernel.clients.postgres import Connection
     from local_stack import PostgresServer
-    from orderchain.clients.postgres import Connection
 
 _PUBLISHED = "CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)"
 _FOLLOWED = """

@@ -17,6 +17,23 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
+from chain_kernel.testing.memory_receiver import (
+    MemoryCheckpointStore,
+    MemoryGapSource,
+    MemoryTransaction,
+)
+from chain_kernel.testing.memory_sql import SqlDatabase
+from chain_kernel.testing.memory_store import (
+    MemoryChainStore,
+    MemoryDatabase,
+    MemoryKeyStore,
+    MemoryLease,
+)
+from chain_kernel.testing.wire import Dial, Wire, WiredServer
+from chain_kernel.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -24,23 +41,6 @@ from matcher_receiver import (
     KafkaSourceConfig,
     PostgresCheckpointStore,
 )
-from orderchain.seal import genesis_seal
-from orderchain.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
-from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
-from orderchain.testing.memory_receiver import (
-    MemoryCheckpointStore,
-    MemoryGapSource,
-    MemoryTransaction,
-)
-from orderchain.testing.memory_sql import SqlDatabase
-from orderchain.testing.memory_store import (
-    MemoryChainStore,
-    MemoryDatabase,
-    MemoryKeyStore,
-    MemoryLease,
-)
-from orderchain.testing.wire import Dial, Wire, WiredServer
-from orderchain.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
@@ -50,8 +50,7 @@ from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from local_stack import KafkaServer
-    from orderchain.ports import (
+    from chain_kernel.ports import (
         ChainStore,
         CheckpointStore,
         FrameSource,
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
         KeyStore,
         Lease,
     )
+    from local_stack import KafkaServer
 
 OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     ChainMissing,
     Fenced,
     IntakeMoved,
@@ -16,15 +16,15 @@ from orderchain.errors import (
     RetryError,
     UnknownOutcome,
 )
-from orderchain.model import IntakeMark, IntakeReject, Term
-from orderchain.seal import genesis_seal
+from chain_kernel.model import IntakeMark, IntakeReject, Term
+from chain_kernel.seal import genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.commits import commit
 
 if TYPE_CHECKING:
-    from orderchain.ports import ChainStore, PendingCommit
-    from orderchain.seal import Batch
+    from chain_kernel.ports import ChainStore, PendingCommit
+    from chain_kernel.seal import Batch
 
     from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, UntilWaiting
 

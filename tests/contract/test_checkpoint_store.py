@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import CheckpointLost, SettingError
-from orderchain.model import Mark
+from chain_kernel.errors import CheckpointLost, SettingError
+from chain_kernel.model import Mark
 
 if TYPE_CHECKING:
     from .conftest import OpenCheckpoints, OpenTransaction

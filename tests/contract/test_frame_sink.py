@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from orderchain.errors import RetryError, TopicError
-from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog
-from orderchain.testing.wired import WiredFrameSink
+from chain_kernel.errors import RetryError, TopicError
+from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
+from chain_kernel.testing.wired import WiredFrameSink
 from sequencer.config import SequencerConfig
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.builders.topics import make_topics
@@ -21,8 +21,8 @@ from .conftest import sound_wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from chain_kernel.ports import FrameSink
     from local_stack import KafkaServer
-    from orderchain.ports import FrameSink
 
 
 class MemoryPlace:

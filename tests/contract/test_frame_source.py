@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from tests.deadlines import LONG_SECONDS, deadline, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.ports import FrameSource
+    from chain_kernel.ports import FrameSource
 
     from .conftest import Publish
 

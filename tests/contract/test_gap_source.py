@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from orderchain.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
-from orderchain.model import Mark, is_linked
+from chain_kernel.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
+from chain_kernel.model import Mark, is_linked
 from sequencer.core import SequencerCore
 from tests.commits import commit
 
 from .test_chain_store import next_batch, take_over
 
 if TYPE_CHECKING:
-    from orderchain.model import Run
-    from orderchain.ports import GapSource
-    from orderchain.seal import Batch
+    from chain_kernel.model import Run
+    from chain_kernel.ports import GapSource
+    from chain_kernel.seal import Batch
 
     from .conftest import ChangeRow, OpenGaps, OpenStore
 

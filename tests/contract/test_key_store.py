@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import RetryError
-from orderchain.model import ClientNumber, KeyPage
+from chain_kernel.errors import RetryError
+from chain_kernel.model import ClientNumber, KeyPage
 from tests.commits import commit
 
 from .test_chain_store import next_batch, take_over

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.errors import RetryError, SettingError
 from local_stack.postgres import SUPERUSER
-from orderchain.errors import RetryError, SettingError
 from outbox import (
     DestinationMissing,
     Message,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.seal import genesis_seal
-from orderchain.sql import SEQUENCER_WRITER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics
 

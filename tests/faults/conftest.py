@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from chain_kernel.sql import LOGIN_ROLES, schema_sql
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.sql import LOGIN_ROLES, schema_sql
 
 from .brokers import Brokers, brokers_in
 from .chains import create_chain

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import msgspec
 
-from orderchain.frame import FrameHeader, decode_body, decode_header, is_signed
-from orderchain.model import Event
-from orderchain.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_seal, next_seal
+from chain_kernel.frame import FrameHeader, decode_body, decode_header, is_signed
+from chain_kernel.model import Event
+from chain_kernel.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_seal, next_seal
 from sequencer import SequencerConfig
 from tests.builders.topics import records_of
 from tests.stored_pages import LET_TAMPER

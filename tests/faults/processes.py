@@ -20,7 +20,7 @@ from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.model import Event
+    from chain_kernel.model import Event
 
 _ROOT = Path(__file__).parents[2]
 

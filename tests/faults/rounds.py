@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chain_kernel.clients.postgres import DRIVER_ERRORS
+from chain_kernel.errors import HaltError, OrderchainError
+from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
-from orderchain.clients.postgres import DRIVER_ERRORS
-from orderchain.errors import HaltError, OrderchainError
-from orderchain.sql import GAP_READER
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from chain_kernel.model import Event, Mark
     from local_stack import PostgresServer
-    from orderchain.model import Event, Mark
 
     from .brokers import Kafka
     from .inspector import Chain

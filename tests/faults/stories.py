@@ -12,9 +12,9 @@ import asyncpg
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from chain_kernel.sql import OWNER, SCHEMA_VERSION
 from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, Migration, Version, apply_steps, steps_to
-from orderchain.sql import OWNER, SCHEMA_VERSION
 from tests.builders.logical_replica import LogicalReplica
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time

@@ -13,11 +13,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from orderchain.clients import topics
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.errors import BrokerAway, ConnectError, RetryError
-from orderchain.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.monitoring import LagLimits
+from chain_kernel.clients import topics
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.errors import BrokerAway, ConnectError, RetryError
+from chain_kernel.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.monitoring import LagLimits
 from sequencer import (
     Order,
     Sequencer,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 import asyncpg
 import pytest
 
+from chain_kernel.errors import RetryError, UnknownOutcome
 from local_stack import process as processes
-from orderchain.errors import RetryError, UnknownOutcome
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.orders import make_orders

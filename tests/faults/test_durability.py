@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
+from chain_kernel.model import Mark
+from chain_kernel.sql import RECEIVER_WRITER
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
-from orderchain.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
-from orderchain.model import Mark
-from orderchain.sql import RECEIVER_WRITER
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics

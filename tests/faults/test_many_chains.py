@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, schema_sql
 from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.seal import genesis_seal
-from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, schema_sql
 from sequencer import open_sequencer
 from tests.builders.orders import make_orders
 from tests.command_call import call_here

@@ -18,14 +18,14 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import ForkFound, PrimaryBehind
+from chain_kernel.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from gapfill import GapReader, GapReaderConfig
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
-from orderchain.clock import SystemClock
-from orderchain.errors import ForkFound, PrimaryBehind
-from orderchain.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.deadlines import deadline
 from tests.lanes import at_night
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from chain_kernel.model import Event, Mark
     from local_stack import KafkaServer
-    from orderchain.model import Event, Mark
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000

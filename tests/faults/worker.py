@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.errors import OrderchainError, RefusedError
+from chain_kernel.errors import OrderchainError, RefusedError
 from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 
 if TYPE_CHECKING:

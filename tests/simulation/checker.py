@@ -9,20 +9,20 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from orderchain.errors import FrameError
-from orderchain.frame import decode_body, decode_header
-from orderchain.model import is_linked, split_client_key
-from orderchain.seal import genesis_seal, next_seal
-from orderchain.testing.memory_log import MemoryLog
-from orderchain.testing.memory_store import CommittedChain
+from chain_kernel.errors import FrameError
+from chain_kernel.frame import decode_body, decode_header
+from chain_kernel.model import is_linked, split_client_key
+from chain_kernel.seal import genesis_seal, next_seal
+from chain_kernel.testing.memory_log import MemoryLog
+from chain_kernel.testing.memory_store import CommittedChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-    from orderchain.errors import KeyTooOld
-    from orderchain.model import Event, FrameTerm, IntakeMark, Run
-    from orderchain.seal import Batch
+    from chain_kernel.errors import KeyTooOld
+    from chain_kernel.model import Event, FrameTerm, IntakeMark, Run
+    from chain_kernel.seal import Batch
     from sequencer.order import Ack
 
 

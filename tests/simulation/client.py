@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     KeyConflict,
     KeyTooOld,
     OrderchainError,
@@ -13,7 +13,7 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.model import client_key
+from chain_kernel.model import client_key
 from sequencer import Order
 
 from .hosts import RECOVER_SECONDS

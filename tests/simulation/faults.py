@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.errors import FrameError
-from orderchain.frame import decode_header, encode_frame
-from orderchain.model import Event
-from orderchain.seal import SEAL_BYTES
-from orderchain.testing.memory_log import MemoryLog
+from chain_kernel.errors import FrameError
+from chain_kernel.frame import decode_header, encode_frame
+from chain_kernel.model import Event
+from chain_kernel.seal import SEAL_BYTES
+from chain_kernel.testing.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from orderchain.errors import RetryError
-from orderchain.seal import event_pages
-from orderchain.sql import SCHEMA_VERSION, load_sql
-from orderchain.testing.memory_receiver import (
+from chain_kernel.errors import RetryError
+from chain_kernel.seal import event_pages
+from chain_kernel.sql import SCHEMA_VERSION, load_sql
+from chain_kernel.testing.memory_receiver import (
     head_of,
     mark_at,
     rows_ahead,
     rows_between,
     seal_at,
 )
-from orderchain.testing.wire import WireBroken
+from chain_kernel.testing.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orderchain.model import Event
-    from orderchain.testing.memory_receiver import StoredChain
-    from orderchain.testing.wire import Wire
+    from chain_kernel.model import Event
+    from chain_kernel.testing.memory_receiver import StoredChain
+    from chain_kernel.testing.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
@@ -32,7 +32,7 @@ _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "com
 
 
 class MemoryReadConnection:
-    """Stands in for the reader's `orderchain.clients.session.Session`: one statement at a time."""
+    """Stands in for the reader's `clients.session.Session`: one statement at a time."""
 
     def __init__(self, see: Callable[[], StoredChain], *, is_standby: bool, wire: Wire) -> None:
         self._see = see

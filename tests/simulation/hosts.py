@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     ClockError,
     ConnectError,
     HaltError,
@@ -17,8 +17,8 @@ from orderchain.errors import (
     TopicError,
     UnknownOutcome,
 )
-from orderchain.testing.virtual_loop import Process
-from orderchain.testing.wired import (
+from chain_kernel.testing.virtual_loop import Process
+from chain_kernel.testing.wired import (
     WiredChainStore,
     WiredFrameSink,
     WiredKeyStore,

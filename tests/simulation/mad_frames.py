@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import msgspec
 
-from orderchain.frame import encode_frame
+from chain_kernel.frame import encode_frame
 from sequencer import publisher as framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.frame import FrameHeader
+    from chain_kernel.frame import FrameHeader
 
     from .plan import Plan
 

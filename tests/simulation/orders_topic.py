@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orderchain.model import client_key
-from orderchain.testing.memory_log import MemoryTopic
+from chain_kernel.model import client_key
+from chain_kernel.testing.memory_log import MemoryTopic
 from sequencer.intake.topic import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from orderchain.model import IntakeMark
-    from orderchain.testing.memory_store import CommittedChain
+    from chain_kernel.model import IntakeMark
+    from chain_kernel.testing.memory_store import CommittedChain
 
     from .checker import Checker
     from .plan import Plan

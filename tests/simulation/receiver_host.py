@@ -6,9 +6,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
-from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
-from matcher_receiver import Receiver, ReceiverConfig
-from orderchain.errors import (
+from chain_kernel.errors import (
     CheckpointLost,
     ConnectError,
     GapError,
@@ -17,18 +15,20 @@ from orderchain.errors import (
     StoppedError,
     TopicError,
 )
-from orderchain.testing.memory_chain import LossyLink
-from orderchain.testing.memory_log import MemoryFrameSource
-from orderchain.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
-from orderchain.testing.wire import WireBroken
+from chain_kernel.testing.memory_chain import LossyLink
+from chain_kernel.testing.memory_log import MemoryFrameSource
+from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
+from chain_kernel.testing.wire import WireBroken
+from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
+from matcher_receiver import Receiver, ReceiverConfig
 
 from .gap_connection import MemoryReadConnection
 from .hosts import Host
 from .plan import CHAIN_ID
 
 if TYPE_CHECKING:
-    from orderchain.model import Event, Run
-    from orderchain.ports import GapSource
+    from chain_kernel.model import Event, Run
+    from chain_kernel.ports import GapSource
 
     from .plan import Plan
     from .world import World

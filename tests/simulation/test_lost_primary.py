@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from chain_kernel.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
+from chain_kernel.testing.memory_chain import LossyLink
+from chain_kernel.testing.memory_log import MemoryFrameSource
+from chain_kernel.testing.virtual_loop import run_virtual
 from matcher_receiver import Receiver, ReceiverConfig
-from orderchain.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
-from orderchain.testing.memory_chain import LossyLink
-from orderchain.testing.memory_log import MemoryFrameSource
-from orderchain.testing.virtual_loop import run_virtual
 from sequencer import SequencerConfig
 
 from .plan import CHAIN_ID, Plan
@@ -27,9 +27,9 @@ from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
 from .world import World, quiet
 
 if TYPE_CHECKING:
-    from orderchain.errors import GapError, HaltError
-    from orderchain.model import Event, Mark, Run
-    from orderchain.testing.memory_store import CommittedChain
+    from chain_kernel.errors import GapError, HaltError
+    from chain_kernel.model import Event, Mark, Run
+    from chain_kernel.testing.memory_store import CommittedChain
 
 SEEDS = 100
 NOTICED_SECONDS = 15.0

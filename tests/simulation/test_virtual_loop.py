@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from orderchain.errors import StoppedError
-from orderchain.testing.virtual_loop import (
+from chain_kernel.errors import StoppedError
+from chain_kernel.testing.virtual_loop import (
     Deadlock,
     Process,
     VirtualLoop,

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from orderchain.errors import ConnectError, RetryError, StoppedError
-from orderchain.testing.memory_chain import LinkDial, LossyLink
-from orderchain.testing.memory_log import MemoryTopic
-from orderchain.testing.virtual_loop import Process, run_virtual, virtual_clock
-from orderchain.testing.wire import Dial, Wire, WireBroken, WiredServer
-from orderchain.testing.wired import WiredRecordSource
+from chain_kernel.errors import ConnectError, RetryError, StoppedError
+from chain_kernel.testing.memory_chain import LinkDial, LossyLink
+from chain_kernel.testing.memory_log import MemoryTopic
+from chain_kernel.testing.virtual_loop import Process, run_virtual, virtual_clock
+from chain_kernel.testing.wire import Dial, Wire, WireBroken, WiredServer
+from chain_kernel.testing.wired import WiredRecordSource
 
 
 class Counter:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orderchain.errors import Fenced
-from orderchain.testing.memory_chain import LinkDial
-from orderchain.testing.memory_receiver import MemoryReplica
-from orderchain.testing.memory_store import MemoryDatabase
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
-from orderchain.testing.wire import Dial, Wire, WiredServer
+from chain_kernel.errors import Fenced
+from chain_kernel.testing.memory_chain import LinkDial
+from chain_kernel.testing.memory_receiver import MemoryReplica
+from chain_kernel.testing.memory_store import MemoryDatabase
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
+from chain_kernel.testing.wire import Dial, Wire, WiredServer
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
-    from orderchain.errors import GapError, HaltError, TopicError
-    from orderchain.testing.virtual_loop import Process
+    from chain_kernel.errors import GapError, HaltError, TopicError
+    from chain_kernel.testing.virtual_loop import Process
 
 SERVED_SECONDS = 20.0
 """In so long after the last fault every client has an answer to everything (L2: a lease, a

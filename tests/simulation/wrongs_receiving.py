@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 import msgspec
 
+from chain_kernel.model import Mark
+from chain_kernel.testing.memory_receiver import MemoryCheckpointStore
 from gapfill import PreferredSources
 from matcher_receiver import Receiver, cancellable_wait
 from matcher_receiver.core import ReceiveCore
@@ -16,16 +18,14 @@ from matcher_receiver.decisions import Fill
 from matcher_receiver.fill import OpenFill
 from matcher_receiver.head_poller import HeadWatch
 from matcher_receiver.stats import GapLedger
-from orderchain.model import Mark
-from orderchain.testing.memory_receiver import MemoryCheckpointStore
 from sequencer.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Cause, Run, Standing
     from matcher_receiver.decisions import FrameDecision, StandingDecision
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Cause, Run, Standing
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from orderchain.errors import ConnectError, RetryError, TopicError
-from orderchain.testing.memory_store import CommittedChain, MemoryChainStore
-from orderchain.testing.wired import WiredChainStore
+from chain_kernel.errors import ConnectError, RetryError, TopicError
+from chain_kernel.testing.memory_store import CommittedChain, MemoryChainStore
+from chain_kernel.testing.wired import WiredChainStore
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
 from sequencer.keys.keeper import KeyKeeper
@@ -21,9 +21,9 @@ from sequencer.service import Sequencer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.errors import UnknownOutcome
-    from orderchain.model import Term
-    from orderchain.seal import Batch
+    from chain_kernel.errors import UnknownOutcome
+    from chain_kernel.model import Term
+    from chain_kernel.seal import Batch
 
 
 @contextmanager

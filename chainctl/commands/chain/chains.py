@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from chain_kernel.sql import AUDITOR, OWNER
 from chainctl.admin import PARTITION_IDS, PARTITION_IDS_MAX, create_chain
 from chainctl.commands.verifier.verify_mark import verify_mark
 from chainctl.database import SQL, connected_to, database_id
@@ -20,7 +21,6 @@ from chainctl.options import (
 )
 from chainctl.output import data_json, repeated, table, talk
 from chainctl.topics import check_topic_name
-from orderchain.sql import AUDITOR, OWNER
 
 if TYPE_CHECKING:
     from chainctl.admin import ChainCreation

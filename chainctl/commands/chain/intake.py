@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from chain_kernel.errors import ChainMissing, InputError, OrderError, SettingError, SteppedDown
+from chain_kernel.model import IntakeMark
+from chain_kernel.sql import SEQUENCER_WRITER
+from chain_kernel.text import counted
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
-from orderchain.errors import ChainMissing, InputError, OrderError, SettingError, SteppedDown
-from orderchain.model import IntakeMark
-from orderchain.sql import SEQUENCER_WRITER
-from orderchain.text import counted
 from sequencer.intake.file import Portion
 
 if TYPE_CHECKING:

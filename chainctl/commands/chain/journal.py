@@ -1,4 +1,4 @@
-"""A receiver's journal, which is its own checkpoint; `orderchain.files` has its format.
+"""A receiver's journal, which is its own checkpoint; `chain_kernel.files` has its format.
 
 Lines are only ever appended, in the order of the chain. Each run of rows is handed to the system at
 once, and forced to the disk at the latest when the next run comes a second later, and at the end.
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
-from chainctl.exits import BrokeOff
-from orderchain.errors import InputError, SettingError
-from orderchain.files import (
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.files import (
     END_BYTES,
     LINE_BYTES_MAX,
     PRIVATE_MODE,
@@ -30,14 +29,15 @@ from orderchain.files import (
     lines_of,
     written_row,
 )
-from orderchain.text import reason_of
+from chain_kernel.text import reason_of
+from chainctl.exits import BrokeOff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from orderchain.model import Event
+    from chain_kernel.model import Event
 
 PayloadForm = Literal["base64", "msgpack"]
 

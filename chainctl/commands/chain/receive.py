@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import (
+    NotYetReadable,
+    PrimaryBehind,
+    RowsArchived,
+    SealMismatch,
+    SettingError,
+)
+from chain_kernel.text import counted
 from chainctl.demo_option import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
@@ -16,25 +24,17 @@ from chainctl.monitor_server import Watch, http_option, watched
 from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
 from chainctl.units import Span
-from orderchain.errors import (
-    NotYetReadable,
-    PrimaryBehind,
-    RowsArchived,
-    SealMismatch,
-    SettingError,
-)
-from orderchain.text import counted
 
 if TYPE_CHECKING:
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import Mark, Run
+    from chain_kernel.ports import GapSource, HeadReports
     from chainctl.commands.chain.journal import Journal, PayloadForm
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from gapfill import PreferredSources
     from matcher_receiver import PostgresHeadReports, Receiver, ReceiverConfig, ReceiverStats
-    from orderchain.errors import HaltError
-    from orderchain.model import Mark, Run
-    from orderchain.ports import GapSource, HeadReports
 
 
 # -- receive --------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
@@ -15,17 +17,15 @@ from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_json, progress, rate, talk
 from chainctl.settings import owner_of
 from chainctl.topics import check_topic_name
-from orderchain.errors import RetryError, SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from chain_kernel.model import IntakeMark
     from chainctl.commands.chain.intake import FileIntakeCounts, Remainder, TopicIntakeRun
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from orderchain.model import IntakeMark
     from sequencer import Sequencer, SequencerConfig
     from sequencer.intake.file import FileFormat, FileIntake, HeaderAgain, TimeUnit
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from chainctl.admin import RETENTION_MS, create_topic
 from chainctl.event_loop import run_async
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data_json, talk
 from chainctl.units import Span
-from orderchain.errors import SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings

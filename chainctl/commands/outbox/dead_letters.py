@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import OUTBOX_OPERATOR
+from chain_kernel.text import counted
 from chainctl.commands.outbox.deliveries import acting, cell, consumer_option, id_option, listed
 from chainctl.database import connected_to
 from chainctl.event_loop import run_async
@@ -25,9 +28,6 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
-from orderchain.errors import SettingError
-from orderchain.sql import OUTBOX_OPERATOR
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from chain_kernel.errors import SchemaError, SettingError
+from chain_kernel.sql import OUTBOX_OPERATOR, require_version
+from chain_kernel.text import counted
 from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
@@ -29,9 +32,6 @@ from chainctl.options import (
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.schema.parts import PARTS
 from chainctl.units import Span
-from orderchain.errors import SchemaError, SettingError
-from orderchain.sql import OUTBOX_OPERATOR, require_version
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import OUTBOX_RELAY
 from chainctl.commands.outbox.deliveries import cell, listed, outbox_of
 from chainctl.event_loop import run_async
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
-from orderchain.errors import SettingError
-from orderchain.sql import OUTBOX_RELAY
 
 if TYPE_CHECKING:
+    from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.settings import Settings
-    from orderchain.clients.kafka_config import KafkaConfig
 
 
 _MONTH: Final = Span(30 * 86_400)

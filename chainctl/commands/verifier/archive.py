@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chain_kernel.config import checked_text
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
@@ -16,9 +19,6 @@ from chainctl.options import (
     who,
 )
 from chainctl.output import data, data_json
-from orderchain.config import checked_text
-from orderchain.errors import SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path

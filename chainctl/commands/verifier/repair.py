@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from chainctl.exits import ExitCode
 from chainctl.options import Command, acts_by_hand, chain_option, json_option, uses_settings
 from chainctl.output import data_json, progress, table, talk
-from orderchain.errors import SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from chain_verifier.config import KeptSeal

@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 import click
 from msgspec import Raw, Struct
 
+from chain_kernel.errors import ChainMissing, ConnectError, RetryError, SettingError
+from chain_kernel.monitoring import Metric
 from chainctl.database import SQL, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.units import Span
-from orderchain.errors import ChainMissing, ConnectError, RetryError, SettingError
-from orderchain.monitoring import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from chain_kernel.monitoring import Sample
     from chain_verifier.seal_files import SealFile
     from chainctl.settings import Settings
-    from orderchain.monitoring import Sample
 
 _log = logging.getLogger(__name__)
 

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import OrderchainError, RefusedError, RetryError, SchemaError, SettingError
+from chain_kernel.files import write_private
+from chain_kernel.sql import AUDITOR
+from chain_kernel.text import counted
 from chainctl.demo_option import demo_option
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, http_option, watched_beside
@@ -27,10 +31,6 @@ from chainctl.output import (
     talk,
 )
 from chainctl.units import shown_age
-from orderchain.errors import OrderchainError, RefusedError, RetryError, SchemaError, SettingError
-from orderchain.files import write_private
-from orderchain.sql import AUDITOR
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct
 
+from chain_kernel.errors import SettingError
+from chain_kernel.text import counted
 from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.options import (
@@ -19,8 +21,6 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, table, talk
-from orderchain.errors import SettingError
-from orderchain.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,11 +21,11 @@ from benchmarks.rivals.rival import NAMES, NotWhole, rival_of
 from benchmarks.running import run_load
 from benchmarks.session import Options, Runner, Step, read_lines
 from benchmarks.spreads import merged
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.model import Event
+from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.model import Event
-from orderchain.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 

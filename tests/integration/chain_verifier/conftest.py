@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.sql import AUDITOR
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import DatabaseSource, ParquetSource
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES, ScanPlan
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store

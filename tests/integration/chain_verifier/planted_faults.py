@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.model import Event
 from chain_verifier.findings import Finding, Kind
-from orderchain.model import Event
 
 if TYPE_CHECKING:
     import random

@@ -12,9 +12,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
+from chain_kernel.frame import encode_frame
+from chain_kernel.testing.memory_chain import frame_header, heartbeat_header
 from chain_verifier.config import CONNECT_SECONDS, TopicSource
-from orderchain.frame import encode_frame
-from orderchain.testing.memory_chain import frame_header, heartbeat_header
 from tests.builders.topics import make_topics
 from tests.deadlines import stretched
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of

@@ -10,8 +10,8 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from chain_kernel.seal import genesis_seal
 from chain_verifier.findings import Kind
-from orderchain.seal import genesis_seal
 from tests.integration.chain_verifier.planted_faults import Row, chain_of
 from tests.integration.chain_verifier.published_frames import begin_term
 from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect

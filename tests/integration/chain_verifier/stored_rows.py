@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from orderchain.clock import ns_of
-from orderchain.seal import genesis_seal
-from orderchain.testing.memory_chain import sealed
+from chain_kernel.clock import ns_of
+from chain_kernel.seal import genesis_seal
+from chain_kernel.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
 from tests.stored_pages import LET_TAMPER, store_rows

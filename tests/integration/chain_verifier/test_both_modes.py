@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
+from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
-from orderchain.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
-from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,

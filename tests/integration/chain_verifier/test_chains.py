@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import InputError, SettingError
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.local.verify import verify_chains_locally
 from chain_verifier.report import Report, Unverified, Verdict
 from chain_verifier.spark.verify import verify_chains
-from orderchain.errors import InputError, SettingError
 from tests.integration.chain_verifier.agreement import said
 from tests.integration.chain_verifier.planted_faults import chain_of, head_of, write_journal
 

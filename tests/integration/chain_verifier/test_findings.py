@@ -14,13 +14,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.session import watched_stages
 from chain_verifier.spark.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
-from orderchain.errors import InputError, RetryError, SettingError
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import InputError
 from chain_verifier.config import JournalSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.files import JournalTable
-from orderchain.errors import InputError
 from tests.integration.chain_verifier.planted_faults import Row, chain_of, head_of, write_journal
 
 if TYPE_CHECKING:

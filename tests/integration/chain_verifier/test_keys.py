@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.limits import ID_MAX
+from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.findings import Kind
 from chain_verifier.report import Report, Verdict
-from orderchain.limits import ID_MAX
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import store

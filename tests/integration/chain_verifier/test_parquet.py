@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import InputError, SourceBroken
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
-from orderchain.errors import InputError, SourceBroken
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import AUDITOR
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.config import (
     ContradictedMark,
@@ -24,8 +26,6 @@ from chain_verifier.local.parquet import write_findings as write_findings_locall
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
-from orderchain.errors import SettingError
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import batches_of, execute, seal_of, store

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.options import (
+    SPARK_SECRET_OPTIONS,
+    jdbc_address,
+    librdkafka_options,
+    spark_kafka_options,
+)
+from chain_kernel.errors import ConnectError
+from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.options import (
-    SPARK_SECRET_OPTIONS,
-    jdbc_address,
-    librdkafka_options,
-    spark_kafka_options,
-)
-from orderchain.errors import ConnectError
-from orderchain.sql import AUDITOR
 from tests.certificates import HOST, Authority
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.published_frames import frames_of, publish
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chain_kernel.clients.database_config import DatabaseConfig
     from chain_verifier.findings import Finding
-    from orderchain.clients.database_config import DatabaseConfig
     from tests.secured_postgres import SecuredPostgres
 
 

@@ -16,12 +16,12 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import AUDITOR
 from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.seeded import SEEDS, is_sealed, is_topic
 from tests.integration.chain_verifier.seeded_batches import (

@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.database_facts import SQL, filled
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, as_one, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import (

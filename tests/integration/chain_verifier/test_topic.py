@@ -12,15 +12,15 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
+from chain_kernel.errors import ConnectError, TopicError
+from chain_kernel.frame import decode_header
+from chain_kernel.sql import AUDITOR
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import DatabaseSource, JournalSource, TopicSource, VerifyRequest
 from chain_verifier.findings import Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
-from orderchain.errors import ConnectError, TopicError
-from orderchain.frame import decode_header
-from orderchain.sql import AUDITOR
 from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import ChainMissing, ConnectError
+from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_verifier.verified_mark import read_extent, set_mark
-from orderchain.errors import ChainMissing, ConnectError
-from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import batches_of, execute, store
 

@@ -23,8 +23,8 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import chainctl as chainctl_package
+from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import GAP_READER
 from tests.command_call import Done, call_here
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import GAP_READER
 from tests.builders.topics import make_topics
 from tests.command_lines import blocks, command_lines, refusal_of
 from tests.deadlines import Deadline

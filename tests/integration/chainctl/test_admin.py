@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import SettingError, TopicError
 from chainctl.admin import apply_schema, create_chain, create_topic
-from orderchain.errors import SettingError, TopicError
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain import errors
+from chain_kernel import errors
 from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_pages_for_users_import_by_the_front_door_alone(page: Path) -> None:
     assert not {module for module in modules if module.partition(".")[0] in parts}
     ours = {module for module in modules if module.partition(".")[0] == "orderchain"}
     # What tests are made of is no part of a service.
-    others = {module for module in ours if not module.startswith("orderchain.testing.")}
+    others = {module for module in ours if not module.startswith("chain_kernel.testing.")}
     assert others <= {"orderchain"}
 
 

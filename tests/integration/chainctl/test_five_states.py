@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import BatchDamaged, RowsMissing
+from chain_kernel.errors import BatchDamaged, RowsMissing
 from outbox import Message, draw_message_ids
 from tests.integration.chainctl.console.conftest import RunningConsole, until
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Background, World

@@ -8,11 +8,11 @@ import asyncpg
 import pytest
 
 import chainctl.database
+from chain_kernel.errors import RetryError
+from chain_kernel.sql import AUDITOR
 from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
-from orderchain.errors import RetryError
-from orderchain.sql import AUDITOR
 from tests.integration.chainctl.runbooks import sql
 
 if TYPE_CHECKING:

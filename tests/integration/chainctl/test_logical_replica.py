@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import SchemaError
+from chain_kernel.sql import AUDITOR, LOGIN_ROLES, OUTBOX_CONSUMER
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.errors import SchemaError
-from orderchain.sql import AUDITOR, LOGIN_ROLES, OUTBOX_CONSUMER
 from outbox import ConsumerConfig, Delivery, draw_message_ids
 from outbox.consumer.inbox import Inbox, keep_moved
 from tests.builders.logical_replica import LogicalReplica
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
+    from chain_kernel.clients.postgres import Connection
     from local_stack import KafkaServer
-    from orderchain.clients.postgres import Connection
     from tests.integration.chainctl.conftest import Call
 
 FIRST, SECOND = "first", "second"

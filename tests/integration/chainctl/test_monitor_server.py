@@ -20,8 +20,8 @@ import asyncpg
 import pytest
 
 import outbox
+from chain_kernel.clients import http_thread
 from chainctl.monitor_server import Address, watched
-from orderchain.clients import http_thread
 from tests.deadlines import Deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS
 

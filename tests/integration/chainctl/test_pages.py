@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import asyncpg
 import pytest
 
+from chain_kernel.errors import PrimaryBehind
+from chain_kernel.model import Mark
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
-from orderchain.errors import PrimaryBehind
-from orderchain.model import Mark
 from outbox import Message, add_many, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import TRIES_USED_UP, Inbox

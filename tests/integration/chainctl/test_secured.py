@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import GAP_READER
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 

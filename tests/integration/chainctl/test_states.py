@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from chain_kernel.errors import BatchDamaged, RowsMissing
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -29,7 +30,6 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from orderchain.errors import BatchDamaged, RowsMissing
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Background, Runbook, World, settings_of

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 import outbox
+from orderchain import errors, open_sequencer
 from local_stack.postgres import SUPERUSER
-from orderchain import Consumer, ConsumerConfig, OrderchainError, Refused, open_sequencer
-from outbox import Message, draw_message_ids
+from outbox import Consumer, ConsumerConfig, Message, Refused, draw_message_ids
 from sequencer import SequencerConfig
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_disk_full(
 
     with page("disk-full", {"90000000": 3 * PARTITION_IDS}) as runbook:
         disk.fill()
-        with pytest.raises(OrderchainError, match=r"disk full|No space left"):
+        with pytest.raises(errors.OrderchainError, match=r"disk full|No space left"):
             background.run(fill_up(world))
         head = runbook.json("status")["head_persisted"]
         assert "No space left on device" in runbook.run("doctor --chain 1", code=1).out

@@ -18,7 +18,7 @@ import pytest
 
 from chainctl.admin import create_chain
 from local_stack.postgres import SUPERUSER
-from orderchain import (
+from outbox import (
     Consumer,
     ConsumerConfig,
     Destination,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import KafkaServer, PostgresServer
-    from orderchain import Delivery, Event
+    from orderchain import Event
+    from outbox import Delivery
 
 
 ELSEWHERE: Final = {

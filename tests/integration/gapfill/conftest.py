@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import asyncpg
 import pytest
 
+from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
-from orderchain.sql import GAP_READER
 from tests.builders.stored_chain import StoredChain
 
 MakeStored = Callable[..., Awaitable[StoredChain]]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from chain_kernel.errors import GapError, HaltError
+from chain_kernel.model import Event
+from chain_kernel.seal import event_pages, next_seal
 from gapfill import GapReader, GapReaderConfig
-from orderchain.errors import GapError, HaltError
-from orderchain.model import Event
-from orderchain.seal import event_pages, next_seal
 from tests.stored_pages import LET_LACK_VALUES
 
 from .conftest import CHAIN_ID

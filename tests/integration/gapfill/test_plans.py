@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.clients.session import ONE_CHAIN_SETTINGS
+from chain_kernel.model import TERMS_MAX
+from chain_kernel.sql import load_sql
 from gapfill import GapReader, GapReaderConfig
-from orderchain.clients.session import ONE_CHAIN_SETTINGS
-from orderchain.model import TERMS_MAX
-from orderchain.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.clients.postgres import Connection
+    from chain_kernel.clients.postgres import Connection
 
     from .conftest import MakeStored
 

@@ -15,7 +15,7 @@ from .conftest import CHAIN_ID, MakeStored
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orderchain.model import Event
+    from chain_kernel.model import Event
 
 IGNORED = "extra_float_digits,jit,enable_bitmapscan,enable_seqscan"
 READERS = 5

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gapfill.batch_proof
+from chain_kernel.errors import BatchDamaged, HaltError, RowsArchived
 from gapfill import GapReader, GapReaderConfig
-from orderchain.errors import BatchDamaged, HaltError, RowsArchived
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.stored_pages import LET_TAMPER
@@ -19,8 +19,8 @@ from .conftest import CHAIN_ID, PAGE_ROWS
 if TYPE_CHECKING:
     import asyncpg
 
-    from orderchain.model import Mark
-    from orderchain.seal import Batch
+    from chain_kernel.model import Mark
+    from chain_kernel.seal import Batch
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeStored

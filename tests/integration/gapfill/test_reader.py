@@ -10,9 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from gapfill import GapReader, GapReaderConfig
-from local_stack.process import free_port
-from orderchain.errors import (
+from chain_kernel.errors import (
     ChainMissing,
     ConnectError,
     ForkFound,
@@ -24,7 +22,9 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.model import Mark
+from chain_kernel.model import Mark
+from gapfill import GapReader, GapReaderConfig
+from local_stack.process import free_port
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.deadlines import deadline, in_time
@@ -34,7 +34,7 @@ from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 from .conftest import PAGE_ROWS
 
 if TYPE_CHECKING:
-    from orderchain.model import Run
+    from chain_kernel.model import Run
 
     from .conftest import MakeStored
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from orderchain.errors import ConnectError
+from chain_kernel.errors import ConnectError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import NotYetReadable
+from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.errors import NotYetReadable
-from orderchain.sql import GAP_READER
 from tests.builders.chains import ids_of
 from tests.deadlines import deadline
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from orderchain.model import Mark, Run
-    from orderchain.ports import GapSource
+    from chain_kernel.model import Mark, Run
+    from chain_kernel.ports import GapSource
 
     from .conftest import MakeStored
 

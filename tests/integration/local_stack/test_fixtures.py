@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from orderchain.sql import LOGIN_ROLES
+from chain_kernel.sql import LOGIN_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.sql import LOGIN_ROLES
 from local_stack import FolderUnusable, LocalStack, StackMissing
 from local_stack.process import LOOPBACK
-from orderchain.sql import LOGIN_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -18,7 +19,6 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import PrimaryBehind
 from matcher_receiver import Receiver
-from orderchain.errors import PrimaryBehind
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.prometheus import Prometheus, scraped
 

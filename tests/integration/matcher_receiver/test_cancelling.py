@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -19,7 +20,6 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.cancellation import CancelAt, Cancelled
 from tests.deadlines import deadline
 from tests.unit.matcher_receiver.memory import MemoryFrames
@@ -27,7 +27,7 @@ from tests.unit.matcher_receiver.memory import MemoryFrames
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from orderchain.model import Run
+    from chain_kernel.model import Run
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import RoleDsn

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.frame import HEADER_BYTES, MAC_BYTES, encode_frame
-from orderchain.model import Event
+from chain_kernel.frame import HEADER_BYTES, MAC_BYTES, encode_frame
+from chain_kernel.model import Event
 from tests.builders.chains import NEXT_NONCE, signed
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Run
     from matcher_receiver import Receiver
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Run
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish

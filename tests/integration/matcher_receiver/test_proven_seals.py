@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
+from chain_kernel.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
 from tests.builders.chains import signed
 from tests.deadlines import deadline
 from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
@@ -15,8 +15,8 @@ from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 if TYPE_CHECKING:
     import asyncpg
 
+    from chain_kernel.seal import Batch
     from matcher_receiver import Receiver
-    from orderchain.seal import Batch
     from tests.builders.stored_chain import StoredChain
 
     from .conftest import MakeReceiver, Publish

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import (
+    CheckpointLost,
+    ForeignDatabase,
+    ForkFound,
+    RowsMissing,
+    SettingError,
+)
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -19,20 +27,12 @@ from matcher_receiver import (
     ReceiverConfig,
     State,
 )
-from orderchain.errors import (
-    CheckpointLost,
-    ForeignDatabase,
-    ForkFound,
-    RowsMissing,
-    SettingError,
-)
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
 from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
-    from orderchain.model import Event
+    from chain_kernel.model import Event
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 

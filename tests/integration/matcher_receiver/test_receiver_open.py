@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from orderchain import (
-    ConnectError,
-    ReceiverConfig,
-    SettingError,
-    State,
-    open_receiver,
-)
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from orderchain import ReceiverConfig, State, errors, open_receiver
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 
@@ -101,7 +95,7 @@ async def test_receiver_with_another_topic_than_the_chains_does_not_start(
 ) -> None:
     other = f"{topic}.other"
     await make_topics(bootstrap, other)
-    with pytest.raises(SettingError, match=rf"topic and partition was .*{other}"):
+    with pytest.raises(errors.SettingError, match=rf"topic and partition was .*{other}"):
         await open_receiver(config(topic=other)).__aenter__()
     async with open_receiver(config(topic=topic, partition=0)):
         pass
@@ -129,7 +123,7 @@ async def test_receiver_starts_without_its_broker_where_that_is_optional(
     async with open_receiver(config(**away, kafka_at_start="optional")) as receiver:
         events = [event async for run in receiver for event in run.events]
     assert events == stored.chain.events
-    with pytest.raises(ConnectError):
+    with pytest.raises(errors.ConnectError):
         await open_receiver(config(**away)).__aenter__()
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+import chain_kernel.seal
 import gapfill.reader
-import orderchain.seal
+from chain_kernel.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
+from chain_kernel.model import Event
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -21,9 +24,6 @@ from matcher_receiver import (
     ReceiverConfig,
     StartAt,
 )
-from orderchain.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
-from orderchain.model import Event
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
@@ -33,7 +33,7 @@ from tests.integration.matcher_receiver.test_receiver import next_events
 from .conftest import publish_frames
 
 if TYPE_CHECKING:
-    from orderchain.model import Run
+    from chain_kernel.model import Run
 
     from .conftest import MakeReceiver, Publish, RoleDsn
 
@@ -191,7 +191,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
         return row
 
     monkeypatch.setattr(gapfill.reader, "Event", make)
-    monkeypatch.setattr(orderchain.seal, "Event", make)
+    monkeypatch.setattr(chain_kernel.seal, "Event", make)
     await stored.commit(5)
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         await next_events(receiver, stored.chain.mark().id)

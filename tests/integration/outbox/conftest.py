@@ -11,8 +11,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
 from outbox.message import draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import outbox
+from chain_kernel.errors import DurabilityError, RetryError, SettingError
+from chain_kernel.sql import LOGIN_ROLES
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.errors import DurabilityError, RetryError, SettingError
-from orderchain.sql import LOGIN_ROLES
 from outbox import Consumer, ConsumerConfig, Relay, Status
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls

@@ -13,7 +13,7 @@ import pytest
 
 import outbox
 import outbox.sender.message_sender
-from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
+from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.errors import MessageError
 from outbox.message import check_message

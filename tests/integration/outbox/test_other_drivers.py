@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection as django_connection
 from django.db import connections, transaction
 
-from orderchain.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
+from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:

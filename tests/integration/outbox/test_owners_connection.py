@@ -11,10 +11,10 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from chain_kernel.errors import CheckpointLost, RetryError
+from chain_kernel.model import Mark
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
-from orderchain.errors import CheckpointLost, RetryError
-from orderchain.model import Mark
 from outbox import (
     Destination,
     DestinationMissing,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from chain_kernel.clients.postgres import Connection
     from local_stack import PostgresServer
-    from orderchain.clients.postgres import Connection
 
 HEADERS = {"content-type": "application/x", "note": 'ü "quoted" \\'}
 PAYLOAD = b"\x00\xff\\x41'"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.sql import OUTBOX_ROLES, OWNER
+from chain_kernel.sql import OUTBOX_ROLES, OWNER
 
 if TYPE_CHECKING:
     from .conftest import Sender

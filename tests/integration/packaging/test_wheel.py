@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from orderchain.text import not_installed
+from chain_kernel.text import not_installed
 from tools.release import requirements_of
 
 ROOT = Path(__file__).parents[3]
 
 PROMISES = {
-    "": ["orderchain.frame", "orderchain.seal", "orderchain.testing.memory_store"],
+    "": ["chain_kernel.frame", "chain_kernel.seal", "chain_kernel.testing.memory_store"],
     "sequencer": ["sequencer"],
     "receiver": ["matcher_receiver", "gapfill"],
     "outbox": ["outbox", "outbox.service.interface", "outbox.testing"],
@@ -28,7 +28,7 @@ PROMISES = {
         "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",
     ],
     "stack": ["local_stack"],
-    "tracing": ["orderchain.tracing", "opentelemetry.trace"],
+    "tracing": ["chain_kernel.tracing", "opentelemetry.trace"],
 }  # fmt: skip
 """What can be imported with each extra."""
 
@@ -121,8 +121,9 @@ def test_wheel_with_one_extra_imports_what_it_promises_and_brings_nothing_else(
 
 def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "orderchain/schema.sql" in names
+    assert "chain_kernel/schema.sql" in names
     for package in (
+        "chain_kernel",
         "orderchain",
         "sequencer",
         "matcher_receiver",

@@ -9,8 +9,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from chain_kernel.sql import GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION, schema_sql
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION, schema_sql
 
 if TYPE_CHECKING:
     from local_stack import PostgresServer

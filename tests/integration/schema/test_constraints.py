@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.sql import OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import OWNER, RECEIVER_WRITER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

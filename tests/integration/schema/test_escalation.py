@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

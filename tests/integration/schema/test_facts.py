@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.sql import NUMBERED, OWNER
 from chainctl.database import connected_to
 from chainctl.schema.parts import PARTS, Fact, differences, encode_facts, read_facts, shipped_facts
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import NUMBERED, OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

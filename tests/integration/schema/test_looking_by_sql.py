@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orderchain.sql import GAP_READER
+from chain_kernel.sql import GAP_READER
 from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import pytest
 
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER, load_sql
+from chain_kernel.sql import SEQUENCER_WRITER as WRITER
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-from orderchain.errors import SettingError
-from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER, load_sql
-from orderchain.sql import SEQUENCER_WRITER as WRITER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.model import Event
-from orderchain.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
-from orderchain.sql import GAP_READER, SEQUENCER_WRITER
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.model import Event
+from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
+from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

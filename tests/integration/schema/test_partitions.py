@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from orderchain.sql import GAP_READER, SEQUENCER_WRITER
+from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from orderchain.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER
-from orderchain.sql import SEQUENCER_WRITER as WRITER
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER
+from chain_kernel.sql import SEQUENCER_WRITER as WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

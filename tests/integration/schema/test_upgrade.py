@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import SchemaError
+from chain_kernel.sql import OWNER, SCHEMA_VERSION, require_version
 from chainctl.database import connected_to
 from chainctl.schema.parts import (
     MIGRATIONS,
@@ -22,8 +24,6 @@ from chainctl.schema.parts import (
     steps_to,
 )
 from local_stack.postgres import SUPERUSER
-from orderchain.errors import SchemaError
-from orderchain.sql import OWNER, SCHEMA_VERSION, require_version
 
 if TYPE_CHECKING:
     from pathlib import Path

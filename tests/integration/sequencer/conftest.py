@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from orderchain.frame import FrameHeader, decode_body, decode_header, default_topic
-from orderchain.model import Event
-from orderchain.seal import genesis_seal
-from orderchain.sql import SEQUENCER_WRITER
+from chain_kernel.frame import FrameHeader, decode_body, decode_header, default_topic
+from chain_kernel.model import Event
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import SEQUENCER_WRITER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics, records_of
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import OrderchainError
-from orderchain.model import IntakeMark, is_linked
+from chain_kernel.errors import OrderchainError
+from chain_kernel.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt

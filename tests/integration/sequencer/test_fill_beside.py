@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
-from orderchain.sql import GAP_READER
 from sequencer import Order, Sequencer, open_sequencer
 
 if TYPE_CHECKING:

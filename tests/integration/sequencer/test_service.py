@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     ChainLed,
     ChainMissing,
     ConnectError,
@@ -20,17 +20,17 @@ from orderchain.errors import (
     StoppedError,
     TopicError,
 )
-from orderchain.model import IntakeMark, is_linked
-from orderchain.seal import event_pages, genesis_seal, next_seal
-from orderchain.sql import SCHEMA_VERSION
+from chain_kernel.model import IntakeMark, is_linked
+from chain_kernel.seal import event_pages, genesis_seal, next_seal
+from chain_kernel.sql import SCHEMA_VERSION
 from sequencer import Order, SequencerConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Event
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Event
 
     from .conftest import Chain, MakeChain
 

@@ -9,11 +9,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from opentelemetry.trace import StatusCode
 
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from chain_kernel.tracing import TracedRecord, find_tracing
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import ChainFrames, ReceiverConfig
 from orderchain import Order, Receiver, open_receiver, open_sequencer
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
-from orderchain.tracing import TracedRecord, find_tracing
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
 from tests.deadlines import deadline
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from aiokafka import ConsumerRecord
 
+    from chain_kernel.ports import FrameSource
     from orderchain import Run
-    from orderchain.ports import FrameSource
 
     from .conftest import Chain, MakeChain
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from matcher_receiver import ReceiverConfig
-from orderchain.sql import GAP_READER, RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

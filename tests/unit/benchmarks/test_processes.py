@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.chains import Site
 from benchmarks.processes import RunFailed, call
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.kafka_config import KafkaConfig
 from tests.unit.benchmarks import reporting_child
 
 DATABASE = DatabaseConfig(host="127.0.0.1", user="user", password="sesame", dbname="nowhere")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from chain_kernel.errors import SettingError
 from chain_verifier.config import (
     BUCKETS_MAX,
     LEAF_BITS,
@@ -15,7 +16,6 @@ from chain_verifier.config import (
     bucket_bits,
     parse_source,
 )
-from orderchain.errors import SettingError
 
 DSN = "postgresql://auditor:sesame@h/d"
 

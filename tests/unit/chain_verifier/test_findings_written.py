@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.checks.neighbours import collected, gathered
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.findings import FINDING_TYPES, Finding, Kind, joined_findings
 from chain_verifier.local.parquet import write_findings
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
-from orderchain.errors import InputError, RetryError, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,7 @@ import json
 
 from msgspec.structs import replace
 
+from chain_kernel.errors import ChainMissing, SourceBroken
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import (
@@ -16,7 +17,6 @@ from chain_verifier.report import (
     Verdict,
     outcomes_of,
 )
-from orderchain.errors import ChainMissing, SourceBroken
 
 
 def report_of(chain_id: int, *findings: Finding) -> Report:

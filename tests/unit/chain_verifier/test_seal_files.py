@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from chain_kernel.errors import InputError, SettingError
 from chain_verifier.seal_files import (
     SealFile,
     encoded,
@@ -17,7 +18,6 @@ from chain_verifier.seal_files import (
     signed,
     store,
 )
-from orderchain.errors import InputError, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel import errors
+from chain_kernel.text import not_installed
 from chainctl.exits import (
     MESSAGE_CHARACTERS_MAX,
     ExitCode,
@@ -17,8 +19,6 @@ from chainctl.exits import (
 )
 from chainctl.main import main
 from local_stack import errors as stack_errors
-from orderchain import errors
-from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.testing.virtual_loop import run_virtual
 from chainctl.logs import SUMMARY_SECONDS, Subject, SummingHandler, set_up_logging
 from chainctl.main import main
 from chainctl.monitor_server import watched
 from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
-from orderchain.testing.virtual_loop import run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.errors import SettingError
 from chainctl.commands.chain.sequence import SEQUENCER_FIELDS, sequencer_config
 from chainctl.main import main
 from chainctl.settings import (
@@ -18,8 +20,6 @@ from chainctl.settings import (
     unknown_variables,
     variable_of,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.errors import SettingError
 from sequencer import SequencerConfig
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
+from chain_kernel.model import ChainHead, Event, Mark, Run, Standing
 from gapfill import ArchiveBackedSource
-from orderchain.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
-from orderchain.model import ChainHead, Event, Mark, Run, Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

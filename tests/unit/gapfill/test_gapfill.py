@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 import gapfill
+from chain_kernel.errors import RowsMissing
+from chain_kernel.seal import event_pages
 from gapfill import GapReaderConfig
 from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
-from orderchain.errors import RowsMissing
-from orderchain.seal import event_pages
 from tests.builders.chains import Chain, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.clients.session import Session
-    from orderchain.seal import PageImage
+    from chain_kernel.clients.session import Session
+    from chain_kernel.seal import PageImage
 
 
 class BatchRows:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import ConnectError, RetryError, RowsMissing, SettingError
 from gapfill import PreferenceConfig, PreferredSources
-from orderchain.errors import ConnectError, RetryError, RowsMissing, SettingError
 from tests.builders.chains import Chain, ids_of, make_chain
 from tests.unit.matcher_receiver.memory import MemorySource
 from tests.unit.matcher_receiver.virtual_time import run_virtual, virtual_clock
@@ -19,7 +19,7 @@ from tests.unit.matcher_receiver.virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from orderchain.model import Run
+    from chain_kernel.model import Run
 
 
 class Servers:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gapfill import GapReader, GapReaderConfig
-from orderchain.errors import (
+from chain_kernel.errors import (
     BatchDamaged,
     ForkFound,
     NotYetReadable,
@@ -19,15 +18,16 @@ from orderchain.errors import (
     RowsMissing,
     SealMismatch,
 )
-from orderchain.testing.virtual_loop import run_virtual
-from orderchain.testing.wire import Dial, Wire, WiredServer
+from chain_kernel.testing.virtual_loop import run_virtual
+from chain_kernel.testing.wire import Dial, Wire, WiredServer
+from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import Chain, ids_of, make_chain
 from tests.simulation.gap_connection import MemoryReadConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orderchain.model import Event, Run
+    from chain_kernel.model import Event, Run
 
 
 class Connection(MemoryReadConnection):

@@ -22,20 +22,20 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.errors import SettingError
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.errors import SettingError
 from outbox import RelayConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orderchain.config import Config
+    from chain_kernel.config import Config
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier")
+PACKAGES = ("chain_kernel", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier")
 
 CHECKED_BY_THEMSELVES = {"KafkaConfig", "DatabaseConfig"}
-"""Their fields depend on each other throughout, and some hold secrets: tests/unit/orderchain."""
+"""Their fields depend on each other throughout, and some hold secrets: tests/unit/chain_kernel."""
 NOT_SETTINGS = {"SessionConfig"}
 """Made by code of ours alone, of settings that were checked."""
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = (
-    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "demo", "local_stack", "examples",
+    "orderchain", "chain_kernel", "sequencer", "matcher_receiver", "gapfill", "outbox",
+    "chain_verifier",
+    "chainctl", "orderchain_demo", "local_stack", "examples",
 )  # fmt: skip
 
 UNITS = r"(?:rows|orders|messages|batches|frames|commits|bytes|ns|ms|us|seconds|microseconds)"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from chain_kernel.monitoring import READY
 from chain_verifier.spark import follow
 from chainctl.commands.verifier import seal
 from matcher_receiver import stats as receiver
-from orderchain.monitoring import READY
 from outbox import acts
 from outbox.consumer import config as consumer
 from outbox.sender import config as relay

@@ -28,15 +28,16 @@ from py4j.java_gateway import JavaGateway
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from orderchain.testing.virtual_loop import VirtualLoop
+from chain_kernel.testing.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parents[3]
 PRODUCT: Final = (
-    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "demo", "local_stack", "benchmarks", "examples",
+    "orderchain", "chain_kernel", "sequencer", "matcher_receiver", "gapfill", "outbox",
+    "chain_verifier",
+    "chainctl", "orderchain_demo", "local_stack", "benchmarks", "examples",
 )  # fmt: skip
 
 
@@ -57,9 +58,9 @@ PRIVATE: Final = {
     # The other end of the connection while commits are pipelined.
     "_protocol": Private(
         {
-            "orderchain/clients/pipeline.py",
-            "orderchain/clients/postgres.py",
-            "orderchain/clients/kafka.py",
+            "chain_kernel/clients/pipeline.py",
+            "chain_kernel/clients/postgres.py",
+            "chain_kernel/clients/kafka.py",
         },
         lambda: (
             hasattr(asyncpg.Connection, "_protocol")
@@ -69,7 +70,7 @@ PRIVATE: Final = {
         ),
     ),
     "_transport": Private(
-        {"orderchain/clients/pipeline.py", "orderchain/clients/kafka.py"},
+        {"chain_kernel/clients/pipeline.py", "chain_kernel/clients/kafka.py"},
         lambda: (
             hasattr(asyncpg.Connection, "_transport")
             and "_transport" in names_in(asyncio.StreamReaderProtocol.__init__)
@@ -77,7 +78,7 @@ PRIVATE: Final = {
     ),
     # What a stop that was cut off leaves open. Producers name their client in public.
     "_client": Private(
-        {"orderchain/clients/kafka.py"},
+        {"chain_kernel/clients/kafka.py"},
         lambda: (
             "_client" in names_in(aiokafka.AIOKafkaConsumer.__init__)
             and "_client" in names_in(aiokafka.admin.AIOKafkaAdminClient.__init__)
@@ -85,14 +86,14 @@ PRIVATE: Final = {
         ),
     ),
     "_conns": Private(
-        {"orderchain/clients/kafka.py"},
+        {"chain_kernel/clients/kafka.py"},
         lambda: (
             "_conns" in names_in(aiokafka.client.AIOKafkaClient.__init__)
             and hasattr(aiokafka.conn.AIOKafkaConnection, "close")
         ),
     ),
     "_sync_task": Private(
-        {"orderchain/clients/kafka.py"},
+        {"chain_kernel/clients/kafka.py"},
         lambda: "_sync_task" in names_in(aiokafka.client.AIOKafkaClient.__init__),
     ),
     # Java's own classes behind a session of Spark.
@@ -122,24 +123,24 @@ PRIVATE: Final = {
     ),
     # The loop in virtual time: for simulations alone.
     "_ready": Private(
-        {"orderchain/testing/virtual_loop.py"},
+        {"chain_kernel/testing/virtual_loop.py"},
         lambda: "_ready" in names_in(asyncio.BaseEventLoop.__init__),
     ),
     "_scheduled": Private(
-        {"orderchain/testing/virtual_loop.py"},
+        {"chain_kernel/testing/virtual_loop.py"},
         lambda: (
             "_scheduled" in names_in(asyncio.BaseEventLoop.__init__)
             and hasattr(asyncio.TimerHandle, "_scheduled")
         ),
     ),
     "_when": Private(
-        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.TimerHandle, "_when")
+        {"chain_kernel/testing/virtual_loop.py"}, lambda: hasattr(asyncio.TimerHandle, "_when")
     ),
     "_run": Private(
-        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_run")
+        {"chain_kernel/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_run")
     ),
     "_context": Private(
-        {"orderchain/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_context")
+        {"chain_kernel/testing/virtual_loop.py"}, lambda: hasattr(asyncio.Handle, "_context")
     ),
 }
 """By name. A module of ours may have attributes of the same name of its own, by `self`."""

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[3]
 PRODUCT: Final = (
-    "orderchain", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier",
-    "chainctl", "demo", "local_stack",
+    "orderchain", "chain_kernel", "sequencer", "matcher_receiver", "gapfill", "outbox",
+    "chain_verifier",
+    "chainctl", "orderchain_demo", "local_stack",
 )  # fmt: skip
 
 MUTE: Final = {"BaseException", "Exception", "OSError", "TimeoutError", "ConnectionError",

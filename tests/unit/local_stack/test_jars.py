@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.text import not_installed
 from local_stack import jars
 from local_stack.errors import FetchFailed, SetupNeeded
-from orderchain.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

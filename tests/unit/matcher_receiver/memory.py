@@ -7,7 +7,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     CheckpointLost,
     NotYetReadable,
     RetryError,
@@ -15,16 +15,16 @@ from orderchain.errors import (
     SealMismatch,
     StillHalted,
 )
-from orderchain.model import Mark, Run, Standing
-from orderchain.testing.memory_receiver import rows_ahead
+from chain_kernel.model import Mark, Run, Standing
+from chain_kernel.testing.memory_receiver import rows_ahead
 from tests.builders.chains import Chain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from uuid import UUID
 
-    from orderchain.errors import HaltError
-    from orderchain.model import Gap
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import Gap
 
 
 class MemorySource:

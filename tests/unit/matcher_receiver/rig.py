@@ -14,8 +14,8 @@ from .virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from orderchain.model import Run
-    from orderchain.ports import GapSource, SnapshotStore
+    from chain_kernel.model import Run
+    from chain_kernel.ports import GapSource, SnapshotStore
 
 
 class Rig:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import HaltError, RetryError, SettingError, StoppedError
 from matcher_receiver.checkpoint import WorkedOff
-from orderchain.errors import HaltError, RetryError, SettingError, StoppedError
 from tests.builders.chains import make_chain
 
 from .memory import MemoryRecords
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    from chain_kernel.model import Run
     from matcher_receiver import Receiver
-    from orderchain.model import Run
 
 
 def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.errors import SettingError
 from matcher_receiver import CheckpointConfig, KafkaSourceConfig, ReceiverConfig
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.errors import SettingError
 
 
 def test_checkpoint_config_shows_no_password() -> None:

@@ -8,6 +8,17 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from chain_kernel.errors import (
+    ForeignDatabase,
+    ForkFound,
+    FrameError,
+    HaltError,
+    PrimaryBehind,
+    SealMismatch,
+    SettingError,
+)
+from chain_kernel.frame import FrameHeader
+from chain_kernel.model import Event, Mark, Run, Standing
 from matcher_receiver.core import NONCES_MAX, UNPROVEN_BYTES_MAX, ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_EPOCH,
@@ -26,17 +37,6 @@ from matcher_receiver.decisions import (
     Halt,
     State,
 )
-from orderchain.errors import (
-    ForeignDatabase,
-    ForkFound,
-    FrameError,
-    HaltError,
-    PrimaryBehind,
-    SealMismatch,
-    SettingError,
-)
-from orderchain.frame import FrameHeader
-from orderchain.model import Event, Mark, Run, Standing
 from tests.builders.chains import (
     CHAIN_ID,
     NEXT_NONCE,
@@ -47,7 +47,7 @@ from tests.builders.chains import (
 )
 
 if TYPE_CHECKING:
-    from orderchain.frame import FrameHeader
+    from chain_kernel.frame import FrameHeader
 
 OTHER_DATABASE = UUID("9f2c2a52-7c5e-4e0a-9d53-0d1f2f0a7a11")
 OTHER_SEAL = b"\7" * 32

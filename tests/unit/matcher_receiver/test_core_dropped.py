@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.model import Event
+from chain_kernel.model import Event
 from tests.builders.chains import NEXT_NONCE, Chain, ids_of, signed
 
 from .rig import Rig, take, virtual

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
+from chain_kernel.model import Standing
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_EPOCH,
@@ -24,15 +25,14 @@ from matcher_receiver.decisions import (
     IN_STEP,
     Fill,
 )
-from orderchain.model import Standing
 from tests.builders.chains import NEXT_NONCE, Chain, make_chain, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from chain_kernel.frame import FrameHeader
+    from chain_kernel.model import Mark
     from matcher_receiver.decisions import FrameDecision
-    from orderchain.frame import FrameHeader
-    from orderchain.model import Mark
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from matcher_receiver.head_poller import SIGHTS_MAX, Lag
-from orderchain.errors import (
+from chain_kernel.errors import (
     ForeignDatabase,
     HaltError,
     NotYetReadable,
@@ -19,6 +18,7 @@ from orderchain.errors import (
     SealMismatch,
     StillHalted,
 )
+from matcher_receiver.head_poller import SIGHTS_MAX, Lag
 from tests.builders.chains import NEXT_NONCE
 
 from .memory import MemoryRecords

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from chain_kernel.errors import SettingError
 from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
-from orderchain.errors import SettingError
 from tests.builders.chains import CHAIN_ID, make_chain
 
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import ConnectError, TopicError
+from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from matcher_receiver import Receiver, ReceiverConfig
-from orderchain.errors import ConnectError, TopicError
-from orderchain.testing.memory_log import MemoryFrameSource, MemoryLog
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 from tests.builders.chains import ids_of, make_chain
 
 from .memory import MemorySource
 
 if TYPE_CHECKING:
-    from orderchain.model import Run
+    from chain_kernel.model import Run
     from tests.builders.chains import Chain
 
 

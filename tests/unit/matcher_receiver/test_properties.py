@@ -17,16 +17,16 @@ import msgspec
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from chain_kernel.errors import RetryError
+from chain_kernel.model import Event
 from matcher_receiver import Receiver, ReceiverConfig
-from orderchain.errors import RetryError
-from orderchain.model import Event
 from tests.builders.chains import Chain, signed
 
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
 
 if TYPE_CHECKING:
-    from orderchain.model import Mark
+    from chain_kernel.model import Mark
 
 HEALED_SECONDS = 30.0
 """In so long after the last fault everything must have been delivered."""

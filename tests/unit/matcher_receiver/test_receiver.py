@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from gapfill import PreferenceConfig, PreferredSources
-from matcher_receiver import Receiver, State
-from orderchain.errors import (
+from chain_kernel.errors import (
     CheckpointLost,
     ConnectError,
     ForkFound,
@@ -22,7 +20,9 @@ from orderchain.errors import (
     SealMismatch,
     SettingError,
 )
-from orderchain.model import Run
+from chain_kernel.model import Run
+from gapfill import PreferenceConfig, PreferredSources
+from matcher_receiver import Receiver, State
 from tests.builders.chains import Chain, ids_of, signed
 
 from .memory import MemorySource
@@ -30,8 +30,8 @@ from .rig import Rig, take, virtual
 from .virtual_time import virtual_clock
 
 if TYPE_CHECKING:
-    from orderchain.model import Mark
-    from orderchain.seal import Batch
+    from chain_kernel.model import Mark
+    from chain_kernel.seal import Batch
 
 
 def lying_of_the_seal(chain: Chain, batch: Batch) -> bytes:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import CheckpointLost, RetryError
-from orderchain.handlers import NotAsync
+from chain_kernel.errors import CheckpointLost, RetryError
+from chain_kernel.handlers import NotAsync
 from tests.builders.chains import ids_of
 
 from .memory import MemoryRecords
@@ -18,7 +18,7 @@ from .virtual_time import run_virtual, virtual_clock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from orderchain.model import Run
+    from chain_kernel.model import Run
 
 
 def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:

@@ -15,7 +15,7 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from matcher_receiver.live_frames import OptionalFrames
-from orderchain import KafkaConfig, SettingError, open_receiver
+from orderchain import KafkaConfig, errors, open_receiver
 from tests.builders.chains import CHAIN_ID
 
 from .memory import MemoryCheckpoints
@@ -93,7 +93,7 @@ def test_place_that_is_kept_elsewhere_is_reported() -> None:
 def test_config_that_lacks_what_a_part_needs_is_refused(
     settings: dict[str, object], field: str
 ) -> None:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(errors.SettingError) as caught:
         open_receiver(config(**settings))
     assert caught.value.field == field
 
@@ -122,7 +122,7 @@ async def test_parts_that_are_handed_in_are_used_and_compared() -> None:
         ids = [event.id async for run in receiver for event in run.events]
     assert ids == rig.chain.ids
     theirs = MemoryCheckpoints(CHAIN_ID, "theirs")
-    with pytest.raises(SettingError, match="receiver of the checkpoints was 'theirs'"):
+    with pytest.raises(errors.SettingError, match="receiver of the checkpoints was 'theirs'"):
         await open_receiver(own, **given, checkpoints=theirs).__aenter__()
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from chain_kernel.errors import SealMismatch, SettingError
+from chain_kernel.model import Snapshot
 from matcher_receiver import StartAt
-from orderchain.errors import SealMismatch, SettingError
-from orderchain.model import Snapshot
 from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
 
 from .rig import Rig, take, virtual
 
 if TYPE_CHECKING:
-    from orderchain.model import Run
+    from chain_kernel.model import Run
 
 SIZES = [4, 6, 5]
 

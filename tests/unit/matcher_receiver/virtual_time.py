@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 
 __all__ = ["run_virtual", "virtual_clock"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-from orderchain.errors import RetryError, SettingError
+from chain_kernel.errors import RetryError, SettingError
 from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, call_json, shown_url
 from tests.unit.outbox.answer_server import answering
 

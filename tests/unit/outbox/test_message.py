@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox import Destination, Message, MessageError
 from outbox.destination import HEADERS_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from outbox.message import MessageIds, check_message, traced

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from orderchain.model import Term
-from orderchain.seal import genesis_seal
+from chain_kernel.model import Term
+from chain_kernel.seal import genesis_seal
 
 DATABASE_ID = UUID(int=7)
 WALL_NS = 1_700_000_000_123_456_789

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.errors import OrderchainError
-from orderchain.limits import ID_MAX
-from orderchain.model import is_linked
-from orderchain.seal import event_pages, genesis_seal, next_seal
+from chain_kernel.errors import OrderchainError
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import is_linked
+from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.builders.orders import make_orders
@@ -17,7 +17,7 @@ from tests.builders.orders import make_orders
 from .builders import DATABASE_ID, WALL_NS, make_term
 
 if TYPE_CHECKING:
-    from orderchain.seal import Batch
+    from chain_kernel.seal import Batch
 
 
 def core_at(last_id: int = 0, *, skip_ids: int = 0, partition_ids: int = 2**23) -> SequencerCore:

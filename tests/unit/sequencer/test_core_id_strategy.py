@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.errors import SettingError
-from orderchain.limits import ID_MAX
-from orderchain.model import TERM_SPREAD_IDS, is_linked
+from chain_kernel.errors import SettingError
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import TERM_SPREAD_IDS, is_linked
 from sequencer.core import (
     DAY_IDS,
     TIME_ID_BITS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orderchain.model import LeaseSight
+from chain_kernel.model import LeaseSight
 from sequencer.leadership import LeaseWatch
 
 LEASE_NS = 1_000

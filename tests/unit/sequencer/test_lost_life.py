@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orderchain.clock import SystemClock
-from orderchain.errors import RetryError
-from orderchain.limits import ID_MAX
-from orderchain.model import TERM_SPREAD_IDS
-from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog
-from orderchain.testing.memory_store import (
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import RetryError
+from chain_kernel.limits import ID_MAX
+from chain_kernel.model import TERM_SPREAD_IDS
+from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
+from chain_kernel.testing.memory_store import (
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
@@ -37,7 +37,7 @@ from tests.builders.orders import make_orders
 from .builders import WALL_NS, make_term
 
 if TYPE_CHECKING:
-    from orderchain.model import Term
+    from chain_kernel.model import Term
 
 SKIP = Config(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
 HEAD = 5_000

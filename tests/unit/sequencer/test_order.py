@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from orderchain.errors import OrderError
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.errors import OrderError
+from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer.order import Ack, Acks, Order, check_order, columns_of, joined
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.frame import decode_body, decode_header
-from orderchain.limits import FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
+from chain_kernel.frame import decode_body, decode_header
+from chain_kernel.limits import FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from sequencer.publisher import batch_frames, heartbeat_frame

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.clock import SystemClock
-from orderchain.errors import (
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import (
     ChainLed,
     ChainMissing,
     Fenced,
@@ -20,18 +20,18 @@ from orderchain.errors import (
     SteppedDown,
     UnknownOutcome,
 )
-from orderchain.frame import decode_body, decode_header
-from orderchain.limits import FRAME_BYTES_MAX
-from orderchain.model import IntakeMark, is_linked
-from orderchain.testing.memory_log import MemoryFrameSink, MemoryLog, SendFault
-from orderchain.testing.memory_store import (
+from chain_kernel.frame import decode_body, decode_header
+from chain_kernel.limits import FRAME_BYTES_MAX
+from chain_kernel.model import IntakeMark, is_linked
+from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog, SendFault
+from chain_kernel.testing.memory_store import (
     CommitFault,
     MemoryChainStore,
     MemoryDatabase,
     MemoryKeyStore,
     MemoryLease,
 )
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from sequencer import Order, Sequencer, SequencerConfig
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
@@ -40,9 +40,9 @@ from tests.small_worlds import scaled_down
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.clock import Clock
-    from orderchain.model import Event, Term
-    from orderchain.seal import Batch
+    from chain_kernel.clock import Clock
+    from chain_kernel.model import Event, Term
+    from chain_kernel.seal import Batch
 
 
 class World:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     BrokerAway,
     IntakeMoved,
     KeyConflict,
     NumberOutOfOrder,
     OrderError,
 )
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from orderchain.model import IntakeMark, is_linked
-from orderchain.testing.memory_store import CommitFault
+from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.model import IntakeMark, is_linked
+from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
 from sequencer.order import Acks
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import StatusCode
 
-from orderchain.testing.memory_log import MemoryFrameSink, SendFault
-from orderchain.testing.memory_store import CommitFault
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
+from chain_kernel.testing.memory_log import MemoryFrameSink, SendFault
+from chain_kernel.testing.memory_store import CommitFault
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from tests.builders.orders import make_orders
 from tests.builders.spans import id_of, parent_of, recorded_spans
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
-from orderchain.model import is_linked
-from orderchain.testing.memory_store import CommitFault
+from chain_kernel.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
+from chain_kernel.model import is_linked
+from chain_kernel.testing.memory_store import CommitFault
 from sequencer import core
 from sequencer.submission import Batcher
 from tests.deadlines import deadline
@@ -19,8 +19,8 @@ from .test_service import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orderchain.model import Term
-    from orderchain.seal import Batch
+    from chain_kernel.model import Term
+    from chain_kernel.seal import Batch
     from sequencer import Sequencer
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orderchain.errors import QueueFull, StoppedError
+from chain_kernel.errors import QueueFull, StoppedError
 from sequencer.submission import Batcher, Entry
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_kernel.sql import AUDITOR
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import verify_archive
 from chain_verifier.archive.retention import RetentionReport, RetentionRequest, retain
@@ -19,8 +21,6 @@ from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_extent, set_mark
-from orderchain.errors import InputError, SettingError, SourceBroken
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,

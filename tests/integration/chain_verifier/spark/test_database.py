@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
+from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.table import HAS_NULL
 from chain_verifier.spark.verify import verify
-from orderchain.errors import ChainMissing, ConnectError, SchemaError, SettingError, SourceBroken
-from orderchain.sql import AUDITOR, GAP_READER
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import AUDITOR
 from chain_verifier.config import ContradictedMark, DatabaseSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
-from orderchain.errors import SettingError
-from orderchain.sql import AUDITOR
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.published_frames import frame_of
 from tests.integration.chain_verifier.stored_rows import execute

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_kernel.limits import ID_MAX
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.spark.source_check import KEY, node_hash, whole_chain, with_key
-from orderchain.limits import ID_MAX
 from tests.integration.chain_verifier.conftest import RowTable
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 

@@ -95,7 +95,7 @@ def test_benchmarks_as_a_module_are_the_same_command(tmp_path: Path) -> None:
 
 
 def test_bench_without_the_checkout_says_where_it_is(tmp_path: Path) -> None:
-    for package in ("chainctl", "orderchain"):
+    for package in ("chainctl", "chain_kernel"):
         shutil.copytree(ROOT / package, tmp_path / package)
     hidden = (
         "import sys; from importlib.abc import MetaPathFinder\n"

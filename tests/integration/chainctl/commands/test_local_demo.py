@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from local_stack.process import free_port
-from orderchain.testing.pytest_plugin import make_server_folder
+from orderchain.pytest_plugin import make_server_folder
 from tests.pages import ROOT, blocks_of
 from tests.prometheus import running
 

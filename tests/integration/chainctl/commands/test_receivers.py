@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.errors import PrimaryBehind, StillHalted
+from chain_kernel.model import Gap, Mark
+from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-from orderchain.errors import PrimaryBehind, StillHalted
-from orderchain.model import Gap, Mark
-from orderchain.sql import RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

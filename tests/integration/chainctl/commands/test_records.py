@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from orderchain.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
+from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.old_kafka import old_kafka

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.sql import SCHEMA_VERSION
 from local_stack.errors import StatementFailed
-from orderchain.sql import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,10 @@ import asyncpg
 import pytest
 
 import outbox
+from chain_kernel.errors import PrimaryBehind
+from chain_kernel.model import Gap, Mark
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
-from orderchain.errors import PrimaryBehind
-from orderchain.model import Gap, Mark
 from outbox import Destination, Message, draw_message_ids, save_destinations
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS, Deadline

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.sql import AUDITOR
+from chain_kernel.sql import AUDITOR
 from tests.builders.stored_chain import StoredChain
 from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 

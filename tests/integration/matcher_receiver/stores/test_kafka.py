@@ -10,9 +10,9 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
+from chain_kernel.errors import ConnectError, RetryError, TopicError
 from local_stack.process import free_port
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
-from orderchain.errors import ConnectError, RetryError, TopicError
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.conftest import publish_frames

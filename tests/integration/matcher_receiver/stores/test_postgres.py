@@ -9,9 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from local_stack.postgres import SUPERUSER
-from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
-from orderchain.errors import (
+from chain_kernel.errors import (
     ChainMissing,
     CheckpointLost,
     ConnectError,
@@ -19,8 +17,10 @@ from orderchain.errors import (
     SchemaError,
     SettingError,
 )
-from orderchain.model import Mark
-from orderchain.sql import RECEIVER_WRITER, load_sql
+from chain_kernel.model import Mark
+from chain_kernel.sql import RECEIVER_WRITER, load_sql
+from local_stack.postgres import SUPERUSER
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import CheckpointLost, PrimaryBehind, SettingError, StillHalted
+from chain_kernel.model import Gap
+from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-from orderchain.errors import CheckpointLost, PrimaryBehind, SettingError, StillHalted
-from orderchain.model import Gap
-from orderchain.sql import RECEIVER_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import RetryError
+from chain_kernel.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from chainctl.schema.parts import PARTS
-from orderchain.errors import RetryError
-from orderchain.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox import Confirm, Destination, Status, save_destinations
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import sender_app

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import ConnectError, RetryError
+from chain_kernel.errors import ConnectError, RetryError
 from outbox import InboxLog, draw_message_ids
 from outbox.consumer.inbox import Inbox
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from orderchain.errors import ConnectError, SchemaError, SettingError
+from chain_kernel.errors import ConnectError, SchemaError, SettingError
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox.acts import DeadLetter, DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels

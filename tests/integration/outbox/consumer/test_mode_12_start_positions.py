@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
 from outbox.records import common_headers, record_headers

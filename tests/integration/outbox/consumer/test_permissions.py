@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orderchain.sql import INBOX_ROLES, OWNER
+from chain_kernel.sql import INBOX_ROLES, OWNER
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import draw_message_ids

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import RetryError, SettingError
-from orderchain.sql import OUTBOX_OPERATOR
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.sql import OUTBOX_OPERATOR
 from outbox import (
     Destination,
     add,

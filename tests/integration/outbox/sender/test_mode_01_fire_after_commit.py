@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from orderchain.sql import OUTBOX_WRITER
+from chain_kernel.sql import OUTBOX_WRITER
 from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
 from outbox.records import read_headers
 from tests.builders.topics import make_topics

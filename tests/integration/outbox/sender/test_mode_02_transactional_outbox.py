@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 import outbox
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import OUTBOX_WRITER
 from local_stack.postgres import SUPERUSER
-from orderchain.errors import SettingError
-from orderchain.sql import OUTBOX_WRITER
 from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.sql import OUTBOX_RELAY
 from chainctl.schema.parts import PARTS
-from orderchain.errors import RetryError, SettingError
-from orderchain.sql import OUTBOX_RELAY
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.sender.business import store_messages

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import outbox
-from orderchain.errors import SettingError
-from orderchain.sql import OUTBOX_OPERATOR
+from chain_kernel.errors import SettingError
+from chain_kernel.sql import OUTBOX_OPERATOR
 from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
 from outbox.message import MessageIds
 from outbox.service.config import Clients

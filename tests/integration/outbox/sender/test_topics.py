@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chainctl.schema.parts import PARTS
-from local_stack.postgres import SUPERUSER
-from orderchain.clients.kafka import (
+from chain_kernel.clients.kafka import (
     close_client,
     make_admin,
     start_client,
 )
-from orderchain.clients.kafka_config import KafkaConfig
-from orderchain.clients.topics import TopicDurability, describe_topics
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.topics import TopicDurability, describe_topics
+from chainctl.schema.parts import PARTS
+from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-LOGGER = "orderchain.clients.topics"
+LOGGER = "chain_kernel.clients.topics"
 ONE = "(replicas 1, min.insync.replicas 1)"
 
 

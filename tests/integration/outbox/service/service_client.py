@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from local_stack.process import send_to_child
-from orderchain.clients.http_server import HttpLimits, HttpServer
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token

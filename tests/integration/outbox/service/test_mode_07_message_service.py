@@ -25,9 +25,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orderchain.clock import SystemClock
-from orderchain.errors import ConnectError, RetryError
-from orderchain.sql import OUTBOX_RELAY
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.sql import OUTBOX_RELAY
 from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids

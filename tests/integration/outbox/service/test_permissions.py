@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
 from chainctl.schema.parts import PARTS
-from orderchain.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
 
 from ..test_permissions import _COLUMNS, table_below
 

@@ -15,7 +15,7 @@ import pytest
 from starlette.responses import Response
 
 import outbox
-from orderchain.clients.http_server import HttpLimits, connections_max
+from chain_kernel.clients.http_server import HttpLimits, connections_max
 from outbox.service import server
 from outbox.service.config import Clients
 from outbox.service.server import MessageService

@@ -11,9 +11,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
-from orderchain.errors import IntakeLost, TopicError
-from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.model import is_linked
+from chain_kernel.errors import IntakeLost, TopicError
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time

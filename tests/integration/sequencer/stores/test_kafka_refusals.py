@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.errors import ConnectError, OrderchainError, RetryError
-from orderchain.sql import GAP_READER, SEQUENCER_WRITER
+from chain_kernel.errors import ConnectError, OrderchainError, RetryError
+from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 from sequencer import open_sequencer
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.silent_server import silent_server

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from orderchain.clock import SystemClock
-from orderchain.errors import ClockError, ConnectError, SchemaError
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import ClockError, ConnectError, SchemaError
 from sequencer import open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore

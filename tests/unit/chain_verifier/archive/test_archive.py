@@ -12,6 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clock import ns_of
+from chain_kernel.errors import InputError
+from chain_kernel.model import Event
+from chain_kernel.seal import genesis_seal
+from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.archive.manifest import (
     Manifest,
     begin_manifest,
@@ -25,11 +30,6 @@ from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from orderchain.clock import ns_of
-from orderchain.errors import InputError
-from orderchain.model import Event
-from orderchain.seal import genesis_seal
-from orderchain.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 
 if TYPE_CHECKING:

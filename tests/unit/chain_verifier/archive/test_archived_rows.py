@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
+from chain_kernel.model import ChainHead, Mark, Standing
 from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
 from chain_verifier.archive.part_files import PartWriter
 from chain_verifier.checks.seals import SealedBatch, SealRun
-from orderchain.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from orderchain.model import ChainHead, Mark, Standing
 from tests.integration.chain_verifier.seeded_batches import Chain, Committed, sealed_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from orderchain.model import Event
+    from chain_kernel.model import Event
 
 CHAIN_ID = 11
 DATABASE_ID = uuid.UUID(int=7)

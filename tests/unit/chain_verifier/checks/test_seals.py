@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from chain_kernel.errors import SettingError
+from chain_kernel.seal import page_image
 from chain_verifier.checks.seals import IMAGES, BatchCheck
 from chain_verifier.config import KeptSeal, parse_kept_seal
-from orderchain.errors import SettingError
-from orderchain.seal import page_image
 
 BEFORE = bytes.fromhex("3d39dfe600127ee73f12fac343e17b83855f82a5a049169f874659dc5271c7fe")
 SEAL = bytes.fromhex("b11e63b3a54a8f12f3f8c5ad91df0038c9206185ed74e13926fb6c71ceb4529e")

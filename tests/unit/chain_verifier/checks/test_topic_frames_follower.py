@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import InputError
 from chain_verifier.checks.topic_frames import ArrivedFrame, FrameHead, TopicFollower, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
-from orderchain.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

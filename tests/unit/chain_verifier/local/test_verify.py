@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verification import CONTENT
-from orderchain.errors import InputError, SettingError, SourceBroken
 from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clock import time_of
+from chain_kernel.seal import content_of, page_image
+from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
 from chain_verifier.repair.survey import (
@@ -20,15 +23,12 @@ from chain_verifier.repair.survey import (
     SurveyedBatch,
     batch_piece,
 )
-from orderchain.clock import time_of
-from orderchain.seal import content_of, page_image
-from orderchain.testing.memory_chain import sealed
 from tests.builders.chains import CHAIN_ID, Chain, make_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orderchain.seal import Batch
+    from chain_kernel.seal import Batch
 
 SIZES = (3, 1, 4, 2, 5, 3, 2, 6)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.errors import SettingError
 from chain_verifier.config import DatabaseSource
 from chain_verifier.spark.database import chain_address
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
-    from orderchain.clients.options import JdbcAddress
+    from chain_kernel.clients.options import JdbcAddress
 
 
 def address_of(database: str | DatabaseConfig) -> JdbcAddress:
@@ -54,7 +54,7 @@ def test_environment_of_libpq_is_asked_of_spark_too(monkeypatch: pytest.MonkeyPa
 def test_host_where_another_one_may_pose_as_the_server_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="orderchain.clients.database_config"):
+    with caplog.at_level(logging.WARNING, logger="chain_kernel.clients.database_config"):
         address_of("postgresql://u@no-such-auditor.example/d")
         address_of("postgresql://u@no-such-auditor.example/d")
         address_of("postgresql://u@localhost/d")

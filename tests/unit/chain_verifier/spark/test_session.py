@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from chain_kernel.errors import ConnectError, SettingError
 from chain_verifier.spark.session import is_submitted, start_error
-from orderchain.errors import ConnectError, SettingError
 
 
 def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:

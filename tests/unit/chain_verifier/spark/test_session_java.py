@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import SettingError
 from chain_verifier.spark.session import MODULE, require_java
-from orderchain.errors import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path

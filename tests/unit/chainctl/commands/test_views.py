@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
+from chain_kernel.errors import SettingError
+from chain_kernel.model import Event
 from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.installation import look_at_replication
 from chainctl.commands.receivers import LagBounds, LagLine
 from chainctl.commands.records import find_in_journal
 from chainctl.commands.status import leader_life, leader_state
 from chainctl.units import Size, Span, shown_age, shown_span
-from orderchain.errors import SettingError
-from orderchain.model import Event
 
 if TYPE_CHECKING:
     from pathlib import Path

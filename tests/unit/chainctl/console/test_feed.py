@@ -7,10 +7,10 @@ import json
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from chain_kernel.errors import RetryError
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from chainctl.console.feed import VIEWERS_MAX, Feed
 from chainctl.console.state import Overview
-from orderchain.errors import RetryError
-from orderchain.testing.virtual_loop import run_virtual, virtual_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

@@ -3,9 +3,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from chain_kernel.sql import LOGIN_ROLES, schema_sql
 from chainctl.main import main
 from chainctl.schema.parts import expected_objects, grants_sql
-from orderchain.sql import LOGIN_ROLES, schema_sql
 
 if TYPE_CHECKING:
     import pytest

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import SchemaError
 from chainctl.schema.parts import PARTS, Migration, Version, migrations_of, steps_to
-from orderchain.errors import SchemaError
 
 if TYPE_CHECKING:
     from pathlib import Path

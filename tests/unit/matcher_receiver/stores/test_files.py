@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from chain_kernel.errors import SettingError
+from chain_kernel.model import Mark, Snapshot
 from matcher_receiver import FileSnapshotStore
-from orderchain.errors import SettingError
-from orderchain.model import Mark, Snapshot
 from tests.builders.chains import ids_of
 
 from ..rig import Rig, virtual

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.session import Session, SessionConfig
+from chain_kernel.errors import ConnectError, PrimaryBehind, RetryError, SettingError
+from chain_kernel.model import Gap, Mark
 from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
 from matcher_receiver.stores.postgres import GapRecorder
-from orderchain.clients.database_config import DatabaseConfig
-from orderchain.clients.session import Session, SessionConfig
-from orderchain.errors import ConnectError, PrimaryBehind, RetryError, SettingError
-from orderchain.model import Gap, Mark
 from tests.unit.matcher_receiver.memory import MemoryCheckpoints, MemoryRecords
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
 from tests.unit.matcher_receiver.virtual_time import virtual_clock

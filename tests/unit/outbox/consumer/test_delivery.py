@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox.consumer.delivery import Delivery, TrustedSenders, read_delivery
 from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter
 

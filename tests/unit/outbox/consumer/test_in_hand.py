@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox.consumer.in_hand import (
     ConsumeProgress,
     ConsumeStart,

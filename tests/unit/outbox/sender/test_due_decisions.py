@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.errors import SettingError
+from chain_kernel.errors import SettingError
 from outbox import Destination, Status
 from outbox.sender.due_decisions import (
     Answer,

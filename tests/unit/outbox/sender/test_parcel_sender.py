@@ -176,7 +176,7 @@ async def test_what_is_lost_is_counted_at_once_and_logged_by_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("orderchain.text.monotonic", lambda: now)
+    monkeypatch.setattr("chain_kernel.text.monotonic", lambda: now)
     tally = Tally("lost")
     for _ in range(1_000):
         tally.give_up(2, "the broker is away")

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import outbox.parts
 import outbox.sender.results
-from orderchain.errors import RetryError
+from chain_kernel.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
 from outbox.records import RETRYING, encode_confirms, proof_of, token_of
 from outbox.sender.config import RelayStats

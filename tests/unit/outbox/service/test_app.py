@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from orderchain.clock import SystemClock
-from orderchain.monitoring import metrics_of
+from chain_kernel.clock import SystemClock
+from chain_kernel.monitoring import metrics_of
 from outbox.acts import Unfinished
 from outbox.callback.callback_service import METRICS as CALLBACK_METRICS
 from outbox.callback.callback_service import CallbackStats
@@ -20,7 +20,7 @@ from outbox.service.config import Clients, ServiceConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orderchain.monitoring import Sample
+    from chain_kernel.monitoring import Sample
 
 NOW = 1_800_000_000.0
 

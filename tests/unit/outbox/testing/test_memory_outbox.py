@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import RetryError, SettingError
-from orderchain.handlers import NotAsync
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.handlers import NotAsync
 from outbox import (
     ConsumerConfig,
     Destination,

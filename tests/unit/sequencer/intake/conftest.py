@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import zstandard
 
-from orderchain.errors import InputError
+from chain_kernel.errors import InputError
 from sequencer.intake.file import FileIntake, FileOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
-from orderchain.errors import InputError
+from chain_kernel.errors import InputError
 from sequencer.intake.compressed import ROW_BYTES_MAX, FileStream, content_name
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orderchain.errors import InputError
+from chain_kernel.errors import InputError
 from sequencer.intake.file import FileIntake, FileOptions
 from sequencer.intake.rows import READ_BYTES_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orderchain.model import IntakeMark
+    from chain_kernel.model import IntakeMark
     from tests.unit.sequencer.intake.conftest import Write
 
 ROWS = "n,x\n" + "".join(f"{number},v{number}\n" for number in range(1, 101))

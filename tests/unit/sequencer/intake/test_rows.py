@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from orderchain.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer.intake.compressed import ROW_BYTES_MAX
 from sequencer.intake.file import unit_of
 

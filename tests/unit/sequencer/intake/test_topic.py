@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orderchain.errors import (
+from chain_kernel.errors import (
     BrokerAway,
     ConnectError,
     Fenced,
@@ -20,10 +20,10 @@ from orderchain.errors import (
     RetryError,
     StoppedError,
 )
-from orderchain.limits import PAYLOAD_BYTES_MAX
-from orderchain.model import IntakeMark, is_linked
-from orderchain.testing.memory_log import MemoryRecordSource, MemoryTopic
-from orderchain.testing.memory_store import CommitFault
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.model import IntakeMark, is_linked
+from chain_kernel.testing.memory_log import MemoryRecordSource, MemoryTopic
+from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
 from tests.deadlines import deadline, in_time

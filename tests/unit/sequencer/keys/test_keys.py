@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orderchain.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError, RowsMissing
-from orderchain.model import client_key, is_linked, split_client_key
-from orderchain.testing.memory_store import CommitFault
+from chain_kernel.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError, RowsMissing
+from chain_kernel.model import client_key, is_linked, split_client_key
+from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Order
 from sequencer.keys import memory as key_index
 
@@ -158,7 +158,7 @@ async def test_submit_many_with_one_conflict_is_refused_whole(world: World) -> N
 
 
 async def test_intake_of_nothing_but_repeats_moves_its_mark(world: World) -> None:
-    from orderchain.model import IntakeMark
+    from chain_kernel.model import IntakeMark
 
     orders = [Order("a", b"1"), Order("b", b"2")]
     async with world.sequencer() as sequencer:

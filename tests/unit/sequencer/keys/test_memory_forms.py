@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderchain.model import split_client_key
+from chain_kernel.model import split_client_key
 from sequencer.keys.memory import KeyForms, forms_of
 
 TEXTS = st.text(st.sampled_from("ab#0123456789\u0661 _+-"), min_size=1, max_size=6)

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from chain_kernel.sql import GAP_READER
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from orderchain.sql import GAP_READER
 from tests.deadlines import deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
 

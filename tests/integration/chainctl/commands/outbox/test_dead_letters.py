@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.sql import OUTBOX_OPERATOR
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import OUTBOX_OPERATOR
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids

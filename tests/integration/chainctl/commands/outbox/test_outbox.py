@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 import outbox
+from chain_kernel.sql import OUTBOX_OPERATOR
 from local_stack.postgres import SUPERUSER
-from orderchain.sql import OUTBOX_OPERATOR
 from outbox import Message, draw_message_ids
 from outbox.record_mac import destination_key
 from tests.deadlines import deadline

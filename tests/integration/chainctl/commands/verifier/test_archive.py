@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orderchain.model import Event
+    from chain_kernel.model import Event
     from tests.integration.chainctl.conftest import Call
 
     Retention = Callable[..., Any]

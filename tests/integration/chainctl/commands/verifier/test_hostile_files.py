@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chain_kernel.clients.pem import read_file
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
 from chain_verifier.seal_files import SealFile, encoded, read_signing_key
-from orderchain.clients.pem import read_file
-from orderchain.errors import InputError, SettingError
-from orderchain.limits import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.errors import RetryError
+from chain_kernel.frame import encode_frame
+from chain_kernel.model import Event
+from chain_kernel.sql import AUDITOR
+from chain_kernel.testing.memory_chain import sealed, slices_of
 from chain_verifier.config import JournalSource, TopicSource
 from chain_verifier.repair.repair import RepairPlan, RepairRequest, repair_chain
-from orderchain.errors import RetryError
-from orderchain.frame import encode_frame
-from orderchain.model import Event
-from orderchain.sql import AUDITOR
-from orderchain.testing.memory_chain import sealed, slices_of
 from tests.deadlines import Deadline
 from tests.stored_pages import LET_TAMPER
 

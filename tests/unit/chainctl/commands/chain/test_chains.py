@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from chain_kernel.errors import SettingError
 from chainctl.topics import check_topic_name
-from orderchain.errors import SettingError
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "é", "a" * 250, "a\n"])

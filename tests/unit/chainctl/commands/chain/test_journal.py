@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.model import Event
 from chainctl.commands.chain.journal import Journal, encode_rows
 from chainctl.exits import BrokeOff, ExitCode, exit_code
-from orderchain.errors import InputError, SettingError
-from orderchain.model import Event
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import pytest
 
+from chain_kernel.text import not_installed
 from chain_verifier.seal_files import SealFile
 from chainctl.commands.verifier.seal import SealLine
-from orderchain.text import not_installed
 from tests.command_call import Done, call_here
 
 if TYPE_CHECKING:

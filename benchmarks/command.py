@@ -1,0 +1,103 @@
+"""`chainctl bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.options import Command, Integer, uses_settings
+from chainctl.output import data
+from chainctl.units import Span
+
+if TYPE_CHECKING:
+    from benchmarks.load import Scope
+    from chainctl.settings import Settings
+
+REPEATS: Final = 5
+REPEATS_MAX: Final = 1_000
+MINUTES_MAX: Final = 24 * 60
+
+
+@click.command(cls=Command)
+@click.option("--quick", is_flag=True, help="Three minutes: fewer questions, orders and repeats.")
+@click.option(
+    "--only", multiple=True, metavar="QUESTION",
+    help="Ask this one alone; may be given several times. --list shows them.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Continue an interrupted call from what it saved.")
+@click.option(
+    "--repeats", type=Integer(1, REPEATS_MAX), metavar="COUNT",
+    help=f"Repeats of every arm.  [default: {REPEATS}, with --quick 1]",
+)  # fmt: skip
+@click.option(
+    "--minutes", type=Span(MINUTES_MAX * 60, unit="m"), metavar="SPAN",
+    callback=lambda _context, _option, seconds: None if seconds is None else seconds / 60,
+    help="End after so long (2h; in minutes without a unit), the servers left up for --resume.",
+)  # fmt: skip
+@click.option("--huge", is_flag=True, help="Chains of 10^8 rows too: an hour, 40 GB of disk.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="Where results go.  [default: benchmarks/results, with --quick its folder quick]",
+)  # fmt: skip
+@click.option("--report", is_flag=True, help="Only make table and figures again.")
+@click.option("--list", "is_list", is_flag=True, help="Only list the questions and their times.")
+@uses_settings("stack_dir")
+def bench(
+    settings: Settings,
+    quick: bool,
+    only: tuple[str, ...],
+    resume: bool,
+    repeats: int | None,
+    minutes: float | None,
+    huge: bool,
+    output: Path | None,
+    report: bool,
+    is_list: bool,
+) -> ExitCode:
+    """Measure the engine on this machine, beside what one might take instead.
+
+    Starts a PostgreSQL and a Kafka of its own, empty. Each repeat of each arm is saved when it
+    ends. Every chain is proven whole after its run; a run whose chain is not has no figure, and
+    the exit code is 1.
+    """  # fmt: skip
+    from benchmarks.host import RESULTS
+    from benchmarks.load import Scope
+    from benchmarks.questions import NAMES, QUICK
+
+    for name in only:
+        if name not in NAMES:
+            known = ", ".join(NAMES)
+            raise click.BadParameter(f"{name!r} is none of {known}.", param_hint="'--only'")
+    names = only or (QUICK if quick else NAMES)
+    scope = Scope(is_quick=quick, is_huge=huge, repeats=repeats or (1 if quick else REPEATS))
+    if is_list:
+        _list(names, scope)
+        return ExitCode.CLEAN
+    folder = (output or (RESULTS / "quick" if quick else RESULTS)).absolute()
+    failed = 0
+    if not report:
+        from benchmarks.session import Options, measure
+
+        options = Options(
+            scope=scope,
+            folder=folder,
+            resumes=resume,
+            minutes=minutes,
+            stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
+        )
+        failed = measure(names, options)
+    from benchmarks.report import write_report
+
+    for path in write_report(folder):
+        data(str(path))
+    return ExitCode.FINDINGS if failed else ExitCode.CLEAN
+
+
+def _list(names: tuple[str, ...], scope: Scope) -> None:
+    from benchmarks.session import listed
+
+    for name, runs, minutes, title in listed(names, scope):
+        data(f"{name:13} {runs:4} runs  about {minutes:5.1f} min  {title}")

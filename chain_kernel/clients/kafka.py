@@ -1,0 +1,350 @@
+"""Clients of Kafka: how they are made, started and closed.
+
+No other module constructs a client of aiokafka; only `kafka_probe` and `topics` import it too.
+However a client ends, it leaves no connection open. aiokafka closes its connections as the last
+step of a `stop`. A `stop` that a deadline, a cancellation or an error cuts off never gets that far,
+and neither does a `start` that is cut off during its first request. A process that goes on would
+then keep sockets, and a place in its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import zlib
+from contextlib import asynccontextmanager
+from functools import partial
+from gzip import BadGzipFile
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+from aiokafka import (
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    ConsumerRebalanceListener,
+    ConsumerRecord,
+    TopicPartition,
+)
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    CommitFailedError,
+    CorruptRecordException,
+    IllegalStateError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    UnsupportedCodecError,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.protocol.produce import ProduceRequest
+
+from chain_kernel.clients import abort
+from chain_kernel.text import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+
+    from chain_kernel.clients.kafka_config import KafkaConfig
+
+
+# What others need of aiokafka, and may not import from there.
+__all__ = [
+    "AIOKafkaAdminClient",
+    "AIOKafkaConsumer",
+    "AIOKafkaProducer",
+    "BatchBuilder",
+    "CommitFailedError",
+    "ConsumerRebalanceListener",
+    "ConsumerRecord",
+    "IllegalStateError",
+    "InvalidTopicError",
+    "KafkaError",
+    "MessageSizeTooLargeError",
+    "NoOffsetForPartitionError",
+    "OffsetOutOfRangeError",
+    "TopicAuthorizationFailedError",
+    "TopicPartition",
+    "UnknownTopicOrPartitionError",
+]
+
+
+_log = logging.getLogger(__name__)
+
+_GRACE_SECONDS: Final = 2.0
+"""How long an operation that was cut off may take to end by itself."""
+
+try:
+    from cramjam import DecompressionError
+except ImportError:  # then no record is decompressed by it either
+
+    class DecompressionError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
+
+CODEC_ERRORS: Final = (
+    BadGzipFile, CorruptRecordException, DecompressionError, EOFError, struct.error,
+    UnsupportedCodecError, ValueError, zlib.error,
+)  # fmt: skip
+"""What aiokafka raises for records that it cannot decode: some are errors of the codec itself."""
+
+_CODECS: Final = ("snappy", "lz4", "zstd")
+"""The compressions that aiokafka knows by the package cramjam alone."""
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Ends that go on by themselves: a task without a reference may vanish. Few run at once."""
+
+
+async def start_client(client: Any) -> None:  # noqa: ANN401 - aiokafka has no types
+    """Start a consumer, a producer or an admin client; raises what its `start` raises.
+
+    After a cancellation (a deadline is one) the start first gets up to 2 s to end by itself:
+    `close_client` can close only what the client knows about.
+    """
+    starting = asyncio.ensure_future(client.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting], timeout=_GRACE_SECONDS)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+
+
+async def close_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above
+    """Stop a client, started or not, and never raise for what its `stop` raises.
+
+    When `within_seconds` are over, or at a cancellation, its connections are closed at once. What
+    it waited for then fails, so that it ends by itself; it gets 2 s more for that.
+    """
+    ending = asyncio.ensure_future(end_client(client))
+    try:
+        await asyncio.wait([ending], timeout=within_seconds)
+    finally:
+        if not ending.done():
+            _cut(client)
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+            ending.cancel()
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+
+
+@asynccontextmanager
+async def started(client: Any, close_seconds: float = 2.0) -> AsyncIterator[Any]:  # noqa: ANN401
+    """Start a client for the block, and close it however the block or the start ends.
+
+    Raises what its `start` raises. `close_seconds`: as `within_seconds` of `close_client`.
+    """
+    try:
+        await start_client(client)
+        yield client
+    finally:
+        await close_client(client, close_seconds)
+
+
+async def leave_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above
+    """Stop a producer; a stop that takes longer than `within_seconds` goes on by itself.
+
+    While the broker is away, a stop waits until the records have expired. A producer that is cut
+    off would keep its sender and its records forever.
+    """
+    ending = asyncio.create_task(end_client(client), name="orderchain client end")
+    _leaving.add(ending)
+    ending.add_done_callback(_leaving.discard)
+    await asyncio.wait([ending], timeout=within_seconds)
+
+
+async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
+    """Stop a client however long it takes; never raise for what its `stop` raises.
+
+    When cancelled, it closes the connections and raises CancelledError.
+    """
+    stop = client.stop if hasattr(client, "stop") else client.close
+    stopping = asyncio.ensure_future(stop())
+    try:
+        # Not awaited itself: a stop may raise a CancelledError that nobody asked for.
+        await asyncio.wait([stopping])
+    finally:
+        stopping.cancel()
+        _cut(client)
+    if not stopping.cancelled() and (error := stopping.exception()) is not None:
+        _log.debug("a client of Kafka did not stop in order: %r", error)
+
+
+def _cut(client: Any) -> None:  # noqa: ANN401 - as above
+    """Close every connection, and end the task that would open others. Repeats do no harm."""
+    # A producer has a public name for it, consumers and admin clients do not.
+    connections = client.client if hasattr(client, "client") else client._client
+    if connections._sync_task is not None:
+        connections._sync_task.cancel()
+    for connection in list(connections._conns.values()):
+        cut_connection(connection)
+
+
+def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
+    """Close one connection of aiokafka at once. Repeats do no harm.
+
+    Its own `close` first sends what was written, which a frozen broker may never take.
+    """
+    connection.close()
+    transport = getattr(connection._protocol, "_transport", None)  # None once it is closed
+    if transport is not None:
+        abort(transport)
+
+
+def connection_options(config: KafkaConfig, role: str) -> dict[str, Any]:
+    """Return `config` as options of aiokafka. Secret. Raises SettingError if a file is gone."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": config.bootstrap_servers,
+        "client_id": config.client_id_of(role),
+        "security_protocol": config.security_protocol,
+        "ssl_context": config.tls_context(),
+    }
+    if config.is_sasl:
+        options["sasl_mechanism"] = config.sasl_mechanism
+        if config.sasl_token is None:
+            options["sasl_plain_username"] = config.sasl_username
+            options["sasl_plain_password"] = config.read_password()
+        else:
+            options["sasl_oauth_token_provider"] = _Tokens(config.sasl_token)
+    return options
+
+
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
+    """Gives aiokafka a token for each new connection."""
+
+    def __init__(self, draw: Callable[[], Awaitable[str]]) -> None:
+        self._draw = draw
+
+    async def token(self) -> str:
+        """Return a token."""
+        return await self._draw()
+
+
+_LENGTH: Final = struct.Struct(">i")
+"""The length before a field of bytes in a request."""
+
+# -- making --------------------------------------------------------------------------------------
+
+
+def make_consumer(
+    config: KafkaConfig,
+    role: str,
+    *topics: str,
+    **options: Any,  # noqa: ANN401 - those of aiokafka
+) -> AIOKafkaConsumer:
+    """Return a consumer, not started. `role` names it to brokers; `options` are those of aiokafka.
+
+    Two of its own defaults lose records silently, and are others here: no offset is committed
+    automatically, and an offset that is no longer in the log raises ("latest" skips what there is).
+    """
+    safe = {"enable_auto_commit": False, "auto_offset_reset": "none"}
+    return AIOKafkaConsumer(*topics, **connection_options(config, role), **{**safe, **options})
+
+
+def make_producer(
+    config: KafkaConfig,
+    role: str,
+    **options: Any,  # noqa: ANN401 - those of aiokafka
+) -> AIOKafkaProducer:
+    """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`."""
+    options = {"acks": "all", **options}
+    producer = AIOKafkaProducer(**connection_options(config, role), **options)
+    copy_records_once(producer.client)
+    return producer
+
+
+class _PlainProduce(ProduceRequest):  # type: ignore[misc] # aiokafka has no types
+    """A request to store records, whose bytes are joined once.
+
+    aiokafka's own joins them at each level of the request: field, partition, partitions, topic,
+    topics, request. Frames are half a megabyte and more; those copies were an eleventh of a
+    sequencer's time.
+    """
+
+    def build(self, kind: type[Any]) -> Any:  # noqa: ANN401 - a request of aiokafka
+        """Return the request in the version of `kind`."""
+        request = super().build(kind)
+        if len(request.topics) == 1 == len(request.topics[0][1]):
+            # Weak: a request that holds itself keeps its records until a pass of the collector.
+            request.encode = partial(_encoded, ref(request), kind.encode)
+        return request
+
+
+def _encoded(weak: ref[Any], encode: Callable[[Any], bytes]) -> bytes:
+    """Return the bytes of a request for one partition: its records are the last field, after their
+    length."""
+    request = weak()
+    if request is None:
+        raise ReferenceError("the request is gone before it was encoded")
+    topics = request.topics
+    ((topic, ((partition, records),)),) = topics
+    request.topics = [(topic, [(partition, b"")])]
+    try:
+        before = encode(request)[: -_LENGTH.size]
+    finally:
+        request.topics = topics
+    return b"".join((before, _LENGTH.pack(len(records)), records))
+
+
+def copy_records_once(client: Any) -> None:  # noqa: ANN401 - aiokafka has no types
+    """Make what `client` sends a `_PlainProduce` where it is a request to store records."""
+    send = client.send
+
+    def send_plain(node_id: int, request: Any, **options: Any) -> Any:  # noqa: ANN401
+        if type(request) is ProduceRequest:
+            request.__class__ = _PlainProduce
+        return send(node_id, request, **options)
+
+    client.send = send_plain
+
+
+def make_admin(
+    config: KafkaConfig,
+    role: str,
+    **options: Any,  # noqa: ANN401 - those of aiokafka
+) -> AIOKafkaAdminClient:
+    """Return an admin client, not started; as `make_consumer`."""
+    return AIOKafkaAdminClient(**connection_options(config, role), **options)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class UnreadableRecords(KafkaError):  # type: ignore[misc] # aiokafka has no types
+    """Records that the broker sent, and that this process cannot decode: the next try is no better.
+
+    `missing` is the compression whose codec is not installed, None where the bytes are damaged.
+    """
+
+    def __init__(self, topics: Collection[str], cause: Exception) -> None:
+        self.topics = ", ".join(sorted(topics))
+        self.reason = reason_of(cause)
+        is_codec = isinstance(cause, UnsupportedCodecError)
+        self.missing = next((name for name in _CODECS if is_codec and name in self.reason), None)
+        super().__init__(f"records of {self.topics} cannot be decoded: {self.reason}")
+
+
+async def fetch(
+    consumer: AIOKafkaConsumer,
+    *partitions: TopicPartition,
+    timeout_ms: int,
+    max_records: int | None = None,
+) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """Return the next records of `partitions`, by default of all that are assigned.
+
+    Raises UnreadableRecords for those that cannot be decoded. Which they are is not known, nor are
+    those before them in the same answer returned.
+    """
+    try:
+        found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(
+            *partitions, timeout_ms=timeout_ms, max_records=max_records
+        )
+    except CODEC_ERRORS as error:
+        topics = {at.topic for at in partitions or consumer.assignment()}
+        raise UnreadableRecords(topics, error) from error
+    return found

@@ -1,0 +1,553 @@
+"""Connections to PostgreSQL: how one is opened, and in one line why none is.
+
+No other module opens a connection of asyncpg or imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urlencode
+
+import asyncpg
+from asyncpg.pgproto import pgproto
+
+from chain_kernel.clients import abort
+from chain_kernel.clients.database_config import PINNED, server_name, warn_of_exposure
+from chain_kernel.errors import (
+    ConnectError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    SettingError,
+)
+from chain_kernel.sql import NUMBERED, renumbering
+from chain_kernel.text import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chain_kernel.clients.database_config import DatabaseConfig
+
+    Record: TypeAlias = asyncpg.Record
+    Connection: TypeAlias = asyncpg.Connection[Record]
+    LogMessage: TypeAlias = asyncpg.PostgresLogMessage
+
+# What the driver raises, so that a double of the database can raise it, too.
+ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
+InFailedSQLTransactionError = asyncpg.InFailedSQLTransactionError
+InterfaceError = asyncpg.InterfaceError
+UniqueViolationError = asyncpg.UniqueViolationError
+
+DriverUUID: Final = pgproto.UUID
+"""The driver's own UUID, a subclass of the standard library's at a tenth of its cost."""
+
+DRIVER_ERRORS: Final = (
+    OSError,  # includes TimeoutError, ssl.SSLError and all errors of the network
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # What the driver raises when the server ended the session between two of our statements.
+    asyncpg.InternalClientError,
+)
+"""All errors that a connection raises because of servers and networks."""
+
+SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
+"""The same for code that also works with files, whose errors are OSErrors, too."""
+
+CLOSE_SECONDS: Final = 1.0
+"""A connection that does not close by then is dropped: the server cleans up after it."""
+
+QUERY_CANCELED: Final = "57014"
+TOO_MANY_CONNECTIONS: Final = "53300"
+_TYPES_OF_OURS: Final = frozenset(
+    {"bool", "bytea", "float8", "int2", "int4", "int8", "interval", "text", "timestamptz", "uuid"}
+)
+UNIQUE_VIOLATION: Final = "23505"
+
+_PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""Classes of SQLSTATE: connection, rollback, resources (disk full), object in use, intervention,
+system error. The statement itself causes none of them, so the same one may succeed later."""
+
+_SCHEMA_MISSING: Final = frozenset({"42P01", "3F000", "42883", "42703"})
+"""For a table, a schema, a function, a column."""
+
+_NOT_ALLOWED: Final = "42501"
+_READ_ONLY: Final = "25006"
+"""On a standby, or with a role that reads by default."""
+
+_PROTOCOL_VIOLATION: Final = "08P01"
+
+_WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - a code
+_NO_DATABASE: Final = "3D000"
+_AUTHORISATION_CLASS: Final = "28"
+
+_HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
+
+_ALERT_SECONDS: Final = 3.0
+"""The longest look for the reason of a hang-up: two round trips."""
+_TLS_REQUEST: Final = struct.pack("!ii", 8, 80_877_103)
+"""The message that requests TLS from a PostgreSQL server; it answers with one letter."""
+
+_CERTIFICATE_TIMES: Final = frozenset({9, 10})
+"""OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
+_CERTIFICATE_NAMES: Final = frozenset({62, 64})
+"""The same for a host's name, and for its address, that the certificate does not have."""
+
+
+class PoolerFound(ConnectError):
+    """A pooler is in between, and another session may serve each transaction."""
+
+
+_ELEMENTS: Final = {
+    "bool": (16, 1000),
+    "bytea": (17, 1001),
+    "int8": (20, 1016),
+    "int2": (21, 1005),
+    "int4": (23, 1007),
+    "text": (25, 1009),
+    "float8": (701, 1022),
+    "timestamptz": (1184, 1185),
+    "interval": (1186, 1187),
+    "uuid": (2950, 2951),
+}
+"""The numbers of the types whose arrays our statements send or return, and of these arrays: the
+same in every PostgreSQL."""
+
+_ARRAY_TYPES: Final = tuple(
+    {
+        "oid": array,
+        "ns": "pg_catalog",
+        "name": f"_{name}",
+        "kind": b"b",
+        "basetype": None,
+        "basetype_name": None,
+        "elemtype": element,
+        "elemtype_name": name,
+        "elemdelim": ",",
+        "range_subtype": None,
+        "range_subtype_name": None,
+        "attrtypoids": None,
+        "attrnames": None,
+    }
+    for name, (element, array) in _ELEMENTS.items()
+)
+"""What asyncpg would ask the server for once per connection, at the first statement with such an
+array: two statements, of several milliseconds each, in the first fill of a gap."""
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
+    """A connection whose commit fails where the server has rolled back instead.
+
+    The server does that with a transaction that an error has broken, and asyncpg ignores the word
+    that reports it. The block of the transaction may have hidden that error.
+    """
+
+    async def execute(
+        self,
+        query: str,
+        *args: Any,  # noqa: ANN401 - as asyncpg has it
+        timeout: float | None = None,
+    ) -> str:
+        status: str = await super().execute(query, *args, timeout=timeout)
+        if status == "ROLLBACK" and query.startswith("COMMIT"):
+            raise rolled_back()
+        return status
+
+    async def set_type_codec(self, typename: str, **given: Any) -> None:  # noqa: ANN401
+        """See asyncpg. Handlers get such a connection, too: our statements on it need their types.
+
+        Raises SettingError for a type that they use.
+        """
+        if typename in _TYPES_OF_OURS:
+            expected = "the driver's own, on a connection that is not yours: cast in the statement"
+            raise SettingError("codec", typename, expected)
+        await super().set_type_codec(typename, **given)
+
+
+async def fetch_of_owner(
+    connection: Connection,
+    statement: str,
+    *values: object,
+    timeout: float | None = None,
+) -> list[Record]:
+    """Return the rows of a statement on a caller's connection, which is set up as its owner likes.
+
+    Its records are the driver's own, whatever class the owner has chosen. The rest is the
+    statement's: an owner may have changed how each type travels (`set_type_codec`) and where names
+    are looked up. So ids, bytes, times and JSON travel as text, cast within the statement, and
+    names have their schema. Raises what the driver raises.
+    """
+    rows: list[Record] = await connection.fetch(
+        statement, *values, timeout=timeout, record_class=asyncpg.Record
+    )
+    return rows
+
+
+def rolled_back() -> asyncpg.PostgresError:
+    """Return the error of a commit that the server has answered with a rollback."""
+    return asyncpg.InFailedSQLTransactionError(
+        "a statement has failed and its error was hidden: the transaction is rolled back"
+    )
+
+
+async def connect(
+    config: DatabaseConfig,
+    *,
+    application_name: str,
+    within_seconds: float,
+    settings: Mapping[str, str] | None = None,
+    statement_seconds: float | None = None,
+    is_direct: bool = False,
+    is_pooled: bool = False,
+) -> Connection:
+    """Return a new connection to the first acceptable server of those that `config` names.
+
+    Each of them gets its share of `within_seconds`, so that an unresponsive one does not keep us
+    from the next. `settings` are those of the session, beside what is `PINNED`; those of `config`
+    take precedence.
+    `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
+    refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
+    The first connection to a host where another machine may pose as the server logs a warning.
+    Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
+    pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound;
+    SettingError for files that are gone.
+    """
+    warn_of_exposure(config)
+    options = _options(config, application_name, settings or {}, is_pooled=is_pooled)
+    options["command_timeout"] = statement_seconds
+    if is_pooled:
+        options["statement_cache_size"] = 0
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_seconds
+    # prefer-standby: any server is accepted only when no standby is.
+    targets = _targets(config)
+    attempts = [(target, at) for target in targets for at in config.addresses]
+    refusals: list[tuple[OrderchainError, Exception]] = []
+    for index, (target, (host, port)) in enumerate(attempts):
+        share = (end - loop.time()) / (len(attempts) - index)
+        try:
+            async with asyncio.timeout(_seconds(config, share)):
+                connection = await _connect_one(config, options, host, port, target)
+                if is_direct:
+                    await _require_direct(connection, config)
+                return connection
+        except DRIVER_ERRORS as error:
+            if isinstance(error, _HANG_UPS) and config.is_tls_certain:
+                error = await _alert(config, host, port) or error
+            refusal = connect_refusal(error, config, host, port)
+            if not _may_another_do(error):
+                raise refusal from error
+            refusals.append((refusal, error))
+    causes = [error for _, error in refusals]
+    cause = next((error for error in causes if is_too_many_connections(error)), causes[-1])
+    raise _of_all([refusal for refusal, _ in refusals], config) from cause
+
+
+def is_too_many_connections(error: BaseException) -> bool:
+    """Return whether `error`, or its cause, says that server or role have no connection left."""
+    return TOO_MANY_CONNECTIONS in (sqlstate_of(error), sqlstate_of(error.__cause__ or error))
+
+
+async def close_connection(connection: Connection, within_seconds: float = CLOSE_SECONDS) -> None:
+    """Close `connection` within the time, or drop it; never raises for what the server does."""
+    with suppress(*DRIVER_ERRORS):
+        await connection.close(timeout=within_seconds)
+
+
+# -- what errors mean --------------------------------------------------------------------------
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the code that PostgreSQL gave with `error`; empty when `error` is not from there."""
+    return str(getattr(error, "sqlstate", "") or "")
+
+
+def schema_refusal(error: BaseException) -> SchemaError | None:
+    """Return a SchemaError when `error` means that our tables do not exist, else None."""
+    if sqlstate_of(error) in _SCHEMA_MISSING:
+        words = reason_of(error)
+        part = next((f" --part {part}" for part, name in _PARTS if name.search(words)), "")
+        expected = f"the tables that `chainctl schema apply{part}` makes ({words})"
+        return SchemaError("schema", "none, or of another version", expected)
+    return None
+
+
+_PARTS: Final = (
+    ("decision", re.compile(r"\boutbox_\w*deci[sd]")),
+    ("inbox", re.compile(r"\binbox")),
+    ("callback", re.compile(r"\bcallback_")),
+    ("outbox", re.compile(r"\b(outbox_|delivery_act\b)")),
+)
+"""The parts of the schema other than the chain's, by the names of their tables and functions."""
+
+
+def connect_refusal(
+    error: Exception, config: DatabaseConfig, host: str, port: int
+) -> OrderchainError:
+    """Return what to raise when connecting to one server raised `error`; never shows a secret."""
+    server = server_name(host, port)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return RetryError(f"database {server}: not {config.target_session_attrs} now")
+    state = sqlstate_of(error)
+    if state == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
+        return _pooler_found(config, reason_of(error))
+    if state[:2] in _PASSING_CLASSES:
+        return RetryError(f"database {server}: not ready: {reason_of(error)}")
+    if len(config.addresses) == 1:
+        return ConnectError("database", config.shown, _expected(error, config, f"at {server}"))
+    expected = _expected(error, config, "there")
+    return ConnectError("database", config.shown, f"{server}: {expected}")
+
+
+def statement_refusal(
+    error: Exception, config: DatabaseConfig, role: str, what: str = "the statement"
+) -> Exception:
+    """Return what to raise when `what`, on an open connection, raised `error`.
+
+    `role` is the one whose members may do it. SchemaError where our tables do not exist,
+    ConnectError where the login may not do this, RetryError where the connection broke, the
+    deadline passed or the same statement may succeed later, on another server too; OrderchainError
+    where it never will; `error` itself where it is not an error of the database.
+    """
+    if not isinstance(error, DRIVER_ERRORS):
+        return error
+    if refusal := schema_refusal(error) or _numbers_refusal(error):
+        return refusal
+    state = sqlstate_of(error)
+    if state == _NOT_ALLOWED:
+        return _not_allowed(config, f"is a member of {role}", error)
+    if isinstance(error, TimeoutError):
+        return RetryError(f"{what}: the database gave no answer in time ({config.shown})")
+    if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
+        return OrderchainError(f"the database refused {what}: {reason_of(error)}")
+    return RetryError(f"{what} failed: {reason_of(error)}")
+
+
+def _numbers_refusal(error: Exception) -> SchemaError | None:
+    """Return a SchemaError where a sequence gave a number that its table has already."""
+    table = getattr(error, "table_name", None)
+    if getattr(error, "constraint_name", None) != f"{table}_pkey" or table not in NUMBERED:
+        return None
+    lifted = renumbering(table, NUMBERED[table])
+    expected = f"above them (logical replication copies no sequences): as the owner, {lifted}"
+    return SchemaError(f"sequence of {table}", "below its rows", expected)
+
+
+def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:
+    """Return a ConnectError when a standby or a read-only session was asked to write, else None.
+
+    For callers that write once and end. Services retry: another server may be about to take over.
+    """
+    if sqlstate_of(error) != _READ_ONLY:
+        return None
+    return _not_allowed(config, f"may write (on the primary) and is a member of {role}", error)
+
+
+def _not_allowed(config: DatabaseConfig, login_that: str, error: Exception) -> ConnectError:
+    expected = f"a login that {login_that} (login {config.login}: {reason_of(error)})"
+    return ConnectError("database", config.shown, expected)
+
+
+def _pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
+    expected = f"a direct connection to PostgreSQL (this one goes through a pooler, {sign})"
+    return PoolerFound("database", config.shown, expected)
+
+
+def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
+    """Return the text for what was expected where `error` occurred."""
+    state = sqlstate_of(error)
+    if state == _WRONG_PASSWORD:
+        return "a login that the server accepts (wrong user or password)"
+    if state[:2] == _AUTHORISATION_CLASS:
+        hint = (
+            "" if config.is_tls_certain else f"; does it ask for TLS? sslmode is {config.tls_mode}"
+        )
+        return f"a login that the server accepts ({reason_of(error)}{hint})"
+    if state == _NO_DATABASE:
+        return "a database that exists"
+    if state == _NOT_ALLOWED:
+        login = f"login {config.login}: {reason_of(error)}"
+        return f"a login that may connect to this database ({login})"
+    if isinstance(error, ssl.SSLError):
+        return _expected_of_tls(error, config)
+    if isinstance(error, TimeoutError):
+        return "a server that answers in time (it is silent)"
+    if isinstance(error, socket.gaierror):
+        return f"a host name that can be resolved ({error.strerror})"
+    if "rejected SSL upgrade" in str(error):
+        return f"a server that speaks TLS: it has none (sslmode is {config.tls_mode})"
+    if isinstance(error, OSError):
+        return f"a server that listens {where}"
+    return f"a connection ({type(error).__name__})"
+
+
+def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        if "ALERT" in (error.reason or ""):
+            return _refused_certificate(config, error.reason)
+        return f"TLS that both sides accept ({error.reason or reason_of(error)})"
+    reason = error.verify_message.rstrip(".")
+    if error.verify_code in _CERTIFICATE_TIMES:
+        return f"a server's certificate that is valid today ({reason})"
+    if error.verify_code in _CERTIFICATE_NAMES:
+        return f"a server's certificate for the host that was asked for ({reason})"
+    return f"a server's certificate signed by sslrootcert {config.sslrootcert} ({reason})"
+
+
+def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
+    """Return the text for a server that ends TLS: nearly always for the client's certificate."""
+    if config.sslcert:
+        return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
+    return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
+
+
+def _may_another_do(error: Exception) -> bool:
+    """Return whether the next server is tried: not where this one has refused our login."""
+    state = sqlstate_of(error)
+    return state != _PROTOCOL_VIOLATION and state[:2] in {"", *_PASSING_CLASSES}
+
+
+def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> OrderchainError:
+    """Return one refusal for all servers: a lasting one only where each of them is lasting."""
+    if len(refusals) == 1:
+        return refusals[0]
+    if any(isinstance(refusal, RetryError) for refusal in refusals):
+        return RetryError(_joined(refusals, "expected "))
+    return ConnectError("database", config.shown, _joined(refusals, ""))
+
+
+def _joined(refusals: list[OrderchainError], before_expected: str) -> str:
+    texts = (
+        before_expected + each.expected if isinstance(each, ConnectError) else str(each)
+        for each in refusals
+    )
+    return "; ".join(dict.fromkeys(texts))
+
+
+# -- opening -----------------------------------------------------------------------------------
+
+
+async def _connect_one(
+    config: DatabaseConfig, options: Mapping[str, Any], host: str, port: int, target: str
+) -> Connection:
+    """Connect to one server. All that asyncpg would take from the environment is passed."""
+    password = config.read_password(host, port)
+    try:
+        connection = await asyncpg.connect(
+            host=host,
+            port=port,
+            password=lambda: password,  # an empty text would make asyncpg look elsewhere
+            target_session_attrs=target,
+            timeout=None,
+            connection_class=_Connection,
+            **options,
+        )
+    except BaseException as error:
+        _abort_refused(error)
+        raise
+    connection._protocol.get_settings().register_data_types(_ARRAY_TYPES)
+    return connection
+
+
+def _abort_refused(error: BaseException | None) -> None:
+    """End the connection that asyncpg gave up with `error`.
+
+    It closes it, and a connection of TLS is then open until the server has said goodbye. An event
+    loop that ends before that, as the loop of a command does, cannot close, and its error would be
+    reported in place of this one. Only the frames that the error passed know the transport.
+    """
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            for value in list(frame.f_locals.values()):
+                if hasattr(value, "abort") and hasattr(value, "set_protocol"):
+                    abort(value)
+        # Not its context: that may be an error of our caller, with a connection that is in use.
+        error = error.__cause__
+
+
+async def _require_direct(connection: Connection, config: DatabaseConfig) -> None:
+    """Raise PoolerFound, and end the connection, where its backend is not the announced one.
+
+    A pooler gives its clients backend numbers of its own. The query uses no prepared statement,
+    which a pooler would mix up with those of others, and so the value is in its text.
+    """
+    question = f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid():d}"
+    try:
+        if await connection.execute(question) == "SELECT 1":
+            return
+    except BaseException:
+        connection.terminate()
+        raise
+    connection.terminate()
+    raise _pooler_found(config, "which hides the process that serves it")
+
+
+def _seconds(config: DatabaseConfig, share: float) -> float:
+    """Return how long one server may take."""
+    seconds, own = max(share, 0.0), float(config.connect_timeout or 0)
+    return min(seconds, own) if own else seconds
+
+
+async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
+    """Return the alert with which a server ends TLS, such as for a client's certificate, else None.
+
+    It arrives when the client already treats the connection as open, and asyncpg loses it.
+    """
+    if host.startswith("/") or config.sslnegotiation == "direct":
+        return None
+    try:
+        async with asyncio.timeout(_ALERT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(_TLS_REQUEST)
+                if await reader.readexactly(1) == b"S":
+                    await writer.start_tls(config.tls_context(), server_hostname=host)
+                    await reader.read(1)  # the server waits, too, unless it ends the connection
+            finally:
+                writer.close()  # first: after an abort alone, a writer of TLS still seems open
+                abort(writer.transport)
+    except ssl.SSLError as error:
+        return error
+    except (OSError, EOFError):
+        return None
+    return None
+
+
+def _options(
+    config: DatabaseConfig, application_name: str, settings: Mapping[str, str], *, is_pooled: bool
+) -> dict[str, Any]:
+    given = {"application_name": config.application_name, "options": config.options}
+    pinned = {name: value for name, value in PINNED.items() if name not in (config.options or "")}
+    return {
+        "user": config.login,
+        "database": config.database,
+        # A mode where a session may go on without TLS: with a context asyncpg requires TLS.
+        "ssl": config.tls_context() if config.is_tls_certain else config.tls_mode,
+        "dsn": _own_certificate(config),
+        "direct_tls": config.sslnegotiation == "direct",
+        "server_settings": {
+            "application_name": application_name,
+            **({} if is_pooled else pinned),
+            **settings,
+            **{name: value for name, value in given.items() if value},
+        },
+    }
+
+
+def _own_certificate(config: DatabaseConfig) -> str | None:
+    """Return the only form in which asyncpg accepts a client's certificate without a context."""
+    if config.is_tls_certain or not config.sslcert:
+        return None
+    fields = ("sslcert", "sslkey", "sslpassword")
+    return "postgresql:///?" + urlencode({each: getattr(config, each) for each in fields})
+
+
+def _targets(config: DatabaseConfig) -> tuple[str, ...]:
+    wanted = config.target_session_attrs or "any"
+    return ("standby", "any") if wanted == "prefer-standby" else (wanted,)

@@ -1,0 +1,481 @@
+"""A session with PostgreSQL that is opened when it is needed, and a set of such sessions.
+
+It also knows how durable a commit is: settings that are safe, and waits for a standby that were
+given up. A server without `fsync`, `full_page_writes` or `synchronous_commit` may lose what it has
+committed. A server that waits for a standby may be ordered to stop waiting, and then answers with
+success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+
+from msgspec import Struct
+
+from chain_kernel.clients.database_config import PINNED, DatabaseConfig
+from chain_kernel.clients.postgres import (
+    CLOSE_SECONDS,
+    SERVER_ERRORS,
+    PoolerFound,
+    close_connection,
+    connect,
+    is_too_many_connections,
+    read_only_refusal,
+    statement_refusal,
+)
+from chain_kernel.clock import Backoff
+from chain_kernel.errors import DurabilityError, RetryError
+from chain_kernel.sql import with_constant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from random import Random
+
+    from chain_kernel.clients.postgres import Connection, LogMessage
+
+
+_SAFE: Final = {
+    "fsync": {"on"},
+    "full_page_writes": {"on"},
+    "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
+}
+
+_SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
+"""Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
+for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
+vacuumed, mean nothing for a commit."""
+
+
+class ClosedAtExit(ABC):
+    """Is closed at the end of `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what it holds; never raises, never waits beyond its deadline."""
+
+
+class SyncWaitCancelled(ConnectionError):
+    """The server gave up the wait for a synchronous standby, and answered with success.
+
+    What was committed is on this server only, and may be lost with it. Handle it like an answer
+    that was lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the wait for a synchronous standby was cancelled")
+
+
+def is_durable(synchronous_commit: str) -> bool:
+    """Return whether a commit under this setting is on disk when it returns."""
+    return synchronous_commit in _SAFE["synchronous_commit"]
+
+
+def check_durability(settings: Mapping[str, str]) -> None:
+    """Raise DurabilityError where a crash of the server may lose what was acknowledged.
+
+    It checks those settings of a server that it knows and finds.
+    """
+    for setting, safe in _SAFE.items():
+        found = settings.get(setting)
+        if found is not None and found not in safe:
+            raise DurabilityError(setting, found, "on (or --unsafe-durability)")
+
+
+def is_sync_wait_cancelled(routine: str | None) -> bool:
+    """Return whether a warning with this `routine` (field R) reports a wait that was given up."""
+    return routine == _SYNC_WAIT_ROUTINE
+
+
+def listen_for_cancelled_waits(
+    connection: Connection, on_cancelled: Callable[[Connection], None]
+) -> None:
+    """Call `on_cancelled` for each wait of this connection for a standby that was given up.
+
+    It is called before the driver returns the result that comes after the warning.
+    """
+    connection.add_log_listener(_listener(on_cancelled))
+
+
+@contextmanager
+def watch_for_cancelled_waits(connection: Connection) -> Iterator[Callable[[], bool]]:
+    """Listen during the block; the yielded function returns whether a standby wait was given up.
+
+    For a connection of the caller.
+    """
+    found: list[Connection] = []
+    listener = _listener(found.append)
+    connection.add_log_listener(listener)
+    try:
+        yield lambda: bool(found)
+    finally:
+        if not connection.is_closed():
+            connection.remove_log_listener(listener)
+
+
+def _listener(
+    on_cancelled: Callable[[Connection], None],
+) -> Callable[[Connection, LogMessage], None]:
+    def heard(sender: Connection, message: LogMessage) -> None:
+        if is_sync_wait_cancelled(getattr(message, "server_source_function", None)):
+            on_cancelled(sender)
+
+    return heard
+
+
+_Result = TypeVar("_Result")
+
+_BUSY_PAUSE_SECONDS: Final = (0.1, 0.5)
+"""Pauses between two tries for one of the server's few connections: long enough not to flood it."""
+
+
+ONE_CHAIN_SETTINGS: Final = {
+    # With the chain as a constant a plan is made once, for the partitions of this chain. A long
+    # chain has hundreds: planned at each call, they cost more than all rows that are read.
+    "plan_cache_mode": "force_generic_plan",
+    # Such a plan knows no limit, and statistics lag behind a growing table: PostgreSQL would read
+    # and sort the whole range for each page. An index scan in order always stops at the page's end.
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    # Discouraged scans look costly enough to be compiled.
+    "jit": "off",
+}
+"""Settings of a session whose statements have the chain as a constant."""
+
+
+class SessionConfig(Struct, frozen=True, kw_only=True):
+    """Whose session it is, and how long its parts may take."""
+
+    database: DatabaseConfig
+    application_name: str
+    """What `pg_stat_activity` shows, unless the config of the database says otherwise."""
+    role: str
+    """The role whose members may do what the session is for: errors name it."""
+    settings: dict[str, str] = {}
+    """Settings of each session, such as `{"jit": "off"}`."""
+    pooler: Literal["ignored", "refused", "read through"] = "ignored"
+    """What happens with a pooler, which may serve each transaction by another session, without the
+    settings and the prepared statements of this one. `fetch` can read through it: each statement
+    runs in a transaction that begins with the settings, which takes two more round trips."""
+    is_of_one_chain: bool = False
+    """Whether the first value of what `fetch` reads is the chain's number, the same each time: then
+    it is written into the statement, and `ONE_CHAIN_SETTINGS` are set. The server plans, and locks,
+    the partitions of that chain."""
+    watches_standby: bool = False
+    """Whether a commit fails, with SyncWaitCancelled or what it leads to, where the server has
+    given up its wait for a synchronous standby."""
+    connect_seconds: float = 10.0
+    statement_seconds: float = 10.0
+    """Deadline of one statement, of a transaction as a whole, or of a block of work."""
+    call_seconds: float | None = None
+    """Deadline of the same, including a connect that it may need. None: the sum of the parts."""
+    close_seconds: float = CLOSE_SECONDS
+    linger_seconds: float | None = None
+    """How long after its last statement the connection is kept. None: until `close`."""
+    busy_seconds: float = 0.0
+    """How long to wait, with jitter, while the server has no connection left."""
+
+    @property
+    def all_settings(self) -> dict[str, str]:
+        """Settings that the session is sent."""
+        return {**(ONE_CHAIN_SETTINGS if self.is_of_one_chain else {}), **self.settings}
+
+
+class Session:
+    """One connection, used by one caller at a time, in the order of their calls.
+
+    It is opened at the first statement and after one that failed: what a cancelled or failed
+    statement leaves on the wire is not worth knowing. A session that lingers also closes it by
+    itself. `close` ends it; a later use opens it again.
+
+    Every method raises what `statement_refusal` returns, RetryError where it is not known whether
+    the statement was executed, and what `connect` raises. `prepare` runs on each new connection,
+    for checks and listeners; what it raises is treated like a statement's error. `refusal` is
+    called before `statement_refusal`, and returns None for what it does not know. `random`: for
+    simulations.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        *,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+        refusal: Callable[[Exception], Exception | None] | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._config = config
+        self._prepare = prepare
+        self._refusal = refusal
+        self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
+        self._turn = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._was_cancelled = False  # whether a wait for a standby was, on this connection
+        self._release: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        # Detected at a connect, and kept: an address does not change what it leads to.
+        self._is_pooled = False
+
+    async def fetch(self, statement: str, *values: object) -> list[Any]:
+        """Return the rows of one statement, which is committed when this returns."""
+        if self._config.is_of_one_chain:
+            statement, values = with_constant(statement, values[0]), values[1:]
+        async with self._held() as connection:
+            if self._is_pooled:
+                # A pooler keeps a client at one server only within a transaction.
+                await connection.execute(_begin_reading(self._config.all_settings))
+            rows: list[Any] = await connection.fetch(statement, *values)
+            if self._is_pooled:
+                await connection.execute("COMMIT")
+            return rows
+
+    async def execute(self, statement: str, *values: object) -> int:
+        """Run one statement with values, and return how many rows it wrote."""
+        async with self._held() as connection:
+            status: str = await connection.execute(statement, *values)
+            return int(status.rpartition(" ")[2])
+
+    async def run(self, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
+        """Return what `work` returns for the connection."""
+        async with self._held() as connection:
+            return await work(connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Hold the connection in a transaction that commits at the end of the block.
+
+        Any error in the block ends the connection, and with it the transaction.
+        """
+        async with self._held() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            yield connection
+            await transaction.commit()
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond `close_seconds`."""
+        self._keep()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_connection(connection, self._config.close_seconds)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=self._config.close_seconds)
+
+    # -- holding -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[Connection]:
+        async with self._turn:
+            self._keep()
+            try:
+                async with asyncio.timeout(self._config.call_seconds):
+                    connection = self._connection
+                    if connection is None or connection.is_closed():
+                        connection = await self._open()
+                    self._was_cancelled = False
+                    async with asyncio.timeout(self._config.statement_seconds):
+                        yield connection
+                    if self._was_cancelled:
+                        raise SyncWaitCancelled
+            except BaseException as error:
+                self._abandon()
+                if isinstance(error, Exception) and (refused := self._refused(error)) is not error:
+                    raise refused from error
+                raise
+            self._let_go_soon()
+
+    def _refused(self, error: Exception) -> Exception:
+        known = self._refusal(error) if self._refusal is not None else None
+        config = self._config
+        return known or statement_refusal(error, config.database, config.role)
+
+    async def _open(self) -> Connection:
+        connection = self._connection = await self._connect()
+        if self._config.watches_standby:
+            listen_for_cancelled_waits(connection, self._on_cancelled_wait)
+        if self._prepare is not None:
+            async with asyncio.timeout(self._config.statement_seconds):
+                await self._prepare(connection)
+        return connection
+
+    async def _connect(self) -> Connection:
+        """Log in, waiting with jitter while the server has no connection left."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.busy_seconds
+        self._busy.reset()
+        while True:
+            try:
+                return await open_connection(self._config, is_pooled=self._is_pooled)
+            except PoolerFound:
+                if self._is_pooled or self._config.pooler != "read through":
+                    raise
+                self._is_pooled = True
+                continue
+            except RetryError as error:
+                pause = self._busy.next_seconds()
+                if not is_too_many_connections(error) or loop.time() + pause > end:
+                    raise
+            await asyncio.sleep(pause)
+
+    def _on_cancelled_wait(self, _: Connection) -> None:
+        self._was_cancelled = True
+
+    # -- releasing -----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+
+    def _let_go_soon(self) -> None:
+        if self._config.linger_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._release = loop.call_later(self._config.linger_seconds, self._let_go)
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            task = asyncio.ensure_future(close_connection(connection, self._config.close_seconds))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _abandon(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+
+@asynccontextmanager
+async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
+    """Hold one connection for work that is done once, each statement with its deadline.
+
+    Raises what `connect` raises. For an error of the server in the block it raises ConnectError
+    where the server may not be written to, else what `statement_refusal` returns. Other errors of
+    the block are raised as they are.
+    """
+    connection = await open_connection(config, statement_seconds=config.statement_seconds)
+    try:
+        yield connection
+    except SERVER_ERRORS as error:
+        database, role = config.database, config.role
+        barred = read_only_refusal(error, database, role)
+        raise barred or statement_refusal(error, database, role) from error
+    finally:
+        # Nothing is under way any more; a server that is gone must not delay us.
+        connection.terminate()
+
+
+async def open_connection(
+    config: SessionConfig, *, is_pooled: bool = False, statement_seconds: float | None = None
+) -> Connection:
+    """Return a new connection, for a session of another kind. Raises what `connect` raises."""
+    return await connect(
+        config.database,
+        application_name=config.application_name,
+        within_seconds=config.connect_seconds,
+        settings={} if is_pooled else config.all_settings,
+        statement_seconds=statement_seconds,
+        is_direct=config.pooler != "ignored" and not is_pooled,
+        is_pooled=is_pooled,
+    )
+
+
+def _begin_reading(settings: Mapping[str, str]) -> str:
+    """Return what begins a transaction with its own settings; they are ours, not a caller's."""
+    own = {**PINNED, **settings}.items()
+    pinned = (f"SET LOCAL {name} = '{value}'" for name, value in own)
+    return "; ".join(("BEGIN READ ONLY", *pinned))
+
+
+class Connections:
+    """Connections for many callers at once, each for one message or batch.
+
+    Those that are given back are reused; broken ones are dropped. This is not asyncpg's own pool:
+    that one resets a connection at each return, which is a round trip per message. There is no
+    bound here: the callers are bounded.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        *,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        """`prepare` runs on each new connection, within the deadline of a statement."""
+        self._config = config
+        self._prepare = prepare
+        self._free: list[Connection] = []
+        self._cancelled: set[Connection] = set()
+        """Those whose last wait for a synchronous standby was given up."""
+
+    async def take(self) -> Connection:
+        """Return a connection. Raises what `connect` and `prepare` raise."""
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():
+                return connection
+        connection = await open_connection(self._config)
+        try:
+            if self._config.watches_standby:
+                listen_for_cancelled_waits(connection, self._cancelled.add)
+            if self._prepare is not None:
+                async with asyncio.timeout(self._config.statement_seconds):
+                    await self._prepare(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next caller. One with an open transaction is ended."""
+        is_over = connection.is_closed() or connection in self._cancelled
+        if is_over or connection.is_in_transaction():
+            self.drop(connection)
+        else:
+            self._free.append(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """End a connection at once. What a failed statement leaves on the wire is not read."""
+        self._cancelled.discard(connection)
+        connection.terminate()
+
+    def check_commit(self, connection: Connection) -> None:
+        """Raise SyncWaitCancelled when the commit just made may not outlive a failover."""
+        if connection in self._cancelled:
+            self._cancelled.discard(connection)
+            raise SyncWaitCancelled
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Hold a connection in a transaction that commits at the end of the block.
+
+        Its beginning and its end have the deadline of a statement; the block has deadlines of its
+        own. Errors of the driver are raised as they are: what they mean depends on the block.
+        """
+        connection = await self.take()
+        seconds = self._config.statement_seconds
+        transaction = connection.transaction(isolation="read_committed")
+        try:
+            async with asyncio.timeout(seconds):
+                await transaction.start()
+            yield connection
+            async with asyncio.timeout(seconds):
+                await transaction.commit()
+            self.check_commit(connection)
+        except BaseException:
+            self.drop(connection)
+            raise
+        self.give_back(connection)
+
+    async def close(self) -> None:
+        """Close those that are not in use; never raises."""
+        free, self._free = self._free, []
+        for connection in free:
+            await close_connection(connection, self._config.close_seconds)

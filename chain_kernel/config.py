@@ -1,0 +1,231 @@
+"""The base of every config: a value that checks itself, however it was made, and masks secrets."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Struct, StructMeta
+from msgspec.structs import force_setattr
+
+from chain_kernel.errors import SettingError
+
+_HIDDEN: Final = "***"
+_SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
+_USER: Final = re.compile(r"[\w.%+~-]*")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
+
+
+_TEXT_CHARACTERS_MAX: Final = 1_000
+"""Bound on a reason or an actor: a sentence for a later reader, not a document."""
+
+
+def checked_text(field: str, text: str) -> str:
+    """Return a reason or an actor without outer blanks.
+
+    Raises SettingError unless it is 1 to 1,000 printable characters.
+    """
+    stripped = text.strip()
+    if not 0 < len(stripped) <= _TEXT_CHARACTERS_MAX or not stripped.isprintable():
+        expected = f"1 to {_TEXT_CHARACTERS_MAX} printable characters"
+        raise SettingError(field, stripped[:50], expected)
+    return stripped
+
+
+def mask_dsn(dsn: str) -> str:
+    """Return `dsn` with its password replaced; a text that is no URL is hidden completely.
+
+    A URL that can hold no password is returned as it is, odd ones included.
+    """
+    if _is_without_password(dsn):
+        return dsn
+    parts = _safe_parts(dsn)
+    if parts is None:
+        return _HIDDEN
+    user_info, at, hosts = parts.netloc.rpartition("@")
+    user, colon, _ = user_info.partition(":")
+    netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
+    options = urlencode(_masked_options(parts.query), safe="*")
+    return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
+
+
+def _is_without_password(dsn: str) -> bool:
+    """Return whether `dsn` is a URL that has no place for a password."""
+    mark, place = dsn.partition("://")[1:]
+    if not mark or not dsn.isprintable() or "pass" in unquote(dsn).lower():
+        return False
+    options = place.partition("?")[2]
+    if options and not all("=" in option for option in options.split("&")):
+        return False
+    login, at, _ = place.rpartition("@")
+    hosts = re.split("[/?#]", place, maxsplit=1)[0]
+    # Without an `@`, what follows a colon may be a password whose host was forgotten.
+    return bool(_USER.fullmatch(login)) if at else all(map(_HOST.fullmatch, hosts.split(",")))
+
+
+def _safe_parts(dsn: str) -> SplitResult | None:
+    """Return the parts of `dsn`, or None if a piece of a password may be in the wrong one.
+
+    A bare `/`, `?` or `#` in a password ends the host part too early: then an `@` comes after it,
+    or the password's beginning is where the port should be.
+    """
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return None
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    around = f"{user_info.partition(':')[0]}{parts.path}?{parts.query}#{parts.fragment}"
+    is_plain = "@" not in around and "password=" not in parts.path.lower()
+    is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts.split(",")))
+    return parts if is_url and is_plain else None
+
+
+def _masked_options(query: str) -> list[tuple[str, str]]:
+    """Return the options up to the first secret one: a bare `&` in it would begin another."""
+    shown = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name.lower() in _SECRET_OPTIONS or "password" in f"{name}={value}".lower():
+            shown.append((name if name.lower() in _SECRET_OPTIONS else _HIDDEN, _HIDDEN))
+            break
+        shown.append((name, value))
+    return shown
+
+
+_SHOWN_CHARACTERS_MAX: Final = 200
+"""For a text that was refused: an error is one line."""
+
+
+class CheckedNames(StructMeta):
+    """Refuses an unknown field by its name and the nearest one; its value may be a secret."""
+
+    def __call__(self, *given: Any, **fields: Any) -> Any:  # noqa: ANN401 - any struct
+        """Construct. Raises SettingError."""
+        known = self.__struct_fields__
+        for name in fields.keys() - set(known):
+            nearest = get_close_matches(name, known, n=1)
+            expected = nearest[0] if nearest else f"one of {', '.join(sorted(known))}"
+            raise SettingError(f"field of {self.__name__}", name, expected)
+        return super().__call__(*given, **fields)
+
+
+class Config(Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that are checked when they are constructed, replaced or decoded.
+
+    Each field is checked against its annotation, bounds included. Values are converted as a decoder
+    converts them: an int to a float, a list to a tuple. A text that stands for a config of its own,
+    as in `str | KafkaConfig`, has to be a valid one. Raises SettingError, which names the field and
+    shows the value without a secret. A subclass that compares fields with each other begins its
+    `__post_init__` with `super().__post_init__()`.
+    """
+
+    def __post_init__(self) -> None:
+        for field in _fields_of(type(self)):
+            given = getattr(self, field.name)
+            checked = field.checked(given)
+            if checked is not given:
+                # Frozen for everybody else; nobody has seen this one yet.
+                force_setattr(self, field.name, checked)
+
+
+def expected_of(error: msgspec.ValidationError) -> str:
+    """Return what msgspec expected instead of the value that it refused, in our words."""
+    return str(error).partition(" - at ")[0].removeprefix("Expected ").replace("`", "")
+
+
+class _Field(NamedTuple):
+    """One field of a config."""
+
+    name: str
+    hint: Any
+    """The annotation, with its bounds."""
+    of_text: tuple[Any, ...]
+    """The configs that a text may stand for, among the field's types or those of its items."""
+
+    def checked(self, value: object) -> object:
+        """Return `value` as the field holds it. Raises SettingError."""
+        try:
+            checked = msgspec.convert(value, self.hint)
+        except msgspec.ValidationError as error:
+            raise SettingError(self.name, _shown(value), self._expected(error)) from None
+        for text in checked if isinstance(checked, tuple) else (checked,):
+            if isinstance(text, str):
+                for config in self.of_text:
+                    config.of(text)
+        return checked
+
+    def _expected(self, error: msgspec.ValidationError) -> str:
+        types = list(_types_of(self.hint))
+        if choices := [choice for kind in types for choice in _choices_of(kind)]:
+            return f"one of {', '.join(choices)}"
+        configs = [kind.__name__ for kind in types if _is_struct(kind)]
+        if configs:
+            texts = ["a text"] if str in types else []
+            return " or ".join([*texts, *configs])
+        return expected_of(error).partition(", got ")[0]
+
+
+@cache
+def _fields_of(kind: type[Config]) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(name, hints[name]) for name in kind.__struct_fields__)
+
+
+def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - whatever an annotation may be
+    kinds = [each for kind in _types_of(hint) for each in (kind, *_items_of(kind))]
+    of_text = tuple(kind for kind in kinds if _is_struct(kind) and hasattr(kind, "of"))
+    return _Field(name, hint, of_text)
+
+
+def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
+    """Return the types that a value of the field may have."""
+    if get_origin(hint) is Annotated:
+        return _types_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _types_of(part))
+    return (hint,)
+
+
+def _items_of(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
+    """Return the types of a tuple's items; empty if `kind` is no tuple."""
+    items = get_args(kind) if get_origin(kind) is tuple else ()
+    return tuple(each for item in items for each in _types_of(item))
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _choices_of(kind: Any) -> list[str]:  # noqa: ANN401 - as above
+    """Return the values that are allowed, if there are only a few."""
+    if get_origin(kind) is Literal:
+        return list(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    return []
+
+
+def _shown(value: object) -> object:
+    """Return `value` as an error may show it: no text that could hold a password."""
+    if isinstance(value, str):
+        if len(value) > _SHOWN_CHARACTERS_MAX:
+            return f"{len(value)} characters"
+        return mask_dsn(value) if any(mark in value for mark in "=@/") else value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return type(value).__name__

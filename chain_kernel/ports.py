@@ -1,0 +1,482 @@
+"""Every Protocol between a core or a service and the outside world.
+
+The real implementations are in `sequencer`, `matcher_receiver` and `gapfill`; a simulation brings
+its own. Each method states what it raises; every one of them ends by a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import (
+        ClientNumber,
+        Event,
+        Gap,
+        IntakeMark,
+        KeyPage,
+        LeaseSight,
+        Mark,
+        Run,
+        Snapshot,
+        Standing,
+        Term,
+    )
+    from chain_kernel.seal import Batch
+
+
+class Closable(Protocol):
+    """What may hold connections."""
+
+    async def close(self) -> None:
+        """Close what it holds; never raises, never waits beyond its deadline."""
+        ...
+
+
+class PendingCommit(Protocol):
+    """A commit in the air: sent, and not known to be done."""
+
+    async def outcome(self) -> None:
+        """Wait until the batch is committed. Await it once; only `follow` may come before it.
+
+        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
+        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
+        that the wait for a standby was given up; RetryError when certainly nothing was committed.
+        After the last two the connection is gone: the next call must be `take_over_again`.
+        """
+        ...
+
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> PendingCommit | None:
+        """Send the commit of `batch` after this one; None where that cannot be done at once.
+
+        Then nothing has happened. The server begins it when this one has ended, and the fence
+        refuses it unless this one was committed. Its outcome is asked for after this one's, also
+        when the connection was lost: then it is UnknownOutcome. At most one follows.
+        """
+        ...
+
+
+class ChainStore(Closable, Protocol):
+    """The sequencer's side of the database, for one chain."""
+
+    async def look(self) -> LeaseSight:
+        """Return who leads, and how often that leader has renewed its lease.
+
+        Raises ChainMissing, SchemaError, DurabilityError, ClockError, ConnectError, RetryError.
+        """
+        ...
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+        """Raise the epoch, end the old leader's backend, and return the new term.
+
+        It uses compare-and-set on epoch, nonce and counter of `seen`: if one of them has moved,
+        another process was faster, or the leader is alive. Raises Fenced then; else as `look`.
+        """
+        ...
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise the epoch on a new connection, while `held` still leads the chain.
+
+        Raises Fenced when it does not: a chain that another one has led since is never taken back.
+        """
+        ...
+
+    async def begin(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> PendingCommit:
+        """Send the commit of `batch`, with the fence first; return it while the server is busy.
+
+        A small batch may wait to be sent until its outcome is asked for. Raises as
+        `PendingCommit.outcome`; then there is nothing to ask for.
+        """
+        ...
+
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store how far intakes were read whose orders were all repeats. Raises as `begin`, but
+        never UnknownOutcome: repeating it does no harm. With no mark it only checks that we lead.
+        """
+        ...
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Return whether `batch` is in the chain, by parent, epoch and seal, and as safely as an
+        acknowledged one: on the synchronous standbys too, where there are some.
+
+        The answer is final only after any process has committed a newer epoch: until then the
+        commit that was sent may still land.
+        """
+        ...
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record that the range is not published, and move head_published past it, in one
+        transaction: receivers read it from the database. Raises Fenced.
+        """
+        ...
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count the committed rows after `after_id`, stopping soon after `at_most`."""
+        ...
+
+    def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the committed batches after `after_id` in order, to be republished."""
+        ...
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read, None if never."""
+        ...
+
+
+class KeyStore(Closable, Protocol):
+    """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys."""
+
+    async def rows(self, ids: Sequence[int]) -> list[Event]:
+        """Return those rows with these ids that exist. Raises RetryError, ConnectError."""
+        ...
+
+    async def outline(self) -> list[tuple[int, int, int]]:
+        """Return after_id, until_id and number of rows of every page, oldest first."""
+        ...
+
+    async def page(self, after_id: int) -> KeyPage:
+        """Return the page after `after_id`. Raises RetryError, also when it is gone."""
+        ...
+
+    async def clients(self) -> list[ClientNumber]:
+        """Return what is known about every client, as of the last page saved."""
+        ...
+
+    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+        """Return id and key of the next rows after `after_id`, at most `at_most` of them."""
+        ...
+
+    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page, and the clients that rose in it, in one transaction."""
+        ...
+
+    async def forget(self, until_id: int) -> None:
+        """Drop the pages up to `until_id`."""
+        ...
+
+
+class Lease(Closable, Protocol):
+    """How the leader shows that it is alive, over a connection that no commit delays."""
+
+    async def renew(self, term: Term, published_id: int) -> bool:
+        """Raise the counter, and return whether an operator asks this leader to step down.
+
+        It also moves head_published up to `published_id`, unless a commit is about to.
+        Raises Fenced when `term` no longer leads, PrimaryBehind when the chain ends before
+        `published_id`, DurabilityError when the database may from now on lose what it
+        acknowledges, else RetryError.
+        """
+        ...
+
+    async def release(self, term: Term, published_id: int) -> None:
+        """Hand over: a standby need not wait. The rest as `renew`."""
+        ...
+
+
+class SourceRecord(Protocol):
+    """One record of a topic of orders, as the broker keeps it."""
+
+    @property
+    def offset(self) -> int:
+        """Its place in its partition; offsets rise and may skip numbers."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970 UTC, by the producer or the broker; negative for none."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The order's key, if it has one."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """The order, if there is one."""
+        ...
+
+
+class RecordSource(Closable, Protocol):
+    """A topic of orders, with all its partitions, read from given places on; nothing is skipped."""
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Open a new connection, check the topic, and return for each partition the offset of its
+        first record and the offset after its last one. Raises ConnectError, TopicError, RetryError.
+        """
+        ...
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Read every partition from its offset on. Raises RetryError."""
+        ...
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return the next records and the offset after them, by partition; empty when none came.
+
+        There may be an offset without a record, where the broker keeps records that are no orders.
+        Raises RetryError when the broker does not answer, the offset does not exist, or the
+        partitions are others now. Then, and after a cancellation, what was read but not returned is
+        lost: `open` and `seek` come next. Raises TopicError when a record cannot be decoded.
+        """
+        ...
+
+
+class FrameSink(Closable, Protocol):
+    """Where frames are published: one partition, in order."""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the topic accepts, as it was last read."""
+        ...
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Connect and check the topic. Raises ConnectError, TopicError, RetryError."""
+        ...
+
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return the values of the last records, oldest first; fewer where there are fewer.
+
+        Needs no `start`. Raises RetryError when the broker does not answer in time.
+        """
+        ...
+
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
+        """Return once the broker has acknowledged all of `frames`, which it was given in order.
+
+        `traceparents` names the trace of each frame, or nothing for none; it travels beside the
+        frame, whose bytes it does not change.
+
+        Raises TopicError when the topic is gone or unfit; RetryError when it did not in time: some
+        may be stored anyway, all are resent, and the receiver drops what it has seen. When one is
+        refused as too large, `frame_bytes_max` is read again.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close; never raises, never waits beyond its deadline.
+
+        A later `send` reconnects, and reads `frame_bytes_max` again.
+        """
+        ...
+
+
+class FrameSource(Closable, Protocol):
+    """Where frames are received: one partition. It may lose, repeat and reorder at will."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Topic and partition that it reads; None where there are none, as in memory."""
+        ...
+
+    async def start(self) -> None:
+        """Connect and go to the live end. Raises ConnectError, TopicError, RetryError."""
+        ...
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the values of the next records, empty when none came within `timeout_seconds`.
+
+        Raises RetryError when the broker cannot be reached, or sent what cannot be decoded.
+        """
+        ...
+
+
+class GapSource(Closable, Protocol):
+    """Where missing rows are read, for one chain: the database, with a read-only role."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain that it reads."""
+        ...
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+        """Return the chain's head and the mark after the row `at_id` (0: before the first row).
+
+        With `batch_id` it also returns the seal after the batch that ends there, from the same
+        snapshot: a stored place may hold an older seal than that of the last batch. It may count
+        the rows after `at_id`, for the lag. Raises
+        ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row or the batch
+        is before the archive's boundary.
+        """
+        ...
+
+    def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncGenerator[Run, None]:
+        """Yield linked runs after `after`, up to and including the row `until_id`.
+
+        `after` is checked first: its row exists, and the batch that ends at its `batch_last_id`,
+        the last one before the row or an older one, has its seal. With `from_primary` no standby is
+        read or waited for: the rows are used to judge. Raises RowsMissing, RowsArchived,
+        NotYetReadable (from a standby, and where a primary is required and none answers),
+        RetryError; ForkFound and SealMismatch when the primary contradicts `after` or itself;
+        BatchDamaged when the primary's rows of a batch that is read in full do not give its seal.
+        No row of such a batch is yielded, unless it has more rows than the source reads at once.
+        What was yielded before an error is linked and committed. A caller that stops early closes
+        the generator: a page may be being read ahead.
+        """
+        ...
+
+
+class ArchivedSource(Protocol):
+    """Rows of one chain that the database has released, after some id up to its boundary.
+
+    `boundary` is the database's standing at the last row that it released: what is returned was
+    proven to lead to the seal there.
+    """
+
+    @property
+    def chain_id(self) -> int:
+        """The chain whose rows it holds."""
+        ...
+
+    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+        """Return the mark after the row `at_id`; None when there is no such row.
+
+        Raises RowsArchived for rows that it does not hold, InputError where it does not verify or
+        belongs to another database, RetryError.
+        """
+        ...
+
+    def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncGenerator[Run, None]:
+        """Yield linked runs after `after` up to `until_id`, which is not above the boundary.
+
+        Raises as `mark_at`; ForkFound and SealMismatch when it contradicts `after`.
+        """
+        ...
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return the last row that is not above `until_id`; 0 for none. Raises as `mark_at`."""
+        ...
+
+    async def row_before_time(self, moment: datetime) -> int:
+        """Return the last row committed before `moment`; 0 for none. Raises as `mark_at`."""
+        ...
+
+
+class CheckpointStore(Closable, Protocol):
+    """Where a receiver keeps its place, for one chain and one receiver name."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain in which the place is."""
+        ...
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        ...
+
+    async def load(self) -> Mark | None:
+        """Return the stored place, None for a receiver that never stored one."""
+        ...
+
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Move the place from `first_pid` to `end`, by compare-and-set; it never moves back.
+
+        Where no place is stored, a start inserts it (`first_pid` is `end.id`), or a save from the
+        beginning of the chain (`first_pid` is 0); else it was lost, and CheckpointLost is raised.
+        `connection` is the caller's own, inside its transaction: then nothing is stored until that
+        commits. Raises CheckpointLost where the place is not at `first_pid`; SettingError for an
+        `end` before `first_pid`, and a `connection` outside of a transaction; RetryError when it is
+        not known whether it was stored: the caller may repeat the call, or make one for a later
+        end. The same holds after a cancellation.
+        """
+        ...
+
+
+@runtime_checkable
+class PlaceFinder(Protocol):
+    """Finds where a receiver without a place begins; a GapSource may implement this too."""
+
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return the id of the last row that is not above `until_id`; 0 when there is none.
+
+        Raises as `GapSource.standing`.
+        """
+        ...
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return the last row that was committed before `time_us`; 0 when there is none.
+
+        Microseconds since 1970 UTC, by the sequencer's clock. Raises as `GapSource.standing`.
+        """
+        ...
+
+
+@runtime_checkable
+class ReceiverRecords(Protocol):
+    """What is kept about a receiver besides its place; a CheckpointStore may implement this too.
+
+    Its `load` then raises StillHalted for a receiver that has halted, until the halt is lifted, and
+    ForeignDatabase for a place that was stored in another database.
+    """
+
+    @property
+    def database_id(self) -> UUID | None:
+        """The database that keeps the place; None before `load`."""
+        ...
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted after the row `at_id`. Raises RetryError."""
+        ...
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` later; never waits, never raises."""
+        ...
+
+
+class HeadReports(ReceiverRecords, Protocol):
+    """What a receiver whose place is kept elsewhere reports to the chain's database."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain of the receiver."""
+        ...
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        ...
+
+    async def begin(self) -> Mark | None:
+        """Check whether this receiver may start; return what was reported last, None for nothing.
+
+        Raises StillHalted for a receiver that has halted, until the halt is lifted; SettingError
+        where a receiver of this name keeps its checkpoint in that database.
+        """
+        ...
+
+    def report(self, done: Mark) -> None:
+        """Store later that everything up to `done` was processed; never waits, never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is pending and close; never raises, never waits beyond its deadline."""
+        ...
+
+
+class SnapshotStore(Protocol):
+    """Where a service keeps snapshots of its state, for one chain."""
+
+    @property
+    def chain_id(self) -> int:
+        """The chain that the snapshots belong to."""
+        ...
+
+    async def newest(self) -> Snapshot | None:
+        """Return the newest whole snapshot, None where there is none.
+
+        Raises SettingError where there are some and none can be read.
+        """
+        ...

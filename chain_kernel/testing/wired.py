@@ -1,0 +1,426 @@
+"""What sequencers, publishers and intakes see at the end of a wire: time, losses, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chain_kernel.errors import ConnectError, Fenced, RetryError, UnknownOutcome
+from chain_kernel.testing.memory_log import MemoryFrameSink
+from chain_kernel.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
+from chain_kernel.testing.virtual_loop import check_alive
+from chain_kernel.testing.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+
+    from chain_kernel.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
+    from chain_kernel.ports import SourceRecord
+    from chain_kernel.seal import Batch
+    from chain_kernel.testing.memory_log import MemoryLog, MemoryTopic
+    from chain_kernel.testing.memory_store import MemoryDatabase
+    from chain_kernel.testing.wire import Wire
+
+
+class WiredFrameSink:
+    """Implements `chain_kernel.ports.FrameSink`. What was given up may still be stored, late.
+
+    The topic comes from the broker's `log`, whatever name and partition are asked for.
+    """
+
+    def __init__(self, log: MemoryLog, wire: Wire) -> None:
+        self._sink = MemoryFrameSink(log)
+        self._wire = wire
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the topic takes, as it was last read."""
+        return self._sink.frame_bytes_max
+
+    async def start(self, topic: str, partition: int) -> None:
+        """Connect; see `chain_kernel.ports.FrameSink.start`."""
+        try:
+            await self._wire.call(lambda: self._sink.start(topic, partition))
+        except WireBroken as error:
+            expected = "a broker that answers"
+            raise ConnectError("kafka", self._wire.server.name, expected) from error
+
+    async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
+        """Return what the log ends with; see `chain_kernel.ports.FrameSink.last_records`."""
+        try:
+            return await self._wire.call(lambda: self._sink.last_records(topic, partition, at_most))
+        except WireBroken as error:
+            raise RetryError(f"last records: {error}") from error
+
+    async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
+        """Store `frames`, or not, or later; see `chain_kernel.ports.FrameSink.send`."""
+        try:
+            await self._wire.call(lambda: self._sink.send(frames))
+        except WireBroken as error:
+            raise RetryError(f"send: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+_T = TypeVar("_T")
+
+
+class WiredChainStore:
+    """Implements `chain_kernel.ports.ChainStore`: one `MemoryChainStore` per connection.
+
+    A connection is lost with the first lost answer, and whenever the server crashes. What was asked
+    over it may still land, until a higher epoch prevents it. `commit_wire`, to the same server, may
+    be worse for commits than the wire of other questions.
+    """
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        chain_id: int,
+        wire: Wire,
+        commit_wire: Wire | None = None,
+    ) -> None:
+        self._database = database
+        self._chain_id = chain_id
+        self._wire = wire
+        self.commit_wire = commit_wire or wire
+        self._connection: MemoryChainStore | None = None
+        self._boots = 0
+        self._follower: _WiredCommit | None = None
+        # The nonces of take-overs whose answers may have been lost: what they lead is ours.
+        self._drawn: set[bytes] = set()
+
+    async def look(self) -> LeaseSight:
+        """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
+        return await self._ask(lambda store: store.look())
+
+    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+        """Raise the epoch; see `chain_kernel.ports.ChainStore.take_over`."""
+        return await self._raise_over(owner, seen.nonce, seen.counter)
+
+    async def take_over_again(self, owner: str, held: Term) -> Term:
+        """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
+        self.lose_connection()
+        nonce = await self._own(held)
+        while True:
+            try:
+                return await self._raise_over(owner, nonce)
+            except Fenced:
+                found = await self._own(held)
+                if found in {held.nonce, nonce}:
+                    raise
+                nonce = found
+
+    async def _own(self, held: Term) -> bytes:
+        sight = await self.look()
+        return sight.nonce if sight.is_ours else held.nonce
+
+    async def _raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:
+        async def raise_epoch(store: MemoryChainStore) -> Term:
+            return store.raise_over(owner, nonce, counter)
+
+        term = await self._ask(raise_epoch, needs_row=True)
+        self._drawn.clear()
+        return term
+
+    async def begin(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> _WiredCommit:
+        """Commit under the fence, or not, or leave it open; see `chain_kernel.ports.ChainStore`."""
+        commit = _WiredCommit(self, batch, published_id, intake)
+        await commit.set_out()
+        return commit
+
+    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
+        """Store intake marks alone; see `chain_kernel.ports.ChainStore.move_intake`."""
+        await self._ask(lambda store: store.move_intake(intake), needs_row=True)
+
+    async def has_committed(self, batch: Batch) -> bool:
+        """Return whether `batch` is stored; see `chain_kernel.ports.ChainStore.has_committed`."""
+        return await self._ask(lambda store: store.has_committed(batch))
+
+    async def skip_published(self, after_id: int, until_id: int) -> None:
+        """Record a skipped range; see `chain_kernel.ports.ChainStore.skip_published`."""
+        await self._ask(lambda store: store.skip_published(after_id, until_id), needs_row=True)
+
+    async def rows_after(self, after_id: int, at_most: int) -> int:
+        """Count rows; see `chain_kernel.ports.ChainStore.rows_after`."""
+        return await self._ask(lambda store: store.rows_after(after_id, at_most))
+
+    async def batches(self, after_id: int) -> AsyncIterator[Batch]:
+        """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
+
+        async def read(store: MemoryChainStore) -> list[Batch]:
+            return [batch async for batch in store.batches(after_id)]
+
+        for batch in await self._ask(read):
+            yield batch
+
+    async def intake(self, source: str) -> IntakeMark | None:
+        """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
+        return await self._ask(lambda store: store.intake(source))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.lose_connection()
+
+    def lose_connection(self) -> None:
+        """Have no connection any more: what follows a commit on it has no answer."""
+        self._connection = None
+        if self._follower is not None:
+            self._follower.lose(self._wire.server.name)
+
+    def note_follower(self, commit: _WiredCommit) -> None:
+        """Keep in mind what was sent last after another one."""
+        self._follower = commit
+
+    def is_connected_by(self, connection: MemoryChainStore | None) -> bool:
+        """Say whether `connection` is the one of now, and is not lost."""
+        is_same = self._connection is connection and connection is not None
+        return is_same and self._boots == self._wire.server.boots
+
+    def connected(self) -> MemoryChainStore:
+        """Return the connection; a new one, without a term, where the last one was lost."""
+        boots = self._wire.server.boots
+        if self._connection is None or self._boots != boots:
+            self._connection = MemoryChainStore(self._database, self._chain_id, self._drawn)
+            self._boots = boots
+        return self._connection
+
+    async def _ask(
+        self,
+        work: Callable[[MemoryChainStore], Coroutine[Any, Any, _T]],
+        *,
+        needs_row: bool = False,
+    ) -> _T:
+        is_new = self._connection is None
+        store = self.connected()
+        try:
+            return await self._wire.call(lambda: work(store), needs_row=needs_row)
+        except WireBroken as error:
+            self.lose_connection()
+            if is_new and not error.may_be_done:
+                expected = "a server that answers"
+                raise ConnectError("database", self._wire.server.name, expected) from error
+            raise RetryError(str(error)) from error
+
+
+class _WiredCommit:
+    """A commit on its way. One that follows sets out at the server when this one has arrived.
+
+    So a connection keeps their order, whatever happens to the answers.
+    """
+
+    def __init__(
+        self,
+        store: WiredChainStore,
+        batch: Batch,
+        published_id: int,
+        intake: Sequence[IntakeMark],
+    ) -> None:
+        self._store = store
+        self._batch = batch
+        self._published_id = published_id
+        self._intake = intake
+        self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_arrived = False
+        self._follower: _WiredCommit | None = None
+        self._connection: MemoryChainStore | None = None
+
+    async def set_out(self) -> None:
+        """Go to the server, for an answer of its own. Raises RetryError where nobody takes it."""
+        wire = self._store.commit_wire
+        try:
+            await wire.reach()
+        except WireBroken as error:
+            self._store.lose_connection()
+            raise RetryError(f"commit: {error}") from error
+        self._send(self._store.connected())
+
+    def follow(
+        self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
+    ) -> _WiredCommit | None:
+        """Ask after this one; see `chain_kernel.ports.PendingCommit.follow`."""
+        if self._follower is not None or not self._store.is_connected_by(self._connection):
+            return None
+        self._follower = _WiredCommit(self._store, batch, published_id, intake)
+        self._store.note_follower(self._follower)
+        if self._has_arrived:
+            self._send_follower()
+        return self._follower
+
+    async def outcome(self) -> None:
+        """Wait for the answer; see `chain_kernel.ports.PendingCommit.outcome`."""
+        batch = self._batch
+        try:
+            await self._store.commit_wire.answered(self._answer)
+        except WireBroken as error:
+            self._store.lose_connection()
+            raise UnknownOutcome(
+                batch.chain_id, batch.epoch, batch.first_id, batch.last_id
+            ) from error
+
+    def _send_follower(self) -> None:
+        if self._follower is not None and self._connection is not None:
+            self._follower._send(self._connection)
+
+    def _send(self, connection: MemoryChainStore) -> None:
+        self._connection = connection
+        wire = self._store.commit_wire
+        question = partial(self._arrive, connection)
+        wire.ask(question, needs_row=True).add_done_callback(self._take_answer)
+
+    async def _arrive(self, connection: MemoryChainStore) -> None:
+        """Be done at the server."""
+        self._has_arrived = True
+        try:
+            pending = await connection.begin(
+                self._batch, published_id=self._published_id, intake=self._intake
+            )
+            await pending.outcome()
+        finally:
+            self._send_follower()
+
+    def lose(self, server: str) -> None:
+        """Have no answer, unless there is one."""
+        if not self._answer.done():
+            self._answer.set_exception(WireBroken(server, may_be_done=True))
+            self._answer.exception()  # it may be that nobody asks
+
+    def _take_answer(self, answer: asyncio.Future[None]) -> None:
+        error = answer.exception()
+        if self._answer.done():
+            return
+        if error is None:
+            self._answer.set_result(None)
+        else:
+            self._answer.set_exception(error)
+            self._answer.exception()
+
+
+class _Wired:
+    """A port whose every call is one question."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        try:
+            return await self._wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class WiredLease(_Wired):
+    """Implements `chain_kernel.ports.Lease` at the end of a wire."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
+        super().__init__(wire)
+        self._lease = MemoryLease(database, chain_id)
+
+    async def renew(self, term: Term, published_id: int) -> bool:
+        """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
+        return await self._ask(lambda: self._lease.renew(term, published_id))
+
+    async def release(self, term: Term, published_id: int) -> None:
+        """Hand over; see `chain_kernel.ports.Lease.release`."""
+        await self._ask(lambda: self._lease.release(term, published_id))
+
+
+class WiredKeyStore(_Wired):
+    """Implements `chain_kernel.ports.KeyStore` at the end of a wire."""
+
+    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
+        super().__init__(wire)
+        self._keys = MemoryKeyStore(database, chain_id)
+
+    async def rows(self, ids: Sequence[int]) -> list[Event]:
+        """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
+        return await self._ask(lambda: self._keys.rows(ids))
+
+    async def outline(self) -> list[tuple[int, int, int]]:
+        """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
+        return await self._ask(self._keys.outline)
+
+    async def page(self, after_id: int) -> KeyPage:
+        """Return one page; see `chain_kernel.ports.KeyStore.page`."""
+        return await self._ask(lambda: self._keys.page(after_id))
+
+    async def clients(self) -> list[ClientNumber]:
+        """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
+        return await self._ask(self._keys.clients)
+
+    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+        """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
+        return await self._ask(lambda: self._keys.keys(after_id, until_id, at_most))
+
+    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
+        await self._ask(lambda: self._keys.save(page, clients))
+
+    async def forget(self, until_id: int) -> None:
+        """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
+        await self._ask(lambda: self._keys.forget(until_id))
+
+
+class WiredRecordSource:
+    """Implements `chain_kernel.ports.RecordSource`: questions take their time, and may get lost.
+
+    Its place moves with the answer: a question that is executed too late moves nothing.
+    """
+
+    def __init__(self, topic: MemoryTopic, wire: Wire) -> None:
+        self._topic = topic
+        self._wire = wire
+        self._offsets: dict[int, int] = {}
+
+    async def open(self) -> dict[int, tuple[int, int]]:
+        """Return the bounds; see `chain_kernel.ports.RecordSource.open`."""
+
+        async def look() -> dict[int, tuple[int, int]]:
+            if self._topic.is_away:
+                raise ConnectError("kafka", "memory", "a broker that answers")
+            topic = self._topic
+            return {number: (topic.first[number], topic.end[number]) for number in topic.logs}
+
+        try:
+            return await self._wire.call(look)
+        except WireBroken as error:
+            expected = "a broker that answers"
+            raise ConnectError("kafka", self._wire.server.name, expected) from error
+
+    async def seek(self, offsets: Mapping[int, int]) -> None:
+        """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""
+        check_alive()
+        self._offsets = dict(offsets)
+
+    async def records(
+        self, at_most: int, timeout_seconds: float
+    ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
+        """Return the next records; see `chain_kernel.ports.RecordSource.records`."""
+        check_alive()
+        if self._offsets == self._topic.end:
+            self._topic.grown.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._topic.grown.wait()
+        offsets = dict(self._offsets)
+
+        async def read() -> dict[int, tuple[Sequence[SourceRecord], int]]:
+            return self._topic.read(offsets, at_most)
+
+        try:
+            found = await self._wire.call(read)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
+        self._offsets.update((number, next_offset) for number, (_, next_offset) in found.items())
+        return found
+
+    async def close(self) -> None:
+        """Nothing is held."""

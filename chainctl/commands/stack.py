@@ -1,0 +1,115 @@
+"""`chainctl stack`: real servers on this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.exits import ExitCode
+from chainctl.options import SuggestingGroup, json_option, uses_settings
+from chainctl.output import data_json, data_text, table, talk
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+    from local_stack import LocalStack, StackStatus
+
+
+@click.group(cls=SuggestingGroup)
+def stack() -> None:
+    """A real PostgreSQL and a real Kafka on this machine, reached on loopback only."""
+
+
+@stack.command()
+@json_option
+@uses_settings("stack_dir")
+def up(settings: Settings, as_json: bool) -> None:
+    """Start what is not running; the first start fetches Kafka."""
+    _show(stack_of(settings).up(talk), as_json=as_json)
+
+
+@stack.command()
+@uses_settings("stack_dir")
+def down(settings: Settings) -> None:
+    """Stop both servers, keeping their data."""
+    stack_of(settings).down(talk)
+
+
+@stack.command()
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask: for scripts.")
+@uses_settings("stack_dir")
+def reset(settings: Settings, is_sure: bool) -> ExitCode:
+    """Stop both servers and delete their data, ports and passwords.
+
+    It asks first. Exit code 2 if the answer is no, and where nobody can be asked without --yes.
+    """
+    local = stack_of(settings)
+    if local.directory.is_dir() and not (is_sure or _agrees(local.directory)):
+        talk("chainctl: nothing was deleted")
+        return ExitCode.REFUSED
+    local.reset(talk)
+    return ExitCode.CLEAN
+
+
+def _agrees(directory: Path) -> bool:
+    """Ask on the terminal whether the stack may be deleted. Raises UsageError without one."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(f"nobody can be asked whether {directory} may be deleted: --yes.")
+    return click.confirm(f"Delete all databases and topics in {directory}?", err=True)
+
+
+@stack.command()
+@json_option
+@uses_settings("stack_dir")
+def status(settings: Settings, as_json: bool) -> ExitCode:
+    """Show how both servers do. Exit code 1 unless both answer."""
+    found = stack_of(settings).status()
+    _show(found, as_json=as_json)
+    if not found.servers:
+        talk(f"chainctl: there is no stack in {found.directory} yet (chainctl stack up)")
+    return ExitCode.CLEAN if found.up else ExitCode.FINDINGS
+
+
+@stack.command(short_help="Print the settings that reach the stack.")
+@json_option
+@uses_settings("stack_dir")
+def env(settings: Settings, as_json: bool) -> None:
+    """Print the settings that reach the stack: eval "$(chainctl stack env)"."""
+    variables = stack_of(settings).environment()
+    if as_json:
+        data_json(variables)
+        return
+    for name, value in variables.items():
+        data_text(f"export {name}={_quoted(value)}")
+
+
+def stack_of(settings: Settings) -> LocalStack:
+    """Return the local stack that the settings name."""
+    from local_stack import LocalStack, default_directory
+
+    named = settings.stack_dir
+    folder = Path(named).expanduser().absolute() if named else default_directory(os.environ)
+    return LocalStack(folder, is_long_run=False)
+
+
+def _show(status: StackStatus, *, as_json: bool) -> None:
+    rows = [
+        (server.name, server.port, server.running, server.answering, str(server.log_path))
+        for server in status.servers
+    ]
+    names = ("name", "port", "running", "answering", "log")
+    if as_json:
+        servers = [dict(zip(names, row, strict=True)) for row in rows]
+        data_json({"directory": str(status.directory), "up": status.up, "servers": servers})
+    else:
+        table(names, rows)
+
+
+def _quoted(value: str) -> str:
+    """Return `value` for a shell, always in quotes."""
+    quoted = shlex.quote(value)
+    return quoted if quoted.startswith("'") else f"'{quoted}'"

@@ -1,0 +1,191 @@
+"""HTTP/1.1 as the commands and services speak it: on real sockets, with clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chain_kernel.clients.http_server import HttpLimits, HttpServer
+from tests.deadlines import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+GET = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+class Echo:
+    """Answers with the path and the body; `hold` lets it wait, `bad` makes it fail."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        if path == "/bad":
+            raise KeyError(path)
+        if path == "/hold":
+            self.begun.set()
+            await self.let_go.wait()
+        body, more = b"", scope["method"] == "POST"
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        content = bytes(10_000_000) if path == "/large" else path.encode() + body
+        value = b"a\r\nb: c" if path == "/split" else b"%d" % len(content)
+        start = {"status": 200, "headers": [(b"content-length", value)]}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": content})
+
+
+@asynccontextmanager
+async def serving(**limits: Any) -> AsyncIterator[tuple[HttpServer, Echo, int]]:
+    echo = Echo()
+    server = HttpServer(echo, HttpLimits(**{"connections_max": 100, **limits}))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        task = asyncio.create_task(server.serve(listening))
+        async with deadline():
+            yield server, echo, port
+            server.stop()
+            await task
+        assert not server.connections
+        assert not server.waiting
+
+
+@asynccontextmanager
+async def connected(
+    port: int, sent: bytes = b""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionResetError):
+            await writer.wait_closed()
+
+
+async def answers(port: int, sent: bytes) -> bytes:
+    """Send, and return all that is answered until the connection has its end, in good order."""
+    async with connected(port, sent) as (reader, _):
+        return await reader.read()
+
+
+async def test_requests_of_one_connection_are_answered_in_their_order() -> None:
+    body = b"POST /b%20 HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxyz"
+    last = b"HEAD /c HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    async with serving() as (_, _, port):
+        found = await answers(port, GET % b"a" + body + last)
+    parts = found.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [part.partition(b"\r\n\r\n")[2] for part in parts] == [b"/a", b"/b xyz", b""]
+    assert b"content-length: 2\r\nconnection: close" in parts[-1]
+
+
+async def test_body_is_asked_for_when_it_is_expected() -> None:
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    async with serving() as (_, _, port), connected(port, head) as (reader, writer):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"xyz")
+        assert (await reader.readuntil(b"/axyz")).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_client_that_goes_before_its_answer_is_forgotten() -> None:
+    async with serving() as (server, echo, port):
+        async with connected(port, GET % b"hold"):
+            await echo.begun.wait()
+        echo.let_go.set()
+        async with deadline():
+            while server.connections or server.waiting:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+        assert not server.connections
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 411),
+        (b"GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nA : b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nA: b\r\n c\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\nA: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1_0\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\nHost: h\r\n\r\n", 400),
+        (GET % b"bad", 500),
+        (GET % b"split", 500),
+    ],
+)
+async def test_what_is_refused_is_answered_once_and_ends_the_connection(
+    sent: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as (_, _, port):
+        found = await answers(port, sent + GET % b"next")
+    assert found.startswith(b"HTTP/1.1 %d " % status)
+    assert found.count(b"HTTP/1.1 ") == 1
+    assert (status == 500) == ("a request has failed" in caplog.text)
+
+
+async def test_answer_that_is_not_read_holds_no_connection() -> None:
+    async with serving(write_seconds=0.2) as (server, _, port):
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.sendall(GET % b"large")
+            async with deadline():
+                while not server.connections:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.01)
+                while server.connections:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+        assert not server.waiting
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET", GET % b"large", b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nx"],
+)
+async def test_client_that_is_waited_for_longest_makes_room(sent: bytes) -> None:
+    async with serving(connections_max=4) as (server, _, port), AsyncExitStack() as others:
+        for _ in range(9):
+            await others.enter_async_context(connected(port, sent))
+        asked = GET.replace(b"here", b"h\r\nConnection: close") % b"a"
+        assert (await answers(port, asked)).endswith(b"/a")
+        assert len(server.connections) <= 4
+
+
+async def test_stop_answers_requests_under_way_and_closes_what_idles() -> None:
+    async with serving() as (server, echo, port), connected(port) as (idle, _):
+        asked = asyncio.create_task(answers(port, GET % b"hold"))
+        await echo.begun.wait()
+        server.stop()
+        assert await idle.read() == b""
+        echo.let_go.set()
+        assert (await asked).endswith(b"/hold")
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_connection_that_is_accepted_at_the_end_is_closed(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(Echo(), HttpLimits(connections_max=5))
+    serving = asyncio.create_task(server.serve(listening))
+    await asyncio.sleep(0)
+    with socket.socket() as client:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            client.connect(listening.getsockname())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.stop()
+        await serving
+        lost: list[object] = []
+        monkeypatch.setattr("sys.unraisablehook", lost.append)
+        gc.collect()  # a socket that is lost warns
+        assert not lost

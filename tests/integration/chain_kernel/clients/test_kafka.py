@@ -1,0 +1,400 @@
+"""Each client works on each listener with the right config; a wrong one is named in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import ssl
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chain_kernel.clients.kafka import (
+    TopicPartition,
+    close_client,
+    make_admin,
+    make_consumer,
+    make_producer,
+    start_client,
+)
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
+from chain_kernel.clients.options import librdkafka_options
+from chain_kernel.clients.topics import describe_topic, describe_topics
+from chain_kernel.errors import ConnectError, RetryError
+from local_stack.process import free_port
+from tests.certificates import Authority
+from tests.deadlines import LONG_SECONDS, deadline
+from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
+from tests.silent_server import silent_server
+from tests.sockets import no_socket_left
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@asynccontextmanager
+async def started(
+    config: KafkaConfig, client: Any, seconds: float = LONG_SECONDS
+) -> AsyncIterator[Any]:
+    """Start a client as the engine does, and leave none of its connections open."""
+    try:
+        async with connecting(config, seconds):
+            await start_client(client)
+        yield client
+    finally:
+        await close_client(client, 5.0)
+
+
+async def refused(config: KafkaConfig, seconds: float = LONG_SECONDS) -> str:
+    """Return what is said of a config by which no client connects."""
+    with pytest.raises(ConnectError) as found:
+        async with no_socket_left(), started(config, make_admin(config, "test"), seconds):
+            pass
+    text = str(found.value)
+    assert "\n" not in text
+    assert not any(password in text for password in PASSWORDS.values())
+    assert found.value.field == "kafka"
+    return text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ["login", "mutual"])
+async def test_every_client_with_the_right_config_works(
+    secured_kafka: SecuredKafka, way: str
+) -> None:
+    config: KafkaConfig = getattr(secured_kafka, way)(SEQUENCER)
+    at, value = TopicPartition(TOPIC, 0), secrets.token_bytes(8)
+    async with started(config, make_admin(config, "topics")) as admin:
+        topic = await describe_topic(admin, config, TOPIC)
+    assert (topic.partitions, topic.replicas) == (1, 1)
+    assert topic.settings["cleanup.policy"] == "delete"
+    async with started(config, make_producer(config, "publisher")) as producer:
+        sent = await producer.send_and_wait(TOPIC, value, partition=0)
+    async with started(config, make_consumer(config, "reader")) as consumer:
+        consumer.assign([at])
+        consumer.seek(at, sent.offset)
+        record = await consumer.getone()
+    assert record.value == value
+
+
+@pytest.mark.nightly
+async def test_other_driver_with_the_same_config_works(secured_kafka: SecuredKafka) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    for config in (secured_kafka.login(RECEIVER), secured_kafka.mutual(RECEIVER)):
+        admin = AdminClient({**librdkafka_options(config)})
+        found = await asyncio.to_thread(admin.list_topics, timeout=LONG_SECONDS)
+        assert TOPIC in found.topics
+
+
+async def test_password_from_a_file_is_read_for_each_client(
+    secured_kafka: SecuredKafka, tmp_path: Any
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("not yet\n")
+    config = secured_kafka.login(SEQUENCER, sasl_password="", sasl_password_file=str(file))
+    assert "wrong user or password" in await refused(config)
+    file.write_text(PASSWORDS[SEQUENCER] + "\n")
+    async with started(config, make_admin(config, "topics")):
+        pass
+
+
+def unsigned_token(user: str, seconds: int) -> str:
+    """Return a token as Kafka's own check takes it (RFC 7519, without a signature)."""
+    now = int(time.time())
+    parts = ({"alg": "none"}, {"sub": user, "iat": now - 60, "exp": now + seconds})
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
+    return b".".join([*encoded, b""]).decode()
+
+
+async def test_token_is_drawn_for_each_connection(secured_kafka: SecuredKafka) -> None:
+    seconds = [600]
+    drawn = []
+
+    async def draw() -> str:
+        drawn.append(unsigned_token(RECEIVER, seconds[0]))
+        return drawn[-1]
+
+    config = KafkaConfig(
+        bootstrap_servers=secured_kafka.at("CLEAR"),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token=draw,
+    )
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
+    assert len(drawn) >= 2
+    seconds[0] = -30
+    assert "a token that the broker accepts" in await refused(config)
+
+
+async def test_plain_login_works(secured_kafka: SecuredKafka) -> None:
+    config = KafkaConfig(
+        bootstrap_servers=secured_kafka.at("CLEAR"),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        sasl_username=RECEIVER,
+        sasl_password=PASSWORDS[RECEIVER],
+    )
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
+
+
+# -- what is wrong is named ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listener", ["LOGIN", "MUTUAL"])
+async def test_plaintext_to_a_port_of_tls_says_so(
+    secured_kafka: SecuredKafka, listener: str
+) -> None:
+    said = await refused(KafkaConfig.of(secured_kafka.at(listener)))
+    assert "does it ask for TLS or a login?" in said
+    assert "a client with TLS" in said
+
+
+async def test_plaintext_to_a_port_of_logins_says_so(secured_kafka: SecuredKafka) -> None:
+    said = await refused(KafkaConfig.of(secured_kafka.at("CLEAR")))
+    assert "does it ask for TLS or a login?" in said
+    assert "a client with a login" in said
+
+
+async def test_tls_without_a_login_to_a_port_of_logins_says_so(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.tls("LOGIN"))
+    assert "a client with a login" in said
+    assert "security_protocol is SSL" in said
+
+
+async def test_tls_to_a_port_of_plaintext_says_so(secured_kafka: SecuredKafka) -> None:
+    said = await refused(
+        secured_kafka.tls("PLAINTEXT", bootstrap_servers=secured_kafka.at("PLAINTEXT"))
+    )
+    assert "this port speaks plaintext" in said
+
+
+async def test_login_to_a_port_without_logins_says_so(secured_kafka: SecuredKafka) -> None:
+    config = secured_kafka.login(
+        SEQUENCER,
+        bootstrap_servers=secured_kafka.server.bootstrap,
+        security_protocol="SASL_PLAINTEXT",
+        ssl_cafile="",
+    )
+    assert "this port takes none" in await refused(config)
+
+
+async def test_wrong_authority_is_named(secured_kafka: SecuredKafka, tmp_path: Any) -> None:
+    other = Authority(tmp_path, "other")
+    said = await refused(secured_kafka.login(SEQUENCER, ssl_cafile=str(other.path)))
+    assert f"signed by ssl_cafile {other.path}" in said
+
+
+async def test_authority_of_the_system_does_not_know_ours(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.login(SEQUENCER, ssl_cafile=""))
+    assert "signed by a CA of the system" in said
+
+
+async def test_wrong_host_is_named(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.tls("OTHER"))
+    assert "for the host that was asked for" in said
+    assert "localhost" in said
+
+
+async def test_wrong_host_behind_the_first_answer_is_named(secured_kafka: SecuredKafka) -> None:
+    """The address is right, and the broker names another one, which its certificate lacks."""
+    at = secured_kafka.at("LOGIN", "127.0.0.1")
+    said = await refused(secured_kafka.login(SEQUENCER, bootstrap_servers=at))
+    assert "for the host that was asked for" in said
+    assert "127.0.0.1" in said
+
+
+async def test_wrong_host_that_is_not_compared_connects(secured_kafka: SecuredKafka) -> None:
+    config = secured_kafka.login(
+        SEQUENCER,
+        bootstrap_servers=secured_kafka.at("LOGIN", "127.0.0.1"),
+        ssl_check_hostname=False,
+    )
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
+
+
+async def test_expired_certificate_is_named(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.tls("EXPIRED"))
+    assert "valid today (certificate has expired)" in said
+
+
+async def test_missing_client_certificate_is_named(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.tls("MUTUAL"))
+    assert "a client certificate: none was given" in said
+
+
+async def test_refused_client_certificate_is_named(
+    secured_kafka: SecuredKafka, tmp_path: Any
+) -> None:
+    files = Authority(tmp_path, "other").client(SEQUENCER)
+    said = await refused(secured_kafka.mutual(SEQUENCER, files))
+    assert f"a client certificate that the broker accepts, not {files.certificate}" in said
+
+
+@pytest.mark.parametrize(
+    "changed", [{"sasl_password": "wrong"}, {"sasl_username": "nobody"}], ids=["password", "user"]
+)
+async def test_wrong_password_is_named(secured_kafka: SecuredKafka, changed: Any) -> None:
+    said = await refused(secured_kafka.login(SEQUENCER, **changed))
+    assert "wrong user or password" in said
+    assert "TLS" not in said
+
+
+async def test_unknown_mechanism_is_named(secured_kafka: SecuredKafka) -> None:
+    said = await refused(secured_kafka.login(SEQUENCER, sasl_mechanism="PLAIN"))
+    assert "a sasl_mechanism that the broker offers, not PLAIN" in said
+
+
+async def test_closed_port_is_named() -> None:
+    said = await refused(KafkaConfig.of(f"127.0.0.1:{free_port()}"))
+    assert "the port is closed" in said
+
+
+async def test_unknown_host_is_named() -> None:
+    said = await refused(KafkaConfig.of("no-such-host.invalid:9092"))
+    assert "a host name that can be resolved" in said
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+async def test_silent_broker_is_named(protocol: str) -> None:
+    async with silent_server() as port:
+        config = KafkaConfig(bootstrap_servers=f"127.0.0.1:{port}", security_protocol=protocol)
+        assert "it is silent" in await refused(config, seconds=1.0)
+
+
+async def test_broker_that_answers_but_not_what_was_asked_may_be_tried_again(
+    secured_kafka: SecuredKafka,
+) -> None:
+    config = secured_kafka.login(SEQUENCER)
+    with pytest.raises(RetryError):
+        async with connecting(config, 4.0):
+            await asyncio.Event().wait()
+
+
+async def test_port_of_another_protocol_is_named() -> None:
+    async with silent_server(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        at = f"127.0.0.1:{port}"
+        said = await refused(KafkaConfig(bootstrap_servers=at, security_protocol="SSL"))
+    assert "TLS that both sides speak" in said
+
+
+async def test_second_server_that_answers_is_enough(secured_kafka: SecuredKafka) -> None:
+    at = f"127.0.0.1:{free_port()},{secured_kafka.at('LOGIN')}"
+    config = secured_kafka.login(SEQUENCER, bootstrap_servers=at)
+    async with started(config, make_admin(config, "topics")) as admin:
+        assert (await describe_topic(admin, config, TOPIC)).is_there
+
+
+async def test_one_of_several_servers_is_named(secured_kafka: SecuredKafka) -> None:
+    wrong = f"127.0.0.1:{free_port()}"
+    said = await refused(KafkaConfig.of(f"{wrong},{secured_kafka.at('LOGIN')}"))
+    assert f"{wrong}: a broker that listens there" in said
+
+
+async def test_loop_of_uvloop_names_causes_too(secured_kafka: SecuredKafka) -> None:
+    """The daemons run on it, and it raises other errors at places."""
+    import uvloop
+
+    def said_of(config: KafkaConfig) -> str:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(refused(config))
+
+    for config, words in (
+        (KafkaConfig.of(secured_kafka.at("LOGIN")), "a client with TLS"),
+        (KafkaConfig.of(secured_kafka.at("CLEAR")), "a client with a login"),
+        (secured_kafka.tls("PLAINTEXT"), "this port speaks plaintext"),
+        (secured_kafka.tls("EXPIRED"), "certificate has expired"),
+        (secured_kafka.tls("OTHER"), "for the host that was asked for"),
+        (secured_kafka.tls("MUTUAL"), "a client certificate: none was given"),
+        (KafkaConfig.of(f"127.0.0.1:{free_port()}"), "the port is closed"),
+    ):
+        assert words in await asyncio.to_thread(said_of, config)
+
+
+# -- access control ------------------------------------------------------------------------------
+
+
+async def test_receivers_login_reads_and_cannot_write(secured_kafka: SecuredKafka) -> None:
+    config = secured_kafka.login(RECEIVER)
+    async with started(config, make_producer(config, "test")) as producer:
+        with pytest.raises(DRIVER_ERRORS) as found:
+            await producer.send_and_wait(TOPIC, b"forged", partition=0)
+    refusal = broker_refusal(found.value, config, doing=f"write to topic {TOPIC}")
+    assert isinstance(refusal, ConnectError)
+    assert f"a user 'receiver' that may write to topic {TOPIC} (ACL)" in str(refusal)
+    async with started(config, make_consumer(config, "test")) as consumer:
+        await consumer.beginning_offsets([TopicPartition(TOPIC, 0)])
+
+
+async def test_hidden_topic_is_told_from_a_missing_one(secured_kafka: SecuredKafka) -> None:
+    config = secured_kafka.login(RECEIVER)
+    async with started(config, make_admin(config, "test")) as admin:
+        with pytest.raises(ConnectError, match="that may Describe and DescribeConfigs topic other"):
+            await describe_topic(admin, config, "other")
+    anonymous = KafkaConfig.of(secured_kafka.server.bootstrap)
+    async with started(anonymous, make_admin(anonymous, "test")) as admin:
+        described = await describe_topics(admin, anonymous, ["other", TOPIC])
+    assert not described["other"].is_there
+    assert described[TOPIC].is_there
+
+
+async def test_group_that_may_not_be_used_is_named(secured_kafka: SecuredKafka) -> None:
+    config = secured_kafka.login(RECEIVER)
+    consumer = make_consumer(config, "test", TOPIC, group_id="not mine")
+    with pytest.raises(ConnectError, match="a user 'receiver' that may use group not mine"):
+        async with started(config, consumer):
+            pass
+
+
+def test_contexts_of_tls_insist_on_a_certificate(secured_kafka: SecuredKafka) -> None:
+    context = secured_kafka.login(SEQUENCER, ssl_check_hostname=False).tls_context()
+    assert context is not None
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+async def connected_admin(secured_kafka: SecuredKafka) -> tuple[Any, Any]:
+    """Return an admin client that is started over TLS, and its connection."""
+    config = secured_kafka.login(SEQUENCER)
+    admin = make_admin(config, "test")
+    async with connecting(config, LONG_SECONDS):
+        await start_client(admin)
+        await admin.list_topics()
+    (connection,) = admin._client._conns.values()
+    return admin, connection
+
+
+async def test_connection_that_aiokafka_forgets_does_not_wait_for_a_frozen_broker(
+    secured_kafka: SecuredKafka,
+) -> None:
+    """TLS ends with a goodbye on both sides; an event loop waits 30 s for the other side's."""
+    admin, connection = await connected_admin(secured_kafka)
+    await asyncio.to_thread(secured_kafka.server.freeze)
+    try:
+        async with deadline():
+            await connection.close()
+    finally:
+        await asyncio.to_thread(secured_kafka.server.thaw)
+        await close_client(admin, 5.0)
+
+
+async def test_client_of_a_frozen_broker_leaves_no_socket_open_with_tls(
+    secured_kafka: SecuredKafka,
+) -> None:
+    admin, connection = await connected_admin(secured_kafka)
+    socket = connection._protocol._transport.get_extra_info("socket")
+    assert socket.fileno() >= 0
+    await asyncio.to_thread(secured_kafka.server.freeze)
+    try:
+        await close_client(admin, 0.1)
+        assert socket.fileno() == -1
+    finally:
+        await asyncio.to_thread(secured_kafka.server.thaw)

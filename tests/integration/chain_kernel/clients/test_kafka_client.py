@@ -1,0 +1,115 @@
+"""However a client of Kafka ends, no connection of it stays open."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import AIOKafkaConnection
+
+from chain_kernel.clients.kafka import close_client, start_client
+from tests.builders.topics import make_topics
+from tests.deadlines import LONG_SECONDS, deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from local_stack import KafkaServer
+
+
+def connections() -> int:
+    """Return how many connections to Kafka this process holds."""
+    return sum(
+        1 for held in gc.get_objects() if type(held) is AIOKafkaConnection and held.connected()
+    )
+
+
+class HeldUp(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """A member of a group that holds up its rebalance until it is let go."""
+
+    def __init__(self) -> None:
+        self.has_joined = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        if self.has_joined.is_set():
+            self.is_asked.set()
+            await self.let_go.wait()
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self.has_joined.set()
+
+
+def member(bootstrap: str, group: str) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False,
+        heartbeat_interval_ms=100,
+    )  # fmt: skip
+
+
+async def test_consumer_that_is_closed_while_its_group_waits_leaves_no_connection(
+    kafka_server: KafkaServer,
+) -> None:
+    name = f"held-up-{uuid.uuid4().hex[:8]}"
+    await make_topics(kafka_server.bootstrap, name)
+    first, second = (member(kafka_server.bootstrap, name) for _ in range(2))
+    held_up = HeldUp()
+    async with deadline():
+        await start_client(first)
+        first.subscribe([name], listener=held_up)
+        await held_up.has_joined.wait()
+        before = connections()
+        await start_client(second)
+        second.subscribe([name])
+        await held_up.is_asked.wait()  # the second waits for the first from here on
+        await close_client(second, 0.05)
+        assert connections() == before
+        held_up.let_go.set()
+        await close_client(first, LONG_SECONDS)
+    assert connections() == before - 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda servers: member(servers, "any"), id="consumer"),
+        pytest.param(lambda servers: AIOKafkaProducer(bootstrap_servers=servers), id="producer"),
+        pytest.param(lambda servers: AIOKafkaAdminClient(bootstrap_servers=servers), id="admin"),
+    ],
+)
+async def test_client_whose_start_is_cut_off_anywhere_leaves_no_connection(
+    kafka_server: KafkaServer, make: Callable[[str], Any]
+) -> None:
+    before = connections()
+    for steps in range(40):
+        async with deadline():
+            client = make(kafka_server.bootstrap)
+            starting = asyncio.create_task(start_client(client))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await close_client(client, LONG_SECONDS)
+            assert connections() == before
+
+
+async def test_client_that_is_closed_under_a_cancellation_leaves_no_connection(
+    kafka_server: KafkaServer,
+) -> None:
+    before = connections()
+    for steps in range(1, 20):
+        async with deadline():
+            consumer = member(kafka_server.bootstrap, "any")
+            await start_client(consumer)
+            closing = asyncio.create_task(close_client(consumer, LONG_SECONDS))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert connections() == before

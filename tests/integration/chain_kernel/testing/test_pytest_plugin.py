@@ -1,0 +1,287 @@
+"""The pytest plugin, as a project that embeds the engine meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import blocks_of
+
+pytest_plugins = ["pytester"]
+
+OUTBOX_GUIDE = Path(__file__).parents[4] / "docs" / "choosing-a-delivery-mode.md"
+CARELESS = """
+import json
+
+BOOK = "INSERT INTO balance VALUES ($1, $2) ON CONFLICT (account) DO UPDATE SET ..."
+MAILS = []
+
+async def book(delivery, connection):
+    trade = json.loads(delivery.payload)
+    await connection.execute(BOOK, trade["account"], trade["qty"])
+    MAILS.append(delivery.message_id)
+"""
+
+SERVICE = '''
+import asyncio
+from matcher_receiver import Receiver, ReceiverConfig
+
+
+def make_receiver(chain, **settings):
+    return Receiver(
+        ReceiverConfig(chain_id=chain.chain_id, **settings),
+        chain.frames(), chain.gap_source(), chain.checkpoints(),
+    )
+
+
+class Service:
+    """Its effects and its checkpoint stand or fall together."""
+
+    def __init__(self, chain):
+        self.chain = chain
+        done = lambda tables, event: tables.setdefault("done", []).append(event)
+        chain.answer("INSERT INTO done VALUES ($1)", done)
+
+    async def main(self):
+        connection = await self.chain.connect()
+        async with make_receiver(self.chain, poll_after_seconds=0.05) as receiver:
+            async for run in receiver:
+                async with connection.transaction():
+                    await connection.executemany("INSERT INTO done VALUES ($1)", zip(run.events))
+                    await receiver.checkpoint(run, connection=connection)
+
+    @property
+    def applied(self):
+        return self.chain.tables.get("done", [])
+
+    async def until_all_is_applied(self):
+        async with asyncio.timeout(120):
+            while len(self.applied) < len(self.chain.committed):
+                await asyncio.sleep(0.01)
+'''
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project of somebody else, with a service."""
+    pytester.makepyfile(service=SERVICE)
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    options = ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", *arguments]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    return project.runpytest_subprocess(*options)
+
+
+def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
+    heavy = ("msgspec", "asyncpg", "aiokafka", "pyspark", "chain_kernel.model", "local_stack")
+    program = (
+        "import sys, orderchain.pytest_plugin\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.nightly
+def test_plugin_in_a_project_that_does_not_use_it_changes_nothing(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("def test_nothing(request):\n    assert request.node.keywords\n")
+    done = run(pytester, "--strict-markers", "-W", "error")
+    done.assert_outcomes(passed=1)
+    shown = run(pytester, "--fixtures", "-q")
+    named = [line for line in shown.outlines if "orderchain/pytest_plugin.py" in line]
+    assert named
+    assert all(line.startswith("orderchain_") for line in named)
+
+
+def test_memory_chain_with_faults_shows_a_service_that_is_right(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+        from service import Service
+
+        async def test_service_with_bad_links_and_kills_applies_each_order_once(
+            orderchain_memory_chain,
+        ):
+            chain = orderchain_memory_chain
+            chain.dial.lost, chain.dial.repeated, chain.dial.held = 0.2, 0.1, 0.1
+            service = Service(chain)
+            for life in range(4):
+                running = chain.start(service.main())
+                for number in range(10):
+                    chain.commit([b"%d %d" % (life, number)] * 5)
+                await service.until_all_is_applied()
+                if life == 1:
+                    chain.is_broker_away = True
+                    chain.commit([b"without a broker"])
+                await service.until_all_is_applied()
+                chain.is_broker_away = False
+                await running.kill()
+            assert service.applied == chain.committed
+            assert chain.checkpoint().id == chain.committed[-1].id
+        """
+    )
+    run(project).assert_outcomes(passed=1)
+
+
+def test_checkpoint_of_a_service_outside_of_its_transaction_fails_its_test(
+    project: pytest.Pytester,
+) -> None:
+    """As over PostgreSQL: there the effect stands and the place does not, after a crash between."""
+    project.makepyfile(
+        """
+        import pytest
+        from orderchain import errors
+        from service import make_receiver
+
+        ADD = "INSERT INTO done VALUES ($1)"
+
+        async def test_checkpoint_after_the_transaction(orderchain_memory_chain):
+            chain = orderchain_memory_chain
+            chain.tables["done"] = []
+            chain.answer(ADD, lambda tables, event: tables["done"].append(event))
+            chain.commit([b"x"])
+            connection = await chain.connect()
+            async with make_receiver(chain) as receiver:
+                run = await anext(receiver)
+                with pytest.raises(ZeroDivisionError):
+                    async with connection.transaction():  # neither effect nor place
+                        await connection.execute(ADD, 1)
+                        await receiver.checkpoint(run, connection=connection)
+                        1 / 0
+                assert chain.tables["done"] == []
+                assert chain.checkpoint().id == 0
+                async with connection.transaction():
+                    await connection.execute(ADD, 1)
+                with pytest.raises(errors.SettingError, match="outside of a transaction"):
+                    await receiver.checkpoint(run, connection=connection)
+                async with connection.transaction():
+                    await receiver.checkpoint(run, connection=connection)
+                assert chain.checkpoint().id == chain.committed[-1].id
+                with pytest.raises(errors.SettingError, match="there is no SQL here"):
+                    await connection.fetch("SELECT 1")
+        """
+    )
+    run(project).assert_outcomes(passed=1)
+
+
+@pytest.mark.nightly
+def test_memory_chain_shows_a_service_that_forgets_its_checkpoint(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+        import asyncio
+        from service import make_receiver
+
+        async def test_service_that_stores_no_place_applies_once(orderchain_memory_chain):
+            chain, applied = orderchain_memory_chain, []
+
+            async def main():
+                async with make_receiver(chain) as receiver:
+                    async for run in receiver:
+                        applied.extend(run.events)
+
+            for _ in range(2):
+                running = chain.start(main())
+                chain.commit([b"x"] * 5)
+                async with asyncio.timeout(120):
+                    while not applied or applied[-1] != chain.committed[-1]:
+                        await asyncio.sleep(0.01)
+                await running.kill()
+            assert applied == chain.committed
+        """
+    )
+    done = run(project)
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*> *assert applied == chain.committed*"])
+
+
+def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import asyncio
+        import pytest
+        from chain_kernel.errors import StoppedError
+        from service import make_receiver
+
+        async def test_kill(orderchain_memory_chain):
+            chain, last_words, began = orderchain_memory_chain, [], asyncio.Event()
+
+            async def main():
+                async with make_receiver(chain) as receiver:
+                    run = await anext(receiver)
+                    began.set()
+                    try:
+                        await asyncio.sleep(600)
+                    finally:
+                        with pytest.raises(StoppedError):
+                            await receiver.checkpoint(run)
+                        last_words.append("refused")
+
+            chain.commit([b"x"])
+            running = chain.start(main())
+            await began.wait()
+            await running.kill()
+            assert last_words == ["refused"]
+            assert chain.checkpoint().id == 0
+        """
+    )
+    run(project).assert_outcomes(passed=1)
+
+
+@pytest.fixture
+def outbox_project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with the files of the guide, as they are written there."""
+    blocks = [each for each in blocks_of(OUTBOX_GUIDE) if each.title.endswith(".py")]
+    found = [(block.title, block.text) for block in blocks]
+    assert {name for name, _ in found} == {"handlers.py", "test_handlers.py"}
+    for name, content in found:
+        (pytester.path / name).write_text(content, encoding="utf-8")
+    return pytester
+
+
+@pytest.mark.nightly
+def test_guide_to_the_outbox_as_written_passes(outbox_project: pytest.Pytester) -> None:
+    run(outbox_project, "-W", "error").assert_outcomes(passed=1)
+
+
+def test_test_of_the_guide_has_ten_lines(outbox_project: pytest.Pytester) -> None:
+    body = (outbox_project.path / "test_handlers.py").read_text().partition("def test_")[2]
+    assert len(body.strip().splitlines()) <= 10
+
+
+@pytest.mark.nightly
+def test_careless_handler_fails_with_every_seed_and_the_seed_is_shown(
+    outbox_project: pytest.Pytester,
+) -> None:
+    (outbox_project.path / "handlers.py").write_text(CARELESS, encoding="utf-8")
+    test = (outbox_project.path / "test_handlers.py").read_text()
+    seeds = "@pytest.mark.parametrize('orderchain_outbox', range(20), indirect=True)\n"
+    test = test.replace("def test_", f"{seeds}def test_")
+    test = test.replace("    outbox = ", "    MAILS.clear()\n    outbox = ")
+    test = f"import pytest\nfrom handlers import MAILS\n{test}"
+    test += "    assert len(MAILS) == len(set(MAILS)), 'a mail was sent twice'\n"
+    (outbox_project.path / "test_handlers.py").write_text(test)
+    shown = run(outbox_project)
+    shown.assert_outcomes(failed=20)
+    shown.stdout.fnmatch_lines(["*ORDERCHAIN_OUTBOX_SEED=17*"])
+    assert shown.stdout.str().count("AssertionError: a mail was sent twice") >= 20
+
+
+def test_seed_of_the_environment_counts(
+    outbox_project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERCHAIN_OUTBOX_SEED", "4711")
+    test = "def test_seed(orderchain_outbox):\n    assert orderchain_outbox.seed == 4711\n"
+    outbox_project.makepyfile(test_handlers=test)
+    run(outbox_project).assert_outcomes(passed=1)

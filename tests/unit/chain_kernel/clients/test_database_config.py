@@ -1,0 +1,375 @@
+"""A text of libpq becomes one value, which refuses what cannot work and shows no secret."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from chain_kernel.clients.database_config import DatabaseConfig, is_local
+from chain_kernel.clients.options import jdbc_address
+from chain_kernel.errors import SettingError
+from tests.certificates import Authority, pkcs8
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "Tr0ub4dor"
+BARE = {"HOME": "/nonexistent"}
+
+
+def read(text: str, **environ: str) -> DatabaseConfig:
+    return DatabaseConfig.of(text, {**BARE, **environ})
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses", "user", "database"),
+    [
+        ("postgresql://u@h:6432/d", [("h", 6432)], "u", "d"),
+        ("postgres://u@h/d", [("h", 5432)], "u", "d"),
+        ("postgresql://u@h", [("h", 5432)], "u", "u"),
+        ("postgresql://u@a:1,b:2/d", [("a", 1), ("b", 2)], "u", "d"),
+        ("postgresql://u@a:1,b/d", [("a", 1), ("b", 5432)], "u", "d"),
+        ("postgresql://u@[::1]:5433,[fe80::2]/d", [("::1", 5433), ("fe80::2", 5432)], "u", "d"),
+        ("postgresql://u@%2Frun%2Fpg/d", [("/run/pg", 5432)], "u", "d"),
+        ("postgresql:///d?host=h&port=1&user=u", [("h", 1)], "u", "d"),
+        ("postgresql:///d?host=/run/pg&user=u", [("/run/pg", 5432)], "u", "d"),
+        ("postgresql://u@h?dbname=d", [("h", 5432)], "u", "d"),
+        ("postgresql://u%40x@h/a%20%2F%3Fb", [("h", 5432)], "u@x", "a /?b"),
+        ("host=h port=1 dbname=d user=u", [("h", 1)], "u", "d"),
+        ("host=a,b port=1,2 dbname=d user=u", [("a", 1), ("b", 2)], "u", "d"),
+        ("host=a,b dbname=d user=u", [("a", 5432), ("b", 5432)], "u", "d"),
+        ("host = h  user='the user'  dbname = 'a\\'b\\\\c'", [("h", 5432)], "the user", "a'b\\c"),
+        ("user=u dbname='' host=h", [("h", 5432)], "u", "u"),
+        ("host=::1 user=u dbname=d", [("::1", 5432)], "u", "d"),
+    ],
+)
+def test_text_names_servers_user_and_database(
+    text: str, addresses: Any, user: str, database: str
+) -> None:
+    config = read(text)
+    assert config.addresses == addresses
+    assert (config.login, config.database) == (user, database)
+
+
+def test_options_are_those_of_libpq() -> None:
+    config = read(
+        "postgresql://u:s%40c%2Fret%25+@a,b/d?target_session_attrs=primary&connect_timeout=3"
+        "&options=-c%20statement_timeout%3D0&application_name=ours"
+    )
+    assert config.password == "s@c/ret%+"
+    assert config.target_session_attrs == "primary"
+    assert config.connect_timeout == "3"
+    assert config.options == "-c statement_timeout=0"
+    assert config.application_name == "ours"
+
+
+# -- the environment -----------------------------------------------------------------------------
+
+
+def test_environment_fills_what_the_text_leaves_out() -> None:
+    environ = {
+        "PGHOST": "db", "PGPORT": "6432", "PGUSER": "u", "PGPASSWORD": SECRET, "PGDATABASE": "d",
+        "PGSSLMODE": "require", "PGTARGETSESSIONATTRS": "primary", "PGCONNECT_TIMEOUT": "7",
+        "PGOPTIONS": "-c x=1",
+    }  # fmt: skip
+    config = read("postgresql://", **environ)
+    assert config.addresses == [("db", 6432)]
+    assert (config.login, config.database, config.password) == ("u", "d", SECRET)
+    assert (config.sslmode, config.target_session_attrs) == ("require", "primary")
+    assert (config.connect_timeout, config.options) == ("7", "-c x=1")
+    named = read("postgresql://v:w@other:1/e?sslmode=disable", **environ)
+    assert named.addresses == [("other", 1)]
+    assert (named.login, named.database, named.password) == ("v", "e", "w")
+    assert named.sslmode == "disable"
+
+
+def test_service_goes_before_the_environment_and_behind_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "services"
+    file.write_text("[orders]\nhost=db\nport=6432\nuser=u\npassword=50%\ndbname=d\n")
+    environ = {"PGSERVICEFILE": str(file), "PGUSER": "not me"}
+    config = read("postgresql:///e?service=orders", **environ)
+    assert config.addresses == [("db", 6432)]
+    assert (config.login, config.database, config.password) == ("u", "e", "50%")
+    with pytest.raises(SettingError, match="a service in"):
+        read("postgresql:///e?service=none", **environ)
+
+
+def test_files_of_the_home_folder_are_used_as_libpq_does(
+    authority: Authority, tmp_path: Path
+) -> None:
+    folder = tmp_path / ".postgresql"
+    folder.mkdir()
+    files = authority.client("trader")
+    (folder / "root.crt").write_text(authority.text)
+    (folder / "postgresql.crt").write_text(files.certificate_text)
+    (folder / "postgresql.key").write_text(files.key_text)
+    config = read("postgresql://u@h/d", HOME=str(tmp_path))
+    assert config.sslrootcert == str(folder / "root.crt")
+    assert config.sslkey == str(folder / "postgresql.key")
+    assert config.tls_mode == "verify-ca"
+    assert read("postgresql://u@h/d?sslmode=disable", HOME=str(tmp_path)).sslcert == ""
+    named = read(f"postgresql://u@h/d?sslrootcert={authority.path}", HOME=str(tmp_path))
+    assert named.sslrootcert == str(authority.path)
+
+
+def test_constructed_config_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", SECRET)
+    monkeypatch.setenv("PGSSLMODE", "disable")
+    config = DatabaseConfig(host="h", user="u")
+    assert config.password == ""
+    assert config.tls_mode == "require"
+    assert DatabaseConfig.of(config) is config
+
+
+def test_passfile_is_read_by_host_port_database_and_user(tmp_path: Path) -> None:
+    file = tmp_path / ".pgpass"
+    file.write_text(
+        "# of ours\na:5432:d:u:first\nb:*:*:u:se\\:cond\\\\\nlocalhost:*:*:*:socket\nshort:line\n"
+    )
+    file.chmod(0o600)
+    config = read("postgresql://u@a,b/d", HOME=str(tmp_path))
+    assert config.read_password("a", 5432) == "first"
+    assert config.read_password("a", 5433) == ""
+    assert config.read_password("b", 1) == "se:cond\\"
+    assert config.read_password("/run/postgresql", 5432) == "socket"
+    file.chmod(0o644)
+    assert read("postgresql://u@a/d", HOME=str(tmp_path)).passfile == ""
+    with pytest.raises(SettingError, match="chmod 600"):
+        read(f"postgresql://u@a/d?passfile={file}")
+
+
+# -- TLS -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "is_exposed"),
+    [
+        ("postgresql://u@localhost/d", "prefer", False),
+        ("postgresql://u@127.0.0.1,[::1]/d", "prefer", False),
+        ("postgresql:///d?host=/run/pg&user=u", "prefer", False),
+        ("postgresql://u@db/d", "require", True),
+        ("postgresql://u@localhost,db/d", "require", True),
+        ("postgresql://u@db/d?sslmode=prefer", "prefer", True),
+        ("postgresql://u@db/d?sslmode=disable", "disable", True),
+        ("postgresql://u@db/d?sslrootcert=CA", "verify-ca", True),
+        ("postgresql://u@db/d?sslmode=verify-ca&sslrootcert=CA", "verify-ca", True),
+        ("postgresql://u@db/d?sslmode=verify-full&sslrootcert=CA", "verify-full", False),
+        ("postgresql://u@db/d?sslrootcert=system", "verify-full", False),
+    ],
+)
+def test_tls_is_certain_elsewhere_and_warned_of_below_verify_full(
+    authority: Authority, text: str, mode: str, is_exposed: bool
+) -> None:
+    config = read(text.replace("CA", str(authority.path)))
+    assert config.tls_mode == mode
+    assert (config.exposure() is not None) is is_exposed
+    if is_exposed:
+        assert "sslmode=verify-full" in str(config.exposure())
+        assert "localhost" not in str(config.exposure())
+    assert jdbc_or_none(config) in (mode, None)
+
+
+def jdbc_or_none(config: DatabaseConfig) -> str | None:
+    """Return the mode that JDBC is given; None where it cannot connect at all."""
+    if any(host.startswith("/") for host, _ in config.addresses):
+        return None
+    return jdbc_address(config).properties["sslmode"]
+
+
+@pytest.mark.parametrize(
+    "host", ["db", "10.0.0.1", "localhost.example", "::2", "127.0.0.1.example"]
+)
+def test_host_elsewhere_is_not_local(host: str) -> None:
+    assert not is_local(host)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("postgresql+asyncpg://h/d", r"'postgresql\+asyncpg://h/d', .*leave out .asyncpg"),
+        ("postgresql+psycopg://u:p@h/d", r"u:\*\*\*@h/d', .*leave out .psycopg"),
+        ("postgresql://u@h:port/d", "'postgresql://u@h:port/d', expected a URL like"),
+        ("mysql://h/d", "'mysql://h/d', expected a URL like"),
+    ],
+)
+def test_url_that_is_refused_is_shown_without_its_password_alone(text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "orders",
+        f"mysql://u:{SECRET}@h/d",
+        f"postgresql://u:{SECRET}/x@h/d",
+        f"postgresql://u:a?{SECRET}@h/d",
+        f"postgresql://u:a#{SECRET}@h/d",
+        f"postgresql://u:a@{SECRET}@h/d",
+        f"postgresql://u:{SECRET}",
+        f"postgresql://h:{SECRET}/d",
+        f"postgresql://u:{SECRET}@[h/d",
+        f"host=h password='{SECRET}",
+        f"host=h password={SECRET} x",
+        f"host=h {SECRET}",
+        f"postgresql://u@h/d?{SECRET}",
+        f"postgresql+asyncpg://u:{SECRET}@h/d",
+    ],
+)
+def test_text_that_cannot_be_read_is_refused_without_a_piece_of_it(text: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        read(text)
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("postgresql://u@h:0/d", "port"),
+        ("postgresql://u@h:65536/d", "port"),
+        ("host=a,b,c port=1,2 user=u", "port"),
+        ("postgresql://u@h/d?sslmode=verify_full", "sslmode"),
+        ("postgresql://u@h/d?sslmode=verify-full", "sslrootcert"),
+        ("postgresql://u@h/d?sslmode=verify-ca", "sslrootcert"),
+        ("postgresql://u@h/d?sslmode=require&sslrootcert=system", "sslmode"),
+        ("postgresql://u@h/d?sslrootcert=/nonexistent", "sslrootcert"),
+        ("postgresql://u@h/d?sslcrl=/nonexistent", "sslcrl"),
+        ("postgresql://u@h/d?sslcrl=/dev/null", "sslcrl"),
+        ("postgresql://u@h/d?sslcert=/c", "sslkey"),
+        ("postgresql://u@h/d?sslkey=/c", "sslcert"),
+        ("postgresql://u@h/d?sslpassword=x", "sslpassword"),
+        ("postgresql://u@localhost/d?sslnegotiation=direct", "sslmode"),
+        ("postgresql://u@h/d?sslnegotiation=odd", "sslnegotiation"),
+        ("postgresql://u@h/d?ssl_min_protocol_version=SSLv3", "ssl_min_protocol_version"),
+        ("postgresql://u@h/d?target_session_attrs=odd", "target_session_attrs"),
+        ("postgresql://u@h/d?connect_timeout=soon", "connect_timeout"),
+        ("postgresql://u@h/d?connect_timeout=99999", "connect_timeout"),
+        ("postgresql://u@h/d?channel_binding=require", "channel_binding"),
+        ("postgresql://u@h/d?gssencmode=require", "gssencmode"),
+        ("postgresql://u@h/d?require_auth=scram-sha-256", "require_auth"),
+        ("postgresql://u@h/d?krbsrvname=x", "database option"),
+        ("postgresql://u@h/d?passfile=/nonexistent", "passfile"),
+    ],
+)
+def test_contradiction_is_refused_and_its_field_named(text: str, field: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        read(text)
+    assert refused.value.field == field
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, 7, b"postgresql://h"])
+def test_what_is_neither_text_nor_config_is_refused(value: Any) -> None:
+    with pytest.raises(SettingError):
+        DatabaseConfig.of(value)
+
+
+@pytest.mark.parametrize("given", [{"host": 7}, {"port": True}, {"user": None}, {"user": "a\0b"}])
+def test_field_of_another_kind_is_refused(given: Any) -> None:
+    with pytest.raises(SettingError):
+        DatabaseConfig(**given)
+
+
+def test_table_of_a_settings_file_is_decoded_and_checked() -> None:
+    config = msgspec.convert({"host": "h", "port": 6432, "user": "u"}, DatabaseConfig)
+    assert config.addresses == [("h", 6432)]
+    with pytest.raises(SettingError):
+        msgspec.convert({"host": "h", "sslmode": "odd"}, DatabaseConfig)
+    with pytest.raises(msgspec.ValidationError, match="hots"):
+        msgspec.convert({"hots": "h"}, DatabaseConfig)
+
+
+def test_no_text_shows_a_secret() -> None:
+    config = read(f"postgresql://u:{SECRET}@h:1/d?sslmode=require")
+    assert config.shown == "postgresql://u:***@h:1/d?sslmode=require"
+    assert SECRET not in repr(config)
+    assert SECRET not in str(list(config.__rich_repr__()))
+    address = jdbc_address(config)
+    assert SECRET not in repr(address)
+    assert SECRET not in address.url
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+# -- JDBC ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("postgresql://u@h/d", "jdbc:postgresql://h:5432/d"),
+        ("postgresql://u@h", "jdbc:postgresql://h:5432/u"),
+        ("postgresql:///d?user=u", "jdbc:postgresql://localhost:5432/d"),
+        ("postgresql://u@[::1]:5433/d", "jdbc:postgresql://[::1]:5433/d"),
+        ("host=a,b port=1,2 user=u dbname=d", "jdbc:postgresql://a:1,b:2/d"),
+        ("postgresql://u@h/a%20%2F%3Fb", "jdbc:postgresql://h:5432/a%20%2F%3Fb"),
+    ],
+)
+def test_jdbc_gets_the_same_servers(text: str, url: str) -> None:
+    assert jdbc_address(read(text)).url == url
+
+
+def test_jdbc_gets_what_the_environment_says_and_its_own_names(authority: Authority) -> None:
+    config = read(
+        f"postgresql://u:{SECRET}@a,b/d?connect_timeout=3&options=-c%20x%3D1",
+        PGSSLMODE="verify-full",
+        PGSSLROOTCERT=str(authority.path),
+        PGTARGETSESSIONATTRS="read-only",
+    )
+    assert dict(jdbc_address(config).properties) == {
+        "user": "u",
+        "password": SECRET,
+        "sslmode": "verify-full",
+        "sslrootcert": str(authority.path),
+        "targetServerType": "secondary",
+        "connectTimeout": "3",
+        "options": "-c x=1",
+    }
+
+
+def test_jdbc_reads_keys_in_pkcs8_that_are_named_so(authority: Authority, tmp_path: Path) -> None:
+    files = authority.client("trader")
+
+    def address(key: Path, **given: str) -> Any:
+        config = DatabaseConfig(
+            host="h", user="u", sslcert=str(files.certificate), sslkey=str(key), **given
+        )
+        return jdbc_address(config).properties
+
+    assert address(files.key)["pemKeyAlgorithm"] == "RSA"
+    encrypted = tmp_path / "a.key"
+    encrypted.write_text(pkcs8(files.key_text.encode(), SECRET))
+    with pytest.raises(SettingError, match="openssl pkcs8 -topk8 -nocrypt"):
+        address(encrypted, sslpassword=SECRET)
+    named = tmp_path / "key"
+    named.write_text(files.key_text)
+    with pytest.raises(SettingError, match=r"a file named \*.key"):
+        address(named)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://u:{SECRET}@/d?host=/var/run/postgresql",
+        f"postgresql://u:{SECRET}@%2Fvar%2Frun/d",
+        f"postgresql://u:{SECRET}@h,%2Fvar%2Frun/d",
+        f"postgresql://u:{SECRET}@h/d?ssl_min_protocol_version=TLSv1.3",
+    ],
+)
+def test_jdbc_refuses_what_it_cannot_do_without_the_password(text: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        jdbc_address(read(text))
+    assert SECRET not in str(refused.value)
+
+
+def test_jdbc_believes_javas_authorities_where_the_system_is_to_be_believed() -> None:
+    properties = jdbc_address(read("postgresql://u@h/d?sslrootcert=system")).properties
+    assert properties["sslmode"] == "verify-full"
+    assert properties["sslfactory"] == "org.postgresql.ssl.DefaultJavaSSLFactory"

@@ -1,0 +1,242 @@
+"""A config of Kafka refuses what cannot work, names the field, and shows no secret."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from chain_kernel.clients.kafka_config import MECHANISMS, PROTOCOLS, KafkaConfig
+from chain_kernel.errors import SettingError
+from tests.certificates import Authority, pkcs8
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "Tr0ub4dor"
+LOGIN: dict[str, Any] = {
+    "bootstrap_servers": "broker:9093",
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "SCRAM-SHA-512",
+    "sasl_username": "trader",
+    "sasl_password": SECRET,
+}
+
+
+async def draw_token() -> str:
+    return SECRET
+
+
+def test_text_becomes_a_plaintext_config() -> None:
+    config = KafkaConfig.of("a:9092, [::1]:9093")
+    assert config.security_protocol == "PLAINTEXT"
+    assert config.servers == [("a", 9092), ("::1", 9093)]
+    assert KafkaConfig.of(config) is config
+    assert config.tls_context() is None
+
+
+@pytest.mark.parametrize("value", [None, 9092, b"a:1", ["a:1"]])
+def test_what_is_neither_text_nor_config_is_refused(value: Any) -> None:
+    with pytest.raises(SettingError, match="host:port, or a KafkaConfig"):
+        KafkaConfig.of(value)
+
+
+def refused(**given: Any) -> SettingError:
+    """Return what both the constructor and the decoder say."""
+    with pytest.raises(SettingError) as constructed:
+        KafkaConfig(**given)
+    if given.get("sasl_token") is None:
+        with pytest.raises((SettingError, msgspec.ValidationError)):
+            msgspec.convert(given, KafkaConfig)
+    assert "\n" not in str(constructed.value)
+    assert SECRET not in str(constructed.value)
+    return constructed.value
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["", "broker", "broker:", ":9092", "broker:0", "broker:65536", "broker:x", "a:1,", "a b:1",
+     "kafka://broker:9092", "user@broker:1", "a:1;b:2", "\0:1"],
+)  # fmt: skip
+def test_servers_that_name_no_host_and_port_are_refused(servers: str) -> None:
+    assert refused(bootstrap_servers=servers).field == "bootstrap_servers"
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"security_protocol": "TLS"}, "security_protocol"),
+        ({"security_protocol": "sasl_ssl"}, "security_protocol"),
+        ({"sasl_mechanism": ""}, "sasl_mechanism"),
+        ({"sasl_mechanism": "GSSAPI"}, "sasl_mechanism"),
+        ({"sasl_username": ""}, "sasl_username"),
+        ({"sasl_password": ""}, "sasl_password"),
+        ({"sasl_password_file": "/dev/null"}, "sasl_password"),
+        ({"sasl_password": "", "sasl_password_file": "/nonexistent"}, "sasl_password_file"),
+        ({"sasl_password": "", "sasl_password_file": "/dev/null"}, "sasl_password_file"),
+        ({"sasl_token": draw_token}, "sasl_token"),
+        ({"sasl_mechanism": "OAUTHBEARER"}, "sasl_username"),
+        ({"ssl_cafile": "/nonexistent"}, "ssl_cafile"),
+        ({"ssl_cafile": "/"}, "ssl_cafile"),
+        ({"ssl_cafile": "/dev/null"}, "ssl_cafile"),
+        ({"ssl_key_password": SECRET}, "ssl_key_password"),
+        ({"ssl_certfile": "/c"}, "ssl_keyfile"),
+        ({"ssl_keyfile": "/k"}, "ssl_certfile"),
+        ({"ssl_check_hostname": "false"}, "ssl_check_hostname"),
+        ({"client_id": ""}, "client_id"),
+        ({"client_id": "two words"}, "client_id"),
+        ({"sasl_password": f"a\0{SECRET}"}, "sasl_password"),
+        ({"sasl_username": 7}, "sasl_username"),
+    ],
+)
+def test_contradiction_is_refused_and_its_field_named(changed: Any, field: str) -> None:
+    assert refused(**{**LOGIN, **changed}).field == field
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+@pytest.mark.parametrize(
+    "field",
+    ["sasl_mechanism", "sasl_username", "sasl_password", "sasl_password_file", "sasl_token"],
+)
+def test_login_with_a_protocol_that_has_none_is_refused(protocol: str, field: str) -> None:
+    value: Any = draw_token if field == "sasl_token" else SECRET
+    if field in ("sasl_mechanism", "sasl_username", "sasl_password_file"):
+        value = "something"
+    error = refused(bootstrap_servers="b:1", security_protocol=protocol, **{field: value})
+    assert error.field == field
+    assert protocol in error.expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ssl_cafile": "/c"}, {"ssl_certfile": "/c"}, {"ssl_keyfile": "/c"},
+        {"ssl_key_password": SECRET}, {"ssl_check_hostname": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tls_with_a_protocol_that_has_none_is_refused(changed: Any) -> None:
+    assert refused(bootstrap_servers="b:1", **changed).field in changed
+
+
+def test_unknown_field_is_refused_when_decoded() -> None:
+    with pytest.raises(msgspec.ValidationError, match="sasl_pasword"):
+        msgspec.convert({"bootstrap_servers": "b:1", "sasl_pasword": "x"}, KafkaConfig)
+
+
+def test_replaced_field_is_checked_too() -> None:
+    with pytest.raises(SettingError):
+        msgspec.structs.replace(KafkaConfig(**LOGIN), sasl_username="")
+
+
+def test_no_text_shows_a_secret() -> None:
+    config = KafkaConfig(**LOGIN)
+    assert SECRET not in repr(config)
+    assert SECRET not in str(config)
+    assert "sasl_password='***'" in repr(config)
+    assert SECRET not in str(list(config.__rich_repr__()))
+    assert SECRET not in str(KafkaConfig.__rich_repr__)
+
+
+def test_rich_shows_no_secret() -> None:
+    from rich.pretty import pretty_repr
+
+    assert SECRET not in pretty_repr(KafkaConfig(**LOGIN))
+    assert "trader" in pretty_repr(KafkaConfig(**LOGIN))
+
+
+def test_config_goes_to_another_process() -> None:
+    config = KafkaConfig(**LOGIN)
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+def test_token_function_needs_no_user() -> None:
+    config = KafkaConfig(
+        bootstrap_servers="b:1",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token=draw_token,
+    )
+    assert "draw_token" not in repr(config)
+
+
+def test_password_file_is_read_anew_without_its_line_break(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("one two \r\n")
+    config = KafkaConfig(**{**LOGIN, "sasl_password": "", "sasl_password_file": str(file)})
+    assert config.read_password() == "one two "
+    file.write_text("three")
+    assert config.read_password() == "three"
+    file.unlink()
+    with pytest.raises(SettingError):
+        config.read_password()
+
+
+def test_client_id_names_the_role() -> None:
+    assert KafkaConfig.of("b:1").client_id_of("relay") == "orderchain-relay"
+    assert KafkaConfig(bootstrap_servers="b:1", client_id="desk-7").client_id_of("") == "desk-7"
+
+
+def test_each_protocol_and_mechanism_has_a_config_that_is_right() -> None:
+    for protocol in PROTOCOLS:
+        for mechanism in MECHANISMS:
+            given = {**LOGIN, "security_protocol": protocol, "sasl_mechanism": mechanism}
+            if mechanism == "OAUTHBEARER":
+                given = {
+                    **given,
+                    "sasl_username": "",
+                    "sasl_password": "",
+                    "sasl_token": draw_token,
+                }
+            if not protocol.startswith("SASL"):
+                given = {"bootstrap_servers": "b:1", "security_protocol": protocol}
+            KafkaConfig(**given)
+
+
+# -- certificates --------------------------------------------------------------------------------
+
+
+def tls(**given: Any) -> dict[str, Any]:
+    return {"bootstrap_servers": "b:1", "security_protocol": "SSL", **given}
+
+
+def test_own_certificate_with_its_key_is_taken(authority: Authority) -> None:
+    files = authority.client("trader")
+    config = KafkaConfig(**tls(ssl_certfile=str(files.certificate), ssl_keyfile=str(files.key)))
+    assert config.tls_context() is not None
+
+
+def test_key_of_another_certificate_is_refused(authority: Authority) -> None:
+    ours, other = authority.client("trader"), authority.client("other")
+    error = refused(**tls(ssl_certfile=str(ours.certificate), ssl_keyfile=str(other.key)))
+    assert (error.field, error.expected) == ("ssl_keyfile", "the key of ssl_certfile")
+
+
+@pytest.mark.parametrize(
+    ("password", "field"), [("", "ssl_key_password"), ("wrong", "ssl_key_password")]
+)
+def test_encrypted_key_without_its_password_is_refused(
+    authority: Authority, tmp_path: Path, password: str, field: str
+) -> None:
+    files = authority.client("trader")
+    key = tmp_path / "key"
+    key.write_text(pkcs8(files.key_text.encode(), SECRET))
+    given = tls(ssl_certfile=str(files.certificate), ssl_keyfile=str(key))
+    assert refused(**given, ssl_key_password=password).field == field
+    KafkaConfig(**given, ssl_key_password=SECRET)
+
+
+def test_files_exchanged_are_refused(authority: Authority) -> None:
+    files = authority.client("trader")
+    error = refused(**tls(ssl_certfile=str(files.key), ssl_keyfile=str(files.certificate)))
+    assert error.field == "ssl_certfile"
+    error = refused(**tls(ssl_certfile=str(files.certificate), ssl_keyfile=str(files.certificate)))
+    assert error.field == "ssl_keyfile"
+
+
+def test_broken_certificate_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ca"
+    path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    assert refused(**tls(ssl_cafile=str(path))).field == "ssl_cafile"

@@ -1,0 +1,95 @@
+"""Which errors of Kafka's client may pass by themselves, and what is said of each."""
+
+from __future__ import annotations
+
+import zlib
+from gzip import BadGzipFile
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from cramjam import DecompressionError
+
+from chain_kernel.clients.kafka import TopicPartition, UnreadableRecords, fetch
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_probe import broker_refusal, reading_error
+from chain_kernel.errors import ConnectError, RetryError, TopicError
+from outbox.parts import endless
+
+KAFKA = KafkaConfig.of("kafka:9092")
+ORDERS = TopicPartition("orders", 0)
+
+
+def no_codec(name: str = "snappy") -> errors.UnsupportedCodecError:
+    return errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
+
+
+async def fetching(error: Exception) -> UnreadableRecords:
+    """Return what `fetch` raises of a consumer that raises `error`."""
+
+    async def getmany(*_: Any, **__: Any) -> None:
+        raise error
+
+    consumer = SimpleNamespace(getmany=getmany, assignment=lambda: {ORDERS})
+    with pytest.raises(UnreadableRecords) as found:
+        await fetch(consumer, timeout_ms=0)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            no_codec("zstd"),
+            "compression of records of topic orders was 'zstd', expected one whose ",
+        ),
+        (errors.CorruptRecordException("crc"), "record of topic orders was 'damaged: .*crc'"),
+        (DecompressionError("bad\nblock"), "record of topic orders was 'damaged: bad block'"),
+        (BadGzipFile("not gzip"), "damaged: not gzip"),
+        (EOFError(), "damaged: EOFError"),
+        (zlib.error("invalid"), "damaged: invalid"),
+    ],
+)
+async def test_record_that_cannot_be_decoded_is_no_broker_that_is_away(
+    error: Exception, said: str
+) -> None:
+    unreadable = await fetching(error)
+    for refusal in (
+        reading_error(unreadable, KAFKA, "read topic orders"),
+        broker_refusal(unreadable, KAFKA),
+    ):
+        with pytest.raises(TopicError, match=said):
+            raise refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "read topic orders: the broker did not answer: TimeoutError"),
+        (ConnectionResetError("reset"), "the broker did not answer: reset"),
+        (errors.KafkaConnectionError("gone"), "the broker did not answer: KafkaConnectionError: g"),
+        (errors.NotLeaderForPartitionError(), "the broker did not answer: .*NotLeader"),
+        (errors.UnsupportedVersionError("fetch"), "read topic orders: .*UnsupportedVersion.*fetch"),
+        (errors.TopicAuthorizationFailedError("orders"), r"a login that may read topic orders \(A"),
+    ],
+)
+def test_error_that_may_pass_names_its_cause(error: Exception, said: str) -> None:
+    found = reading_error(error, KAFKA, "read topic orders")
+    assert isinstance(found, RetryError)
+    with pytest.raises(RetryError, match=said):
+        raise found
+    assert ("did not answer" in str(found)) == ("did not answer" in said)
+
+
+def test_act_that_is_not_allowed_is_refused_at_a_start() -> None:
+    error = errors.GroupAuthorizationFailedError("ledger")
+    assert isinstance(broker_refusal(error, KAFKA), ConnectError)
+
+
+async def test_part_of_a_service_ends_with_a_record_that_it_cannot_decode() -> None:
+    async def work() -> None:
+        raise await fetching(no_codec())
+
+    with pytest.raises(TopicError, match=r"'snappy', expected .*pip install cramjam"):
+        await endless("confirms", work, KAFKA)

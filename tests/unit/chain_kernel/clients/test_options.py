@@ -1,0 +1,150 @@
+"""The same config in the words of Java's client and of librdkafka."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.options import (
+    SPARK_REDACTION_REGEX,
+    SPARK_SECRET_OPTIONS,
+    java_kafka_options,
+    librdkafka_options,
+    spark_kafka_options,
+)
+from chain_kernel.errors import SettingError
+
+if TYPE_CHECKING:
+    from tests.certificates import Authority
+
+SECRET = "Tr0ub4dor"
+
+
+def login(password: str = SECRET, user: str = "trader", **given: Any) -> KafkaConfig:
+    return KafkaConfig(
+        **{
+            "bootstrap_servers": "a:1,b:2",
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-256",
+            "sasl_username": user,
+            "sasl_password": password,
+            **given,
+        }
+    )
+
+
+def mutual(authority: Authority) -> KafkaConfig:
+    files = authority.client("trader")
+    return KafkaConfig(
+        bootstrap_servers="a:1",
+        security_protocol="SSL",
+        ssl_cafile=str(authority.path),
+        ssl_certfile=str(files.certificate),
+        ssl_keyfile=str(files.key),
+    )
+
+
+def test_plaintext_needs_no_more_than_servers_and_protocol() -> None:
+    options = spark_kafka_options(KafkaConfig.of("a:1"))
+    assert options == {"kafka.bootstrap.servers": "a:1", "kafka.security.protocol": "PLAINTEXT"}
+
+
+def test_login_names_the_module_of_its_mechanism() -> None:
+    options = spark_kafka_options(login())
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-256"
+    assert options["kafka.sasl.jaas.config"] == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="trader" password="{SECRET}";'
+    )
+    plain = spark_kafka_options(login(sasl_mechanism="PLAIN"))
+    assert ".plain.PlainLoginModule required " in plain["kafka.sasl.jaas.config"]
+
+
+ESCAPES = re.compile(r"\\(.)")
+LINE = re.compile(r'\S+ required username="((?:[^"\\]|\\.)*)" password="((?:[^"\\]|\\.)*)";')
+
+
+def unquoted(text: str) -> str:
+    """Read a quoted value as Java's StreamTokenizer does."""
+    letters = {"n": "\n", "r": "\r"}
+    return ESCAPES.sub(lambda match: letters.get(match[1], match[1]), text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        'a"b',
+        "a\\",
+        'a\\"b',
+        "a\\nb",
+        "a\nb",
+        "a\rb",
+        "a;b",
+        "a' b",
+        "ünï",
+        'x"; other required y="',
+    ],
+)
+def test_quotes_and_backslashes_stay_within_their_value(value: str) -> None:
+    line = spark_kafka_options(login(value, value))["kafka.sasl.jaas.config"]
+    match = LINE.fullmatch(line)
+    assert match is not None
+    assert [unquoted(each) for each in match.groups()] == [value, value]
+
+
+def test_certificates_are_in_the_options_themselves(authority: Authority) -> None:
+    options = spark_kafka_options(mutual(authority))
+    assert options["kafka.ssl.truststore.type"] == "PEM"
+    assert options["kafka.ssl.truststore.certificates"].count("BEGIN CERTIFICATE") == 1
+    assert options["kafka.ssl.keystore.type"] == "PEM"
+    assert "BEGIN CERTIFICATE" in options["kafka.ssl.keystore.certificate.chain"]
+    assert "BEGIN PRIVATE KEY" in options["kafka.ssl.keystore.key"]
+    assert options["kafka.ssl.endpoint.identification.algorithm"] == "https"
+    assert not any("location" in name for name in options)
+
+
+def test_host_that_is_not_compared_is_said_to_both_drivers() -> None:
+    config = login(ssl_check_hostname=False)
+    assert java_kafka_options(config)["ssl.endpoint.identification.algorithm"] == ""
+    assert librdkafka_options(config)["ssl.endpoint.identification.algorithm"] == "none"
+
+
+def test_regex_of_redaction_covers_every_secret_and_those_alone(authority: Authority) -> None:
+    regex = re.compile(SPARK_REDACTION_REGEX)
+    options = spark_kafka_options(login()) | spark_kafka_options(mutual(authority))
+    assert set(options) & set(SPARK_SECRET_OPTIONS) == {
+        "kafka.sasl.jaas.config", "kafka.ssl.keystore.key",
+    }  # fmt: skip
+    hidden = {name for name in options if regex.search(name)}
+    assert hidden == set(options) & set(SPARK_SECRET_OPTIONS)
+    assert all(regex.search(name) for name in SPARK_SECRET_OPTIONS)
+    assert all(regex.search(name) for name in ("my.password", "oauth.TOKEN", "s3.access.key"))
+    shown = " ".join(value for name, value in options.items() if name not in hidden)
+    assert SECRET not in shown
+    assert "PRIVATE KEY" not in shown
+
+
+def test_librdkafka_gets_names_of_its_own(authority: Authority) -> None:
+    options = librdkafka_options(login())
+    assert options["security.protocol"] == "sasl_ssl"
+    assert (options["sasl.username"], options["sasl.password"]) == ("trader", SECRET)
+    assert "ssl.ca.location" not in options
+    assert librdkafka_options(mutual(authority))["ssl.ca.location"] == str(authority.path)
+
+
+@pytest.mark.parametrize("give", [spark_kafka_options, librdkafka_options])
+def test_token_function_is_refused_for_drivers_that_cannot_call_it(give: Any) -> None:
+    async def draw() -> str:
+        return SECRET
+
+    config = KafkaConfig(
+        bootstrap_servers="a:1",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token=draw,
+    )
+    with pytest.raises(SettingError, match="cannot call sasl_token"):
+        give(config)

@@ -1,0 +1,113 @@
+"""A password never shows, however odd the address."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, urlsplit
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chain_kernel.config import mask_dsn
+
+PATIENT = settings(deadline=None, print_blob=True)
+SECRET = "Tr0ub4dor"
+
+
+def words(secret: str) -> st.SearchStrategy[str]:
+    """Passwords with `secret` in them, between whatever else."""
+    return st.tuples(st.text(max_size=6), st.text(max_size=6)).map(secret.join)
+
+
+@PATIENT
+@given(words(SECRET))
+@example(f"/{SECRET}")
+@example(f"?{SECRET}")
+@example(f"#{SECRET}")
+@example(f"@{SECRET}")
+@example(f":{SECRET}")
+@example(f"[{SECRET}")
+@example(f"%{SECRET}")
+@example(f"12/{SECRET}")
+@example(f"{SECRET}@")
+@example(f"{SECRET}/")
+@example(f"{SECRET}?a=")
+@example(f"a,b:1/{SECRET}")
+def test_password_before_the_host_never_shows_even_unescaped(password: str) -> None:
+    for written in (password, quote(password, safe="")):
+        dsn = f"postgresql://user:{written}@host:5432/db?application_name=x"
+        assert SECRET not in mask_dsn(dsn)
+
+
+@PATIENT
+@given(words(SECRET), st.sampled_from(["password", "sslpassword", "PassWord", "pass%77ord"]))
+@example(f"a&{SECRET}", "password")
+@example(f"a&{SECRET}=", "password")
+@example(f"a#{SECRET}", "password")
+def test_password_among_the_options_never_shows_even_unescaped(password: str, name: str) -> None:
+    for written in (password, quote(password, safe="")):
+        dsn = f"postgresql://user@host/db?a=b&{name}={written}"
+        assert SECRET not in mask_dsn(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"host=h password={SECRET} dbname=d",
+        f"user:{SECRET}@host/db",
+        f"//user:{SECRET}@host/db",
+        f"postgresql:user:{SECRET}@host/db",
+        f"postgresql:/user:{SECRET}@host/db",
+        f"postgresql:\\\\user:{SECRET}@host/db",
+        f"postgresql://user:{SECRET}/db",
+        f"postgresql://user:{SECRET}",
+        f"postgresql://user:{SECRET}@[::1/db",
+        f"postgresql://user@{SECRET}@host/db",
+        f"postgresql://host/db;password={SECRET}",
+        f"postgresql://host/db?a=1;password={SECRET}",
+        f"postgresql:///db?password={SECRET}",
+        f" postgresql://user:{SECRET}@host/db",
+        f"postgresql://user:a\n{SECRET}@host/db",
+        SECRET,
+        "",
+    ],
+)
+def test_odd_address_never_shows_the_password(dsn: str) -> None:
+    assert SECRET not in mask_dsn(dsn)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://u:p@h:5432/d", "postgresql://u:***@h:5432/d"),
+        ("postgresql://u@h/d", "postgresql://u@h/d"),
+        ("postgresql://h/d", "postgresql://h/d"),
+        ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p@[::1]:5432/d", "postgresql://u:***@[::1]:5432/d"),
+        ("postgresql://u:p@a:1,b:2/d", "postgresql://u:***@a:1,b:2/d"),
+        ("postgresql://u:p@%2Ftmp/d", "postgresql://u:***@%2Ftmp/d"),
+        (
+            "postgresql://u@h/d?sslmode=require&password=p",
+            "postgresql://u@h/d?sslmode=require&password=***",
+        ),
+        ("postgresql://u@h:port/d", "postgresql://u@h:port/d"),
+        ("postgresql+asyncpg://h/d?sslmode=x#y", "postgresql+asyncpg://h/d?sslmode=x#y"),
+        ("host=h password=p", "***"),
+    ],
+)
+def test_plain_address_shows_all_but_the_password(dsn: str, shown: str) -> None:
+    assert mask_dsn(dsn) == shown
+    assert mask_dsn(shown) == shown
+
+
+@PATIENT
+@given(
+    user=st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+    password=st.text(max_size=20),
+    host=st.from_regex(r"[a-z][a-z0-9.-]{0,10}", fullmatch=True),
+    port=st.integers(1, 65535),
+)
+def test_escaped_address_stays_readable(user: str, password: str, host: str, port: int) -> None:
+    dsn = f"postgresql://{user}:{quote(password, safe='')}@{host}:{port}/db"
+    masked = urlsplit(mask_dsn(dsn))
+    assert (masked.username, masked.password, masked.hostname) == (user, "***", host)

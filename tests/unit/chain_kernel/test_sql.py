@@ -1,0 +1,80 @@
+"""The loader of named SQL blocks."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chain_kernel.sql import load_sql, parse_sql, with_constant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = """\
+-- What this file is for; not a block.
+
+-- head: the head of a chain
+SELECT last_id FROM chain_head
+ WHERE chain_id = $1;
+
+-- rows: rows behind an id
+-- (a comment inside the block)
+SELECT id FROM chain_event WHERE id > $1
+"""
+
+
+def test_blocks_are_found_by_name_without_the_semicolon() -> None:
+    statements = parse_sql(TEXT)
+    assert list(statements) == ["head", "rows"]
+    assert statements["head"] == "SELECT last_id FROM chain_head\n WHERE chain_id = $1"
+    assert statements["rows"].endswith("WHERE id > $1")
+
+
+def test_blocks_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        parse_sql(TEXT)["head"] = "DROP TABLE chain_event"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SELECT 1;",
+        "-- a comment\nSELECT 1;",
+        "-- one: purpose\n",
+        "-- one: purpose\n;\n",
+        "-- one: purpose\n-- two: purpose\nSELECT 2;",
+        "-- one: purpose\nSELECT 1;\n-- one: again\nSELECT 2;",
+    ],
+)
+def test_text_without_block_or_with_empty_or_repeated_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="block"):
+        parse_sql(text)
+
+
+def test_load_sql_reads_a_file_inside_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sample_statements").mkdir()
+    (tmp_path / "sample_statements" / "queries.sql").write_text(TEXT, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_sql("sample_statements", "queries.sql")["rows"].startswith("-- (a comment")
+    assert (files("sample_statements") / "queries.sql").is_file()
+
+
+def test_load_sql_with_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_sql("chain_kernel", "no_such.sql")
+
+
+def test_a_constant_takes_the_place_of_the_first_value() -> None:
+    statement = "SELECT $2, $10 FROM t WHERE chain_id = $1 AND id > $11 AND $1 > 0"
+    expected = "SELECT $1, $9 FROM t WHERE chain_id = 7 AND id > $10 AND 7 > 0"
+    assert with_constant(statement, 7) == expected
+
+
+def test_a_constant_is_an_integer_and_nothing_else() -> None:
+    with pytest.raises(TypeError, match="expected an integer"):
+        with_constant("SELECT $1", "1; DROP TABLE chain_page")
