@@ -101,7 +101,7 @@ _GROUPS: tuple[frozenset[str], ...] = (
 )
 _STARTS_SPARK = Path(__file__).parent / "integration/chainctl/commands/verifier"
 """Commands, in the process of the tests: what they start stays for the next."""
-_DEMO = Path(__file__).parent / "integration/chainctl/commands/test_local_demo.py"
+_DEMO = Path(__file__).parent / "integration/chainctl/commands/test_demo.py"
 """Takes minutes, with servers of its own: the first of its process, or all others wait for it."""
 _SERVED = frozenset({"postgres_server", "server_folder"}) | _KAFKAS
 _WEIGHTS = {"group": 4, "served": 2}

@@ -23,7 +23,7 @@ NIGHTLY: Final = {
     "integration/house": "the site, and a run of pytest that hangs",
     "integration/examples/test_mode_14_clearing.py": "kills of every part of an example",
     "integration/examples/test_snippets.py": "every page's snippets",
-    "integration/chainctl/commands/test_local_bench.py": "the benchmark's command",
+    "integration/chainctl/commands/test_bench.py": "the benchmark's command",
     "integration/chainctl/commands/verifier/test_repair.py": "every reason to refuse",
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
     "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",

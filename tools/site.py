@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mkdocs.structure.files import File
 
+import outbox
 from orderchain import _NAMES
 
 if TYPE_CHECKING:
@@ -37,18 +38,20 @@ REFERENCE: Final = {
     "orderchain.front_door": "receiving",
     "matcher_receiver": "receiving",
     "chain_kernel.model": "receiving",
-    "outbox.errors": "errors",
-    "outbox": "messages",
     "chain_verifier": "verification",
     "chain_kernel.monitoring": "monitoring",
-    "chain_kernel.errors": "errors",
-    "orderchain": "settings",
+    "chain_kernel.clients": "settings",
 }
 """The page of the reference for the names of the front door that a module gives, by the first that
 fits."""
 
-WHOLE_MODULES: Final = {"ports": "chain_kernel.ports", "testing": "orderchain.pytest_plugin"}
-"""The pages that show a module as it is: what embedders implement, and what their tests get."""
+WHOLE_MODULES: Final = {
+    "errors": "chain_kernel.errors",
+    "ports": "chain_kernel.ports",
+    "testing": "orderchain.pytest_plugin",
+}
+"""The pages that show a module as it is: `errors` of the door, what embedders implement, and what
+their tests get."""
 
 _LINK: Final = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 _FENCE: Final = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
@@ -116,8 +119,12 @@ def examples() -> str:
 
 def reference() -> dict[str, str]:
     """Return the pages of the reference: every name of the front door is on one of them."""
-    pages = {page: [f"# {page.capitalize()}"] for page in [*REFERENCE.values(), *WHOLE_MODULES]}
+    every = [*REFERENCE.values(), "messages", *WHOLE_MODULES]
+    pages = {page: [f"# {page.capitalize()}"] for page in every}
+    pages["messages"] += [f"::: outbox.{name}" for name in outbox.__all__]
     for module, names in _NAMES.items():
+        if module == "chain_kernel":  # `errors`, a page of its own
+            continue
         page = next(page for prefix, page in REFERENCE.items() if module.startswith(prefix))
         pages[page] += [f"::: orderchain.{name}" for name in names]
     for page, module in WHOLE_MODULES.items():

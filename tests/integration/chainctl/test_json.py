@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call
 
 ELSEWHERE = {
-    "demo": "test_local_demo.py", "stack up": "test_local_stack.py",
-    "stack env": "test_local_stack.py", "stack status": "test_local_stack.py",
+    "demo": "test_demo.py", "stack up": "test_stack.py",
+    "stack env": "test_stack.py", "stack status": "test_stack.py",
     "archive": "verifier/test_archive.py", "retention": "verifier/test_archive.py",
     "repair": "verifier/test_repair.py", "seal show": "verifier/test_seal.py",
     "chain verify-mark list": "verifier/test_verify_mark.py",

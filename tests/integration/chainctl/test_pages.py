@@ -51,11 +51,11 @@ BATCH_END: Final = 5_000
 TOKEN: Final = "a-token-of-tests"
 
 ELSEWHERE: Final = {
-    r"^(\.venv/bin/)?chainctl (status|receive|verify) --demo": "test_local_demo: after a demo",
+    r"^(\.venv/bin/)?chainctl (status|receive|verify) --demo": "test_demo: after a demo",
     r"^(\.venv/bin/)?chainctl stack|^eval ": "test_stack, and the guides",
     r"^(\.venv/bin/)?chainctl console|/api/acts": "chainctl/console, in a browser and over HTTP",
     r"^(zcat|ssh) ": "test_sequence: standard input",
-    r"^chainctl bench": "test_local_bench: it takes minutes",
+    r"^chainctl bench": "test_bench: it takes minutes",
     r"--master spark://|^PYSPARK_PYTHON=": "chain_verifier/test_cluster: with a cluster",
     r"^prometheus ": "tests/prometheus.py runs it with the same file",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
@@ -67,7 +67,7 @@ ELSEWHERE: Final = {
     r"^nginx\b": "outbox/service/test_proxy",
     r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
     r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
-    r"^export PATH=|^printf ": "test_local_demo: the README's lines, as typed after a demo",
+    r"^export PATH=|^printf ": "test_demo: the README's lines, as typed after a demo",
 }
 """Lines that are not run here, by a pattern, and which test or why."""
 

@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 
 import outbox
-from orderchain import errors, open_sequencer
 from local_stack.postgres import SUPERUSER
+from orderchain import errors, open_sequencer
 from outbox import Consumer, ConsumerConfig, Message, Refused, draw_message_ids
 from sequencer import SequencerConfig
 

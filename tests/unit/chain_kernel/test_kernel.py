@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-import orderchain
+import chain_kernel
 from chain_kernel import frame, limits, seal, sql
 from chain_kernel.model import Event
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(orderchain.__path__))
+MODULES = sorted(module.name for module in pkgutil.iter_modules(chain_kernel.__path__))
 
 PUBLIC = {
     "clock": "Backoff Clock SystemClock jittered_seconds ns_of record_time step_seconds time_of",

@@ -62,7 +62,8 @@ def test_without_a_provider_nothing_is_traced() -> None:
 def test_the_engine_alone_imports_no_tracing() -> None:
     program = (
         "import sys\n"
-        "from orderchain import Consumer, Relay, open_receiver, open_sequencer\n"
+        "from orderchain import open_receiver, open_sequencer\n"
+        "from outbox import Consumer, Relay\n"
         "from chain_kernel.tracing import current_headers, find_tracing, following\n"
         "assert find_tracing() is None and current_headers() == {}\n"
         "with following({'traceparent': b'00'}): pass\n"

@@ -50,7 +50,7 @@ def test_calls_of_chainctl_are_taken() -> None:
         with case(block):
             for words in command_lines(block.text):
                 if "--demo" in words:
-                    continue  # test_local_demo.py runs those, after a demo
+                    continue  # test_demo.py runs those, after a demo
                 assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
 
 
