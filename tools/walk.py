@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "a-walk-through.md"
-PRODUCT: Final = frozenset({"orderchain", "sequencer", "matcher_receiver", "gapfill"})
+PRODUCT: Final = frozenset({"chain_kernel", "sequencer", "matcher_receiver", "gapfill"})
 QUIET_SECONDS: Final = 3_600.0
 """Beats, of the lease and of an idle publisher, and polls of the head must not come in between."""
 

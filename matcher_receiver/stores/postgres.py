@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import (
@@ -34,7 +35,6 @@ from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from uuid import UUID
 
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Gap
@@ -137,7 +137,7 @@ class StoredReceiver:
         """
         row = await self.row()
         require_version(row)
-        self.database_id = row["database_id"]
+        self.database_id = UUID(row["database_id"])
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
             expected = f"one of this login's own ({holder})"
@@ -409,7 +409,7 @@ class PostgresCheckpointStore(ClosedAtExit):
             expected = "one by which nobody reports a place that is kept elsewhere"
             raise SettingError("receiver's name", config.name, expected)
         if row["stored_in"] not in (None, row["database_id"]):
-            raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
+            raise ForeignDatabase(config.chain_id, row["stored_in"], row["database_id"])
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
@@ -457,7 +457,7 @@ class PostgresCheckpointStore(ClosedAtExit):
         if await fetch("save", first_pid, *_values_of(end), here):
             return
         (row,) = await fetch("load")
-        if here not in (None, str(row["database_id"])):
+        if here not in (None, row["database_id"]):
             raise SettingError("connection", "one to another database", _OWN_DATABASE)
         found = _mark_of(row)
         if (
