@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import Event, Mark, Run
     from chain_kernel.testing.memory_store import CommittedChain
 
-SEEDS = 100
+SEEDS = 60
 NOTICED_SECONDS = 15.0
 """A take-over, new rows, and the longest time that a receiver looks at nothing."""
 

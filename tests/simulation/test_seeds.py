@@ -23,8 +23,8 @@ from .world import simulate
 
 SEEDS = 2_000
 SEEDS_PER_TEST = 100
-SEEDS_OF_A_MERGE = 200
-"""About twenty seconds; `make nightly` lives through the others."""
+SEEDS_OF_A_MERGE = 100
+"""About ten seconds; `make nightly` lives through the others."""
 
 NOT_DRAWN = {
     "unsafe_durability": "a database in memory has no settings that could be unsafe",
@@ -95,6 +95,7 @@ def test_every_choice_that_a_setting_leaves_is_drawn() -> None:
             assert {getattr(config, field.name) for config in configs} == choices, field.name
 
 
+@pytest.mark.nightly
 def test_worlds_are_worth_their_time() -> None:
     """A world in which nothing happens would prove nothing."""
     worlds = [simulate(seed) for seed in range(60)]

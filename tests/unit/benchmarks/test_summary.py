@@ -100,6 +100,7 @@ def test_quick_run_takes_three_minutes_or_less() -> None:
     assert expected_seconds(plan, scope) <= 180
 
 
+@pytest.mark.nightly  # it draws every figure
 def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path) -> None:
     for name in NAMES:
         log = ArmLog(tmp_path, name)
