@@ -24,7 +24,7 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import OrderchainError
 from chain_kernel.monitoring import counter_field, counters

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
 from chain_kernel.clients.topics import create_topic
 from chain_kernel.clock import SystemClock, time_of

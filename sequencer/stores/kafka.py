@@ -19,7 +19,7 @@ from chain_kernel.clients.kafka import (
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
 from chain_kernel.clients.topics import TopicDescription, describe_topic, durability_warning
 from chain_kernel.errors import OrderchainError, RetryError, TopicError
 from chain_kernel.frame import topic_refusal

@@ -15,7 +15,7 @@ import pytest
 import outbox
 from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer, started
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import is_broker_there
+from chain_kernel.clients.kafka_errors import is_broker_there
 from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, OWNER, SEQUENCER_WRITER
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
