@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
+    from sequencer.stats import SequencerCounters
 
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -161,10 +162,12 @@ class Leadership:
         lease: Lease,
         sink: FrameSink,
         clock: Clock,
+        counters: SequencerCounters,
         head_published: Callable[[], int],
     ) -> None:
         """Lead with `store` and `lease`; `head_published` returns how far was published, or 0."""
         self._config = config
+        self._counters = counters
         self._head_published = head_published
         self._store = store
         self._lease = lease
@@ -174,7 +177,6 @@ class Leadership:
         self._is_changing = False
         self._renewed_ns = 0
         self.term: Term | None = None
-        self.take_overs = 0
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
         self._has_handed_over = False
@@ -279,7 +281,7 @@ class Leadership:
     def _begin(self, term: Term) -> Term:
         self.term = term
         self._renewed_ns = self._clock.monotonic_ns()
-        self.take_overs += 1
+        self._counters.take_overs += 1
         return term
 
     async def look_at_topic(self, term: Term) -> Term:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from chain_kernel.seal import Batch
     from chain_kernel.tracing import Tracing
     from sequencer.config import SequencerConfig
+    from sequencer.stats import SequencerCounters
 
 
 _ROW_OVERHEAD_BYTES: Final = 64
@@ -156,6 +157,7 @@ class Publisher:
         sink: FrameSink,
         term: Term,
         clock: Clock,
+        counters: SequencerCounters,
         *,
         skip: Callable[[int, int], Awaitable[None]],
         random: Random | None = None,
@@ -193,11 +195,7 @@ class Publisher:
         self.published_id = term.published_id
         self._forgotten_until: int | None = None
         self._head_id, self._head_seal = term.last_id, term.last_seal
-        self.frames_sent = 0
-        self.heartbeats_sent = 0
-        self.send_failures = 0
-        self.waits = 0
-        self.waited_seconds = 0.0
+        self._counters = counters
         self.timing = Timing()
 
     @property
@@ -258,7 +256,7 @@ class Publisher:
         if not self.is_full:
             return
         began_ns = self._clock.monotonic_ns()
-        self.waits += 1
+        self._counters.publish_waits += 1
         try:
             while self.is_full:
                 since_ns = max(began_ns, self._acknowledged_ns)
@@ -268,7 +266,7 @@ class Publisher:
                     return
                 await self._wait_for_move(self._config.publish_wait_seconds - idle)
         finally:
-            self.waited_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
+            self._counters.publish_wait_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
 
     async def _wait_for_move(self, seconds: float) -> None:
         self._has_moved.clear()
@@ -305,13 +303,13 @@ class Publisher:
                     self._outage.log()
             except TopicError as error:
                 has_failed = True
-                self.send_failures += 1
+                self._counters.send_failures += 1
                 if self.refusal != str(error):
                     self._refuse(error)
                 await asyncio.sleep(self._backoff.next_seconds())
             except RetryError as error:
                 has_failed = True
-                self.send_failures += 1
+                self._counters.send_failures += 1
                 self.refusal = str(error)
                 self._outage.repeat(f"chain {self._term.chain_id}: {error}; trying again")
                 await asyncio.sleep(self._backoff.next_seconds())
@@ -393,7 +391,7 @@ class Publisher:
             await self._send(part)
             self._acknowledged_ns = self._clock.monotonic_ns()
         self.timing.add((self._clock.monotonic_ns() - began_ns) / 1e9)
-        self.frames_sent += len(frames)
+        self._counters.frames += len(frames)
         self._done_with(batches)
 
     async def _skip_unfit(self, batch: Batch) -> None:
@@ -453,7 +451,7 @@ class Publisher:
     async def _beat(self) -> None:
         frame = heartbeat_frame(self._term, last_id=self._head_id, last_seal=self._head_seal)
         await self._send([frame])
-        self.heartbeats_sent += 1
+        self._counters.heartbeats += 1
 
     async def _send(self, frames: Sequence[bytes]) -> None:
         if self._unanswered_since_ns is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -24,7 +24,7 @@ from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
 from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
-from sequencer.stats import METRICS, Latency, SequencerStats
+from sequencer.stats import METRICS, Latency, SequencerCounters, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import LagLimits, Sample
     from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
-    from sequencer.key_resolution import Assembly
     from sequencer.submission import Refusal
 
 _log = logging.getLogger(__name__)
@@ -99,20 +98,27 @@ class Sequencer:
             linger_seconds=config.linger_seconds,
         )
         self._clock = clock
+        self._counters = SequencerCounters()
         self._leadership = Leadership(
-            config, store, lease, sink, clock, lambda: self._head_published
+            config, store, lease, sink, clock, self._counters, lambda: self._head_published
         )
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
         self._tracing = find_tracing()
         self._committer = Committer(
-            config, store, self._leadership, self._keys, clock, random, self._tracing
+            config,
+            store,
+            self._leadership,
+            self._keys,
+            clock,
+            self._counters,
+            random,
+            self._tracing,
         )
         self._publisher: Publisher | None = None
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
-        self._upcoming: Assembly | None = None
         self._is_open = False
         self._is_closing = False
         self._stepped_down: SteppedDown | None = None
@@ -274,24 +280,15 @@ class Sequencer:
             broker_away_seconds=publisher.away_seconds if publisher else 0.0,
             broker_refusal=publisher.refusal if publisher else "",
             lease_age_seconds=self._leadership.lease_age_seconds,
-            rows=committer.rows,
-            batches=committer.batches,
             batch_rows_last=committer.batch_rows_last,
             batch_sizes=committer.batch_sizes.histogram,
             commit_latency=committer.timing.latency,
             publish_latency=publisher.timing.latency if publisher else Latency(),
-            repeats=committer.repeats,
             keys_remembered=memory.index.rows if (memory := self._keys.memory) else 0,
             queue_rows=batcher.rows,
             queue_bytes=batcher.bytes,
             publish_queue_bytes=publisher.queue_bytes if publisher else 0,
-            publish_waits=publisher.waits if publisher else 0,
-            publish_waited_seconds=publisher.waited_seconds if publisher else 0.0,
-            frames=publisher.frames_sent if publisher else 0,
-            heartbeats=publisher.heartbeats_sent if publisher else 0,
-            send_failures=publisher.send_failures if publisher else 0,
-            take_overs=self._leadership.take_overs,
-            unknown_outcomes=committer.unknown_outcomes,
+            **vars(self._counters),
         )
 
     def samples(self) -> Iterator[Sample]:
@@ -356,6 +353,7 @@ class Sequencer:
             self._sink,
             term,
             self._clock,
+            self._counters,
             skip=self._skip_published,
             random=self._random,
             tracing=self._tracing,
@@ -398,93 +396,11 @@ class Sequencer:
         return await ask()
 
     async def _commit_all(self) -> None:
-        """Commit until closed and empty, assembling one batch ahead while another commits."""
+        """Commit until closed and empty; a failure ends everything at once."""
         try:
-            while current := self._take_upcoming() or await self._next():
-                await self._committer.begin(current)
-                failure = self._work_beside(current)
-                await self._committer.end(current)
-                if self._upcoming is None or failure is not None:
-                    await self._finish_after_answers()
-                if failure is not None:
-                    raise failure
+            await self._committer.run(self._batcher)
         except BaseException as error:
             self._fail(self._failure_of(_COMMITS, error))
-            upcoming = self._take_upcoming()
-            if upcoming is not None and self._failure is not None:
-                self._committer.give_up(upcoming, self._failure)
-            raise
-
-    async def _finish_after_answers(self) -> None:
-        """Finish the last commit once its callers have their answers: they wait for nothing else.
-
-        The next batch is assembled later, by the same task, so its keys are known by then.
-        """
-        try:
-            self._committer.answer()
-            await asyncio.sleep(0)
-        finally:
-            self._committer.finish()
-
-    def _work_beside(self, current: Assembly) -> Exception | None:
-        """Do what can be done while the server commits `current`; nothing waits for it then.
-
-        Return the error instead of raising it: `current` must finish first.
-        """
-        try:
-            self._committer.finish()
-            # After what was sent under an epoch of before, nothing may be given ids yet.
-            if current.pending is not None and self._committer.leads_with(current):
-                self._assemble_ahead(current)
-        except Exception as error:  # noqa: BLE001 - raised by the caller, later
-            return error
-        return None
-
-    def _take_upcoming(self) -> Assembly | None:
-        upcoming, self._upcoming = self._upcoming, None
-        return upcoming
-
-    async def _next(self) -> Assembly | None:
-        """Return the next assembly once there is one; None once closed and empty."""
-        entries = await self._batcher.next_batch()
-        if entries and self._publisher is not None and self._publisher.is_full:
-            self._batcher.put_back(entries)  # others may join them there
-            await self._publisher.room()
-            entries = await self._batcher.next_batch()
-        if not entries:
-            return None
-        with self._answering(entries):
-            return self._committer.assemble(entries) or await self._committer.resolve(entries)
-
-    def _assemble_ahead(self, current: Assembly) -> None:
-        """Assemble the batch after `current` if it would not grow by waiting, and send it.
-
-        It is not assembled if it depends on the outcome of `current`: a key that both claim.
-        """
-        if not self._batcher.has_full_batch():
-            return
-        if self._publisher is not None and self._publisher.is_full:
-            return
-        entries = self._batcher.take()
-        with self._answering(entries):
-            self._upcoming = self._committer.assemble(entries, beside=current)
-        if self._upcoming is None:
-            self._batcher.put_back(entries)
-        else:
-            self._committer.follow(current, self._upcoming)
-
-    @contextmanager
-    def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Answer the callers of `entries`, which are in no list, if no batch is made of them.
-
-        None of them was sent, so none is committed.
-        """
-        try:
-            yield
-        except BaseException as error:
-            failure = self._failure_of(_COMMITS, error)
-            for entry in entries:
-                entry.fail(failure)
             raise
 
     def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:

@@ -21,8 +21,8 @@ PICTURES: Final = {
 WALK: Final = (
     Arrow("your service", "service", "submit"),
     Arrow("service", "submission"),
-    Arrow("submission", "key_resolution, keys"),
-    Arrow("key_resolution, keys", "core: ids, seal"),
+    Arrow("submission", "assembly, keys"),
+    Arrow("assembly, keys", "core: ids, seal"),
     Arrow("core: ids, seal", "committer", "batch"),
     Arrow("committer", "PostgreSQL", "1. page"),
     Arrow("committer", "publisher", "2. batch"),

@@ -287,7 +287,7 @@ async def test_connection_lost_while_idle_is_made_again_for_an_intakes_question(
         assert await sequencer.intake("topic:t:1") is None
         stats = sequencer.stats()
         await sequencer.submit("a", b"1")
-    assert (stats.take_overs, stats.rows) == (2, 3)
+    assert (stats.take_overs, stats.orders) == (2, 3)
     assert [row.key for row in world.rows()] == ["k0", "k1", "k2", "a"]
 
 
@@ -380,7 +380,7 @@ async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: 
         assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 250_100
         sink.let.release()
         await held
-        assert sequencer.stats().publish_waited_seconds > 0
+        assert sequencer.stats().publish_wait_seconds > 0
         for _ in range(100):
             sink.let.release()
     assert len(world.published()) == 35
@@ -421,7 +421,7 @@ def test_full_queue_waits_for_a_broker_that_acknowledges_however_long_it_takes(
                 )
             stats = sequencer.stats()
             assert stats.publish_waits > 0
-            assert stats.publish_waited_seconds > 2 * SteadySink.SECONDS
+            assert stats.publish_wait_seconds > 2 * SteadySink.SECONDS
 
     run_virtual(main())
     assert len(world.published()) == len(world.rows())
@@ -560,7 +560,7 @@ async def test_stats_tell_what_was_done(world: World) -> None:
     async with world.sequencer() as sequencer:
         await sequencer.submit_many(make_orders(10))
         stats = sequencer.stats()
-    assert (stats.rows, stats.batches, stats.epoch) == (10, 1, 1)
+    assert (stats.orders, stats.batches, stats.epoch) == (10, 1, 1)
     assert stats.batch_rows_last == 10
     assert stats.commit_latency.count == 1
     assert stats.commit_latency.highest_seconds >= stats.commit_latency.last_seconds > 0
