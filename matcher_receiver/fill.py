@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from chain_kernel.errors import GapError, NotYetReadable, RowsArchived, SealMismatch
 from chain_kernel.model import Gap
-from matcher_receiver.cancellable_wait import AWAY, Patience
+from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
 from matcher_receiver.decisions import Fill, Halt
 from matcher_receiver.head_poller import compare_last_batch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
     from matcher_receiver.head_poller import HeadWatch
-    from matcher_receiver.stats import Counters, GapLedger
+    from matcher_receiver.stats import GapLedger, ReceiverCounters
 
 
 class OpenFill:
@@ -34,7 +34,7 @@ class OpenFill:
         waits: CancellableWait,
         *,
         ledger: GapLedger,
-        counters: Counters,
+        counters: ReceiverCounters,
         clock: Clock,
         standby_wait_seconds: float,
     ) -> None:
@@ -146,7 +146,7 @@ class OpenFill:
         try:
             return await anext(self._runs, None)
         finally:
-            self._counters.fill_ns += self._clock.monotonic_ns() - began_ns
+            self._counters.fill_seconds += (self._clock.monotonic_ns() - began_ns) / SECOND_NS
 
     async def _take(self, run: Run | None) -> Run | None:
         core = self._core

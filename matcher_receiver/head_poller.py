@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
-    from matcher_receiver.stats import Counters, GapLedger
+    from matcher_receiver.stats import GapLedger, ReceiverCounters
 
 
 SIGHTS_MAX: Final = 256
@@ -143,10 +143,10 @@ class HeadWatch:
         waits: CancellableWait,
         *,
         ledger: GapLedger,
-        counters: Counters,
+        counters: ReceiverCounters,
         clock: Clock,
     ) -> None:
-        self._config = config
+        self._tuning = config.tuning
         self._core = core
         self._gap_source = gap_source
         self._waits = waits
@@ -156,11 +156,11 @@ class HeadWatch:
         self._last_use_ns = clock.monotonic_ns()
         self._last_check_ns: int | None = None
         self._last_phantom_ns: int | None = None
-        self._prove_at_ns = self._last_use_ns + int(config.prove_seconds * SECOND_NS)
+        self._prove_at_ns = self._last_use_ns + int(config.tuning.prove_seconds * SECOND_NS)
         self._proving: asyncio.Task[None] | None = None
         self.is_contradicted = False
         """Whether the database has denied a place that we have passed: see `answer_denial`."""
-        self.patience = config.poll_after_seconds
+        self.patience = config.tuning.poll_after_seconds
         """How long to wait for records before a look at the head."""
         self._count_at_ns = 0
         self.lag = Lag(clock, core.head.id)
@@ -175,7 +175,7 @@ class HeadWatch:
     def is_due(self) -> bool:
         """Whether nothing useful has come for long, whatever else has come."""
         idle_ns = self._clock.monotonic_ns() - self._last_use_ns
-        return idle_ns > self._config.poll_after_seconds * SECOND_NS
+        return idle_ns > self._tuning.poll_after_seconds * SECOND_NS
 
     @property
     def is_wary(self) -> bool:
@@ -186,7 +186,7 @@ class HeadWatch:
         """Return whether `at_ns` is less than `check_seconds` ago."""
         if at_ns is None:
             return False
-        return self._clock.monotonic_ns() - at_ns < self._config.check_seconds * SECOND_NS
+        return self._clock.monotonic_ns() - at_ns < self._tuning.check_seconds * SECOND_NS
 
     def note_phantom(self) -> None:
         """A frame of a leader reported a row that the primary does not have."""
@@ -195,7 +195,7 @@ class HeadWatch:
     def note_use(self) -> None:
         """A frame was useful: Kafka brings what it should."""
         self._last_use_ns = now = self._clock.monotonic_ns()
-        self.patience = self._config.poll_after_seconds
+        self.patience = self._tuning.poll_after_seconds
         if now >= self._prove_at_ns:
             self._begin_proof(now)
 
@@ -205,7 +205,7 @@ class HeadWatch:
 
     def note_outage(self) -> None:
         """Kafka does not bring what it should: look more often."""
-        self.patience = self._config.outage_poll_seconds
+        self.patience = self._tuning.outage_poll_seconds
 
     def forgive(self, nanoseconds: int) -> None:
         """Exclude a time from what counts as silence."""
@@ -302,7 +302,7 @@ class HeadWatch:
         Frames alone would never move the seal that a checkpoint holds, and a restart would compare
         a place of days ago. Nothing waits for the answer, so a database that hangs delays nothing.
         """
-        self._prove_at_ns = now + int(self._config.prove_seconds * SECOND_NS)
+        self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
         if not self._core.is_proven and (self._proving is None or self._proving.done()):
             self._counters.reads += 1
             self._proving = asyncio.create_task(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from matcher_receiver.decisions import FrameDecision
     from matcher_receiver.fill import OpenFill
     from matcher_receiver.head_poller import HeadWatch
-    from matcher_receiver.stats import Counters
+    from matcher_receiver.stats import ReceiverCounters
 
 
 _log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class LiveFrames:
         filling: OpenFill,
         waits: CancellableWait,
         *,
-        counters: Counters,
+        counters: ReceiverCounters,
         clock: Clock,
         standby_wait_seconds: float,
         tracing: Tracing | None = None,

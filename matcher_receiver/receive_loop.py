@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import State
-    from matcher_receiver.stats import Counters, GapLedger
+    from matcher_receiver.stats import GapLedger, ReceiverCounters
 
 
 class ReceiveLoop:
@@ -43,7 +43,7 @@ class ReceiveLoop:
         waits: CancellableWait,
         *,
         ledger: GapLedger,
-        counters: Counters,
+        counters: ReceiverCounters,
         clock: Clock,
         until_id: int | None,
         tracing: Tracing | None = None,
@@ -65,7 +65,7 @@ class ReceiveLoop:
             ledger=ledger,
             counters=counters,
             clock=clock,
-            standby_wait_seconds=config.standby_wait_seconds,
+            standby_wait_seconds=config.tuning.standby_wait_seconds,
         )
         self._live = LiveFrames(
             core,
@@ -75,7 +75,7 @@ class ReceiveLoop:
             waits,
             counters=counters,
             clock=clock,
-            standby_wait_seconds=config.standby_wait_seconds,
+            standby_wait_seconds=config.tuning.standby_wait_seconds,
             tracing=tracing,
         )
         self._uncut: Run | None = None

@@ -171,7 +171,7 @@ class Assembler:
         self._wall_ns()  # the first call starts the watch on the clock
         self._core = SequencerCore(
             term,
-            takeover_skip_ids=self._config.takeover_skip_ids,
+            takeover_skip_ids=self._config.tuning.takeover_skip_ids,
             id_strategy=self._config.id_strategy,
         )
 

@@ -459,7 +459,7 @@ class Committer:
         await asyncio.sleep(seconds)
 
     def _deadline_ns(self) -> int:
-        return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+        return self._clock.monotonic_ns() + int(self._config.tuning.recover_seconds * 1e9)
 
     def _published_id(self) -> int:
         return self._publisher.published_id if self._publisher is not None else 0

@@ -166,7 +166,7 @@ class Publisher:
         """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._outage = SummedLog(_log, logging.WARNING)
-        self._config = config
+        self._tuning = config.tuning
         self._record_skip = skip
         self._sink = sink
         self._term = term
@@ -206,7 +206,7 @@ class Publisher:
     @property
     def is_full(self) -> bool:
         """Whether the next commit has to wait; see `room`."""
-        return self._queue_bytes > self._config.publish_queue_bytes_max
+        return self._queue_bytes > self._tuning.publish_queue_bytes_max
 
     @property
     def away_seconds(self) -> float:
@@ -233,13 +233,13 @@ class Publisher:
         """
         if trace is not None:
             self._traces[batch.seal_before] = trace
-        self._is_full_batch = batch.row_count >= self._config.batch_rows_max
+        self._is_full_batch = batch.row_count >= self._tuning.batch_rows_max
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
         self._offered_ns.append(self._clock.monotonic_ns())
         self._queue_bytes += batch.size
         self._idle.clear()
-        if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
+        if self.is_full and self.away_seconds >= self._tuning.publish_wait_seconds:
             self.forget(batch.last_id)
         # A batch that may wait for others does not wake the task: it saves a loop turn per commit.
         if len(self._queue) <= 1 or not self._seconds_to_wait():
@@ -261,10 +261,10 @@ class Publisher:
             while self.is_full:
                 since_ns = max(began_ns, self._acknowledged_ns)
                 idle = max((self._clock.monotonic_ns() - since_ns) / 1e9, self.away_seconds)
-                if idle >= self._config.publish_wait_seconds:
+                if idle >= self._tuning.publish_wait_seconds:
                     self.forget(self._head_id)
                     return
-                await self._wait_for_move(self._config.publish_wait_seconds - idle)
+                await self._wait_for_move(self._tuning.publish_wait_seconds - idle)
         finally:
             self._counters.publish_wait_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
 
@@ -355,7 +355,7 @@ class Publisher:
         if not self._is_full_batch or not self._queue or self._queue_bytes >= _SEND_BYTES_MAX:
             return 0.0
         since = (self._clock.monotonic_ns() - self._sent_ns) / 1e9
-        return max(self._config.publish_interval_seconds - since, 0.0)
+        return max(self._tuning.publish_interval_seconds - since, 0.0)
 
     def _next_batches(self) -> list[Batch]:
         """Return the batches at the front of the queue to send together; they stay in it."""
@@ -371,7 +371,7 @@ class Publisher:
         return batches
 
     def _frame_bytes_max(self) -> int:
-        return min(self._config.frame_bytes_max, self._sink.frame_bytes_max)
+        return min(self._tuning.frame_bytes_max, self._sink.frame_bytes_max)
 
     async def _publish_front(self) -> None:
         """Publish the front of the queue, or skip it if the topic cannot take it."""
@@ -437,7 +437,7 @@ class Publisher:
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head if none comes within `heartbeat_seconds`."""
-        if not await self._wait(self._config.heartbeat_seconds):
+        if not await self._wait(self._tuning.heartbeat_seconds):
             await self._beat()
 
     async def _wait(self, seconds: float) -> bool:

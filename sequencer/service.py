@@ -17,6 +17,7 @@ from chain_kernel.errors import (
     StoppedError,
 )
 from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
@@ -86,16 +87,17 @@ class Sequencer:
         random: Random | None = None,
     ) -> None:
         self._config = config
+        self._tuning = config.tuning
         self._needs_broker = config.when_kafka_is_away != "continue"
         self._store = store
         self._key_store = keys
         self._lease = lease
         self._sink = sink
         self._batcher = Batcher(
-            rows_max=config.batch_rows_max,
-            bytes_max=config.batch_bytes_max,
-            queue_bytes_max=config.queue_bytes_max,
-            linger_seconds=config.linger_seconds,
+            rows_max=config.tuning.batch_rows_max,
+            bytes_max=config.tuning.batch_bytes_max,
+            queue_bytes_max=config.tuning.queue_bytes_max,
+            linger_seconds=config.tuning.linger_seconds,
         )
         self._clock = clock
         self._counters = SequencerCounters()
@@ -167,7 +169,7 @@ class Sequencer:
     @property
     def batch_rows_max(self) -> int:
         """Orders that one call may hold."""
-        return self._config.batch_rows_max
+        return self._tuning.batch_rows_max
 
     async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
@@ -205,8 +207,8 @@ class Sequencer:
         there are more than `batch_rows_max`; IntakeMoved if `intake` does not follow the stored
         mark, and then nothing is taken; else as `submit`.
         """
-        if not 1 <= len(orders) <= self._config.batch_rows_max:
-            raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
+        if not 1 <= len(orders) <= self._tuning.batch_rows_max:
+            raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
         done = asyncio.get_running_loop().create_future()
         await self._batcher.add(self._entry(orders, intake, done))
         acks: Sequence[Ack] = await done
@@ -243,9 +245,9 @@ class Sequencer:
         were not taken, and a mark that follows theirs is refused until they are.
         """
         least = 0 if intake is not None else 1
-        if not least <= len(orders) <= self._config.batch_rows_max:
+        if not least <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError(
-                "orders", len(orders), f"{least} to {self._config.batch_rows_max} orders"
+                "orders", len(orders), f"{least} to {self._tuning.batch_rows_max} orders"
             )
         check_positions(positions, len(orders), intake)
         self._check_open()
@@ -305,7 +307,7 @@ class Sequencer:
             return f"{chain}: {reason_in_chain(self._config.chain_id, self._failure)}"
         if not self._is_open:
             return f"{chain}: not leading"
-        late = self.stats().why_late(limits, self._config.lease_seconds)
+        late = self.stats().why_late(limits, self._tuning.lease_seconds)
         return late and f"{chain}: {late}"
 
     def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
@@ -335,7 +337,7 @@ class Sequencer:
         if self._publisher is None:
             return
         away_seconds = self._publisher.away_seconds
-        if away_seconds >= self._config.kafka_away_seconds:
+        if away_seconds >= self._tuning.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
     async def _start(self) -> Publisher:
@@ -367,7 +369,7 @@ class Sequencer:
         """Queue again what may not have been published: repeats are harmless, silence is not."""
         if after_id == last_id:
             return
-        tail_rows_max = self._config.tail_rows_max
+        tail_rows_max = self._tuning.tail_rows_max
         if await self._store.rows_after(after_id, tail_rows_max) > tail_rows_max:
             publisher.forget(last_id)
             return
@@ -471,7 +473,7 @@ class Sequencer:
         self._is_open = False
         self._batcher.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.stop_seconds):
+            async with asyncio.timeout(self._tuning.stop_seconds):
                 await self._drain()
         # A standby need not wait for a broker that is away: it publishes the tail itself.
         if self._tasks[_COMMITS].done() and self._failure is None and self._publisher is not None:
@@ -496,15 +498,7 @@ class Sequencer:
         a deadline of its own. Raises CancelledError then.
         """
         self._is_closing = True
-        closing = asyncio.create_task(self._close_parts())
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await uninterrupted(self._close_parts())
 
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:

@@ -277,6 +277,7 @@ class PostgresChainStore:
 
     def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
         self._config = config
+        self._tuning = config.tuning
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
         # The nonces of the take-overs tried since the last that succeeded. Each of them may still
@@ -322,7 +323,7 @@ class PostgresChainStore:
     @property
     def commit_seconds(self) -> float:
         """The deadline of one commit."""
-        return self._config.commit_seconds
+        return self._tuning.commit_seconds
 
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -347,7 +348,7 @@ class PostgresChainStore:
         async with self._session.lock:
             term = self._leading()
             try:
-                async with asyncio.timeout(self._config.commit_seconds):
+                async with asyncio.timeout(self._tuning.commit_seconds):
                     connection = await self._session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
@@ -413,10 +414,10 @@ class PostgresChainStore:
         self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
         try:
-            async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
+            async with self._session.lock, asyncio.timeout(self._tuning.commit_seconds):
                 connection = await self._session.idle()
                 database_id = self._session.database_id
-                lease_seconds = self._config.lease_seconds
+                lease_seconds = self._tuning.lease_seconds
                 term = await raise_epoch(
                     connection, database_id, owner, drawn, seen, counter, lease_seconds
                 )

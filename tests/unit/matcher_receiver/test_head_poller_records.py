@@ -74,16 +74,6 @@ async def test_receiver_whose_halt_was_lifted_halts_again_while_the_primary_cont
 
 
 @virtual
-async def test_halt_at_the_start_is_stored() -> None:
-    rig, records = with_records([4, 4])
-    records.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
-    with pytest.raises(SealMismatch):
-        async with rig.receiver():
-            pass
-    assert records.halts == [("SealMismatch", rig.chain.mark().id)]
-
-
-@virtual
 async def test_halt_that_could_not_be_stored_says_so_and_is_stored_at_the_next_call() -> None:
     rig, records = with_records([4, 4])
     async with rig.receiver() as receiver:
