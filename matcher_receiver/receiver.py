@@ -26,8 +26,8 @@ from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
 from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.live_frames import OptionalFrames
-from matcher_receiver.receive_loop import ReceiveLoop
+from matcher_receiver.listening import OptionalFrames, ReceiveLoop
+from matcher_receiver.reading import ReceiverParts
 from matcher_receiver.stats import METRICS, GapLedger, ReceiverCounters, ReceiverStats, archived_gap
 
 if TYPE_CHECKING:
@@ -278,17 +278,19 @@ class Receiver:
         database_id = None if self._records is None else self._records.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
         self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
-        self._receive_loop = ReceiveLoop(
-            self._config,
+        parts = ReceiverParts(
+            self._config.tuning,
             core,
             self._frames,
             self._gap_source,
             self._waits,
-            ledger=self.gaps,
-            counters=self._counters,
-            clock=self._clock,
-            until_id=self._until_id(),
-            tracing=self._tracing,
+            self.gaps,
+            self._counters,
+            self._clock,
+            self._tracing,
+        )
+        self._receive_loop = ReceiveLoop(
+            parts, until_id=self._until_id(), idle_seconds=self._config.idle_seconds
         )
         try:
             self._receive_loop.begin(standing)

@@ -14,7 +14,7 @@ from matcher_receiver import (
     PostgresHeadReports,
     ReceiverConfig,
 )
-from matcher_receiver.live_frames import OptionalFrames
+from matcher_receiver.listening import OptionalFrames
 from orderchain import KafkaConfig, errors, open_receiver
 from tests.builders.chains import CHAIN_ID
 from tests.tuned import tuned

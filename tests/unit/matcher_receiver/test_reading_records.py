@@ -18,7 +18,7 @@ from chain_kernel.errors import (
     SealMismatch,
     StillHalted,
 )
-from matcher_receiver.head_poller import SIGHTS_MAX, Lag
+from matcher_receiver.reading import SIGHTS_MAX, Lag
 from tests.builders.chains import NEXT_NONCE
 
 from .memory import MemoryRecords
