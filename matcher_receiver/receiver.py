@@ -17,18 +17,18 @@ from chain_kernel.errors import (
     StoppedError,
 )
 from chain_kernel.handlers import check_handler, result_of
-from chain_kernel.limits import ID_MAX
 from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.ports import PlaceFinder
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
-from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked, to_the_end
+from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
 from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.live_frames import OptionalFrames
-from matcher_receiver.receive_loop import ReceiveLoop
-from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
+from matcher_receiver.listening import OptionalFrames, ReceiveLoop
+from matcher_receiver.reading import ReceiverParts
+from matcher_receiver.stats import METRICS, GapLedger, ReceiverCounters, ReceiverStats, archived_gap
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -131,7 +131,7 @@ FIRST_RETRY_SECONDS: Final = 0.05
 def stats_of(
     core: ReceiveCore,
     receive_loop: ReceiveLoop,
-    counters: Counters,
+    counters: ReceiverCounters,
     *,
     name: str,
     head_delivered: int,
@@ -150,22 +150,9 @@ def stats_of(
         lag_seconds=lag.seconds,
         fill_until=core.fill_until,
         open_gap=receive_loop.filling.range,
-        source=counters.source,
-        records=counters.records,
-        heartbeats=counters.heartbeats,
-        frames_live=counters.frames_live,
-        duplicates_dropped=counters.duplicates_dropped,
-        dropped=dict(counters.dropped),
-        rows_live=counters.rows_live,
-        rows_filled=counters.rows_filled,
-        rows_caught_up=counters.rows_caught_up,
         gaps=gaps.count,
         gap_durations=gaps.durations.histogram,
-        fill_seconds=counters.fill_seconds,
-        fill_rows_per_second=counters.fill_rows_per_second,
-        reads=counters.reads,
-        database_retries=counters.database_retries,
-        broker_failures=counters.broker_failures,
+        **{**vars(counters), "dropped": dict(counters.dropped)},
     )
 
 
@@ -200,9 +187,9 @@ class Receiver:
         random: Random | None = None,
     ) -> None:
         self._config = config
-        is_required = config.kafka_at_start == "required"
+        is_required = config.tuning.kafka_at_start == "required"
         self._frames = OptionalFrames(
-            frames, config.poll_after_seconds, random, is_broker_required=is_required
+            frames, config.tuning.poll_after_seconds, random, is_broker_required=is_required
         )
         self._gap_source = gap_source
         self._checkpoints = checkpoints
@@ -211,8 +198,8 @@ class Receiver:
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._on_state = on_state
-        self._counters = Counters()
-        pause_max = config.retry_seconds_max
+        self._counters = ReceiverCounters()
+        pause_max = config.tuning.retry_seconds_max
         backoff = Backoff(min(FIRST_RETRY_SECONDS, pause_max), pause_max, random=random)
         self._waits = CancellableWait(config.chain_id, backoff, self._counters)
         self._core: ReceiveCore | None = None
@@ -225,7 +212,7 @@ class Receiver:
         record = None if self._records is None else self._records.record_gap
         self._tracing = find_tracing()
         trace = None if self._tracing is None else self._tracing.filled
-        self.gaps = GapLedger(config.gaps_kept, record, trace)
+        self.gaps = GapLedger(config.tuning.gaps_kept, record, trace)
         """The last gaps, including those that could not be filled."""
         self.snapshot: Snapshot | None = None
         """The newest snapshot, after which this receiver began; None if there is none."""
@@ -240,7 +227,7 @@ class Receiver:
         try:
             await self._start()
         except BaseException:
-            await to_the_end(self._close())
+            await uninterrupted(self._close())
             raise
         return self
 
@@ -250,7 +237,7 @@ class Receiver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_the_end(self._close())
+        await uninterrupted(self._close())
 
     async def _start(self) -> None:
         check_parts(
@@ -291,17 +278,19 @@ class Receiver:
         database_id = None if self._records is None else self._records.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
         self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
-        self._receive_loop = ReceiveLoop(
-            self._config,
+        parts = ReceiverParts(
+            self._config.tuning,
             core,
             self._frames,
             self._gap_source,
             self._waits,
-            ledger=self.gaps,
-            counters=self._counters,
-            clock=self._clock,
-            until_id=self._until_id(),
-            tracing=self._tracing,
+            self.gaps,
+            self._counters,
+            self._clock,
+            self._tracing,
+        )
+        self._receive_loop = ReceiveLoop(
+            parts, until_id=self._until_id(), idle_seconds=self._config.idle_seconds
         )
         try:
             self._receive_loop.begin(standing)
@@ -310,10 +299,8 @@ class Receiver:
         self._log_state(core.state)
 
     def _until_id(self) -> int | None:
-        until_id = self._config.until_id
-        if not self._config.to_head_at_start:
-            return until_id
-        return min(ID_MAX if until_id is None else until_id, self.head_at_start)
+        until = self._config.until
+        return self.head_at_start if until == "head" else until
 
     async def _close(self) -> None:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)

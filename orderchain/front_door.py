@@ -74,10 +74,10 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
     reader = GapReaderConfig(
         database=primary,
         chain_id=config.chain_id,
-        page_rows=config.page_rows,
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.statement_seconds,
-        close_seconds=config.close_seconds,
+        page_rows=config.tuning.page_rows,
+        connect_seconds=config.tuning.connect_seconds,
+        statement_seconds=config.tuning.statement_seconds,
+        close_seconds=config.tuning.close_seconds,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
 
@@ -105,10 +105,10 @@ def _records(
         database=config.database,
         chain_id=config.chain_id,
         name=config.name,
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.statement_seconds,
-        close_seconds=config.close_seconds,
-        gaps_kept=config.gaps_kept,
+        connect_seconds=config.tuning.connect_seconds,
+        statement_seconds=config.tuning.statement_seconds,
+        close_seconds=config.tuning.close_seconds,
+        gaps_kept=config.tuning.gaps_kept,
     )
     if is_stored:
         return PostgresCheckpointStore(stored), None

@@ -79,12 +79,12 @@ class ChainFrames:
         return KafkaFrameSource(
             KafkaSourceConfig(
                 kafka=config.kafka,
-                topic=topic if config.topic is None else config.topic,
-                partition=partition if config.partition is None else config.partition,
-                fetch_bytes=config.fetch_bytes,
-                connect_seconds=config.connect_seconds,
-                request_seconds=config.request_seconds,
-                close_seconds=config.close_seconds,
+                topic=topic,
+                partition=partition,
+                fetch_bytes=config.tuning.fetch_bytes,
+                connect_seconds=config.tuning.connect_seconds,
+                request_seconds=config.tuning.request_seconds,
+                close_seconds=config.tuning.close_seconds,
             )
         )
 

@@ -68,18 +68,18 @@ class _Task(NamedTuple):
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings. Raises SettingError."""
-        from matcher_receiver import ReceiverConfig
+        from matcher_receiver import ReceiverConfig, ReceiverTuning
 
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
             kafka=settings.kafka_config(),
-            connect_seconds=settings.connect_seconds,
             start=start,
-            until_id=self.until.id,
-            to_head_at_start=self.until.is_head_at_start,
+            until="head" if self.until.is_head_at_start else self.until.id,
             idle_seconds=self.until.idle_seconds,
-            kafka_at_start=settings.kafka_at_start,
+            tuning=ReceiverTuning(
+                connect_seconds=settings.connect_seconds, kafka_at_start=settings.kafka_at_start
+            ),
         )
 
 
@@ -116,7 +116,7 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
     last_id: int
     """Last id in the journal, 0 while it is empty."""
     seconds: float
-    stats: Struct
+    stats: object
     """The receiver's own counters, a `matcher_receiver.ReceiverStats`."""
 
 
@@ -441,7 +441,7 @@ def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSourc
     """Return what reads from the archive what the `databases` have dropped."""
     # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
     from chain_verifier.archive.archived_rows import ArchivedRows
-    from gapfill import ArchiveBackedSource
+    from chain_verifier.archive.backed_source import ArchiveBackedSource
 
     return ArchiveBackedSource(databases, ArchivedRows(archive, chain_id))
 

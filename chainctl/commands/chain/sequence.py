@@ -35,24 +35,21 @@ _COMMIT_PART_OF_LEASE: Final = 0.8
 """A commit gives up before a standby takes over: it is never the standby that has to find out."""
 
 
-SEQUENCER_FIELDS: Final = {
+TUNING_FIELDS: Final = {
     "batch_rows": "batch_rows_max",
     "batch_bytes": "batch_bytes_max",
     "queue_bytes": "queue_bytes_max",
     "frame_bytes": "frame_bytes_max",
     "linger_seconds": "linger_seconds",
-    "key_window_rows": "key_window_rows",
     "lease_seconds": "lease_seconds",
-    "id_strategy": "id_strategy",
     "heartbeat_seconds": "heartbeat_seconds",
     "kafka_at_start": "kafka_at_start",
-    "when_kafka_is_away": "when_kafka_is_away",
     "kafka_away_seconds": "kafka_away_seconds",
     "recover_seconds": "recover_seconds",
     "stop_seconds": "stop_seconds",
     "connect_seconds": "connect_seconds",
 }
-"""The settings that go to a sequencer as they are, and their names in its config."""
+"""The settings that go to a sequencer's tuning as they are, and their names there."""
 
 
 class SequenceResult(Struct, frozen=True, kw_only=True):
@@ -142,7 +139,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )
 @http_option
 @json_option
-@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
+@uses_settings("database", "kafka", "owner", *TUNING_FIELDS, "log_format")
 def sequence(
     settings: Settings,
     chain_id: int,
@@ -223,17 +220,22 @@ def sequencer_config(
     settings: Settings, chain_id: int, *, unsafe_durability: bool = False, standby: bool = False
 ) -> SequencerConfig:
     """Return the config of a sequencer of `chain_id`. Raises SettingError."""
-    from sequencer import SequencerConfig
+    from sequencer import SequencerConfig, SequencerTuning
 
     return SequencerConfig(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
         name=owner_of(settings),
-        commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
         unsafe_durability=unsafe_durability,
         standby=standby,
-        **{field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()},
+        key_window_rows=settings.key_window_rows,
+        id_strategy=settings.id_strategy,
+        when_kafka_is_away=settings.when_kafka_is_away,
+        tuning=SequencerTuning(
+            commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
+            **{field: getattr(settings, name) for name, field in TUNING_FIELDS.items()},
+        ),
     )
 
 
@@ -363,7 +365,7 @@ async def _remainder(
 
     if taken is not None:
         await pass_over(intake, taken, bar)
-    first = await next_portion(intake, config.batch_rows_max)
+    first = await next_portion(intake, config.tuning.batch_rows_max)
     return None if first is None else Remainder(first, intake, taken)
 
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from chain_kernel.errors import SettingError
-from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig, PreferredSources
+from chain_verifier.archive.backed_source import ArchiveBackedSource
+from gapfill import GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
 from tests.builders.chains import CHAIN_ID, make_chain
 

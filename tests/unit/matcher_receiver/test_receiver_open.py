@@ -14,9 +14,10 @@ from matcher_receiver import (
     PostgresHeadReports,
     ReceiverConfig,
 )
-from matcher_receiver.live_frames import OptionalFrames
+from matcher_receiver.listening import OptionalFrames
 from orderchain import KafkaConfig, errors, open_receiver
 from tests.builders.chains import CHAIN_ID
+from tests.tuned import tuned
 
 from .memory import MemoryCheckpoints
 from .rig import Rig, virtual
@@ -30,8 +31,8 @@ DATABASE, STANDBY, READER = (f"postgresql://{name}/x" for name in ("db", "standb
 
 
 def config(**settings: Any) -> ReceiverConfig:
-    whole = {"chain_id": CHAIN_ID, "name": "mine", "database": DATABASE, "kafka": "broker:9092"}
-    return ReceiverConfig(**{**whole, **settings})
+    whole = ReceiverConfig(chain_id=CHAIN_ID, name="mine", database=DATABASE, kafka="broker:9092")
+    return tuned(whole, **settings)
 
 
 def parts_of(receiver: Receiver) -> dict[str, object]:
@@ -115,7 +116,7 @@ def test_receiver_without_a_database_of_its_own_keeps_its_place_where_the_caller
 @virtual
 async def test_parts_that_are_handed_in_are_used_and_compared() -> None:
     rig = Rig([4, 4])
-    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", to_head_at_start=True)
+    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", until="head")
     given: dict[str, Any] = {"frames": rig.frames, "gap_source": rig.source}
     mine = MemoryCheckpoints(CHAIN_ID, "mine")
     async with open_receiver(own, **given, checkpoints=mine) as receiver:

@@ -135,7 +135,7 @@ async def test_chain_is_sequenced_received_filled_and_verified(
             await sequencer.submit_many(orders)
         # Whatever was published before it came is filled from the database.
         config = ReceiverConfig(
-            chain_id=chain_id, name="any", database=reached, kafka=kafka, to_head_at_start=True
+            chain_id=chain_id, name="any", database=reached, kafka=kafka, until="head"
         )
         async with open_receiver(config) as receiver:
             async for run in receiver:

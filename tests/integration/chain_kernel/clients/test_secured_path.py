@@ -33,6 +33,7 @@ from outbox.consumer.record_source import DestinationRecords, move_start
 from sequencer import (
     Order,
     SequencerConfig,
+    SequencerTuning,
     TopicIntake,
     TopicIntakeConfig,
     check_intake_topic,
@@ -228,7 +229,7 @@ async def test_receiver_cannot_write(
             chain_id=1,
             database="postgresql://unused",
             kafka=reader,
-            publish_seconds=LONG_SECONDS,
+            tuning=SequencerTuning(publish_seconds=LONG_SECONDS),
         )
     )
     await sink.start(topic, 0)  # to look is allowed

@@ -14,6 +14,7 @@ from chain_kernel.errors import ConnectError, PrimaryBehind, RetryError, Setting
 from chain_kernel.model import Gap, Mark
 from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
 from matcher_receiver.stores.postgres import GapRecorder
+from tests.tuned import tuned
 from tests.unit.matcher_receiver.memory import MemoryCheckpoints, MemoryRecords
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
 from tests.unit.matcher_receiver.virtual_time import virtual_clock
@@ -40,7 +41,7 @@ class MemoryReports(MemoryRecords):
 
 def reporting(rig: Rig, reports: MemoryReports, **settings: Any) -> Receiver:
     return Receiver(
-        ReceiverConfig(chain_id=rig.chain.chain_id, **settings),
+        tuned(ReceiverConfig(chain_id=rig.chain.chain_id), **settings),
         rig.frames,
         rig.source,
         rig.checkpoints if rig.has_checkpoints else None,
@@ -85,7 +86,7 @@ async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_o
 async def test_callback_form_reports_what_the_handler_has_done() -> None:
     rig = Rig([3, 3])
     rig.has_checkpoints = False
-    async with reporting(rig, reports := MemoryReports(rig), to_head_at_start=True) as receiver:
+    async with reporting(rig, reports := MemoryReports(rig), until="head") as receiver:
 
         async def handler(run: object) -> None:
             del run
