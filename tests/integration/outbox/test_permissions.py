@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel.sql import OUTBOX_ROLES, OWNER
+from tests.permissions_page import table_below
 
 if TYPE_CHECKING:
     from .conftest import Sender
 
 pytestmark = pytest.mark.postgres
 
-_DOCUMENT = Path(__file__).parents[3] / "docs" / "permissions.md"
 _COLUMNS = """
 SELECT c.oid, c.relname::text AS name, a.attnum, a.attname::text AS column
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
  WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
    AND NOT a.attisdropped AND NOT c.relispartition AND c.relname <> 'trade'
 """
-
-
-def table_below(heading: str) -> list[dict[str, str]]:
-    """Return the rows of the first table below `heading`, by column title, without backticks."""
-    text = _DOCUMENT.read_text(encoding="utf-8")
-    section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
-    (first,) = re.findall(r"\A[^|]*((?:^\|.*\n)+)", section, flags=re.MULTILINE)
-    lines = first.splitlines()
-    cells = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
 async def test_column_rights_of_each_role_are_those_of_the_document(sender: Sender) -> None:

@@ -8,8 +8,8 @@ from chain_kernel.sql import INBOX_ROLES, OWNER
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import draw_message_ids
+from tests.permissions_page import table_below
 
-from .permissions_page import table_below
 from .test_inbox_schema import delivery
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import pytest
 
 from chain_kernel.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
 from chainctl.schema.parts import PARTS
+from tests.permissions_page import table_below
 
-from ..test_permissions import _COLUMNS, table_below
+from ..test_permissions import _COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
