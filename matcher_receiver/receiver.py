@@ -23,7 +23,7 @@ from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
-from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
+from matcher_receiver.checkpoint import CheckpointProgress, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.listening import OptionalFrames, ReceiveLoop
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         CheckpointStore,
         FrameSource,
         GapSource,
-        HeadReports,
         SnapshotStore,
     )
     from matcher_receiver.config import ReceiverConfig, StartAt
@@ -52,7 +51,6 @@ def check_parts(
     config: ReceiverConfig,
     gap_source: GapSource,
     checkpoints: CheckpointStore | None,
-    reports: HeadReports | None,
     snapshots: SnapshotStore | None,
 ) -> None:
     """Refuse parts of another chain or name, before any of them is used. Raises SettingError.
@@ -63,16 +61,14 @@ def check_parts(
     of_a_chain = {
         "gap source": gap_source,
         "checkpoints": checkpoints,
-        "reports": reports,
         "snapshots": snapshots,
     }
     for what, part in of_a_chain.items():
         if part is not None and part.chain_id != config.chain_id:
             raise SettingError(f"chain of the {what}", part.chain_id, f"chain {config.chain_id}")
-    for what, named in {"checkpoints": checkpoints, "reports": reports}.items():
-        if named is not None and config.name not in (None, named.receiver):
-            expected = f"{config.name!r}, the receiver's name"
-            raise SettingError(f"receiver of the {what}", named.receiver, expected)
+    if checkpoints is not None and config.name not in (None, checkpoints.receiver):
+        expected = f"{config.name!r}, the receiver's name"
+        raise SettingError("receiver of the checkpoints", checkpoints.receiver, expected)
 
 
 def check_chain(config: ReceiverConfig, head: ChainHead, frames: FrameSource) -> None:
@@ -182,7 +178,6 @@ class Receiver:
         clock: Clock | None = None,
         *,
         snapshots: SnapshotStore | None = None,
-        reports: HeadReports | None = None,
         on_state: Callable[[State], None] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -193,8 +188,6 @@ class Receiver:
         )
         self._gap_source = gap_source
         self._checkpoints = checkpoints
-        self._reports = reports
-        self._records = records_of(checkpoints, reports)
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._on_state = on_state
@@ -206,10 +199,10 @@ class Receiver:
         self._receive_loop: ReceiveLoop | None = None
         self._place: CheckpointProgress | None = None
         self._logged_state: State | None = None
-        self._is_halt_stored = self._records is None
+        self._is_halt_stored = checkpoints is None
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
-        record = None if self._records is None else self._records.record_gap
+        record = None if checkpoints is None else checkpoints.record_gap
         self._tracing = find_tracing()
         trace = None if self._tracing is None else self._tracing.filled
         self.gaps = GapLedger(config.tuning.gaps_kept, record, trace)
@@ -240,15 +233,14 @@ class Receiver:
         await uninterrupted(self._close())
 
     async def _start(self) -> None:
-        check_parts(
-            self._config, self._gap_source, self._checkpoints, self._reports, self._snapshots
-        )
+        store = self._checkpoints
+        check_parts(self._config, self._gap_source, store, self._snapshots)
         # First the live end, then the database: what is committed in between comes from Kafka too.
         # In the opposite order it would be in neither.
         await self._frames.start()
-        stored = None if self._checkpoints is None else await self._checkpoints.load()
-        if self._reports is not None:
-            await self._reports.begin()
+        stored = None if store is None else await store.load()
+        if store is not None and not store.keeps_place:
+            stored = None  # what was reported says nothing about the caller's state
         own = await self._own_place(stored)
         try:
             start, standing = await find_start(self._gap_source, own, self._config.start_at)
@@ -257,8 +249,8 @@ class Receiver:
             raise
         check_chain(self._config, standing.head, self._frames)
         await self._begin(start, standing, stored)
-        if stored is None and self._checkpoints is not None:
-            await self._checkpoints.save(start.id, start)
+        if stored is None and store is not None:
+            await store.save(start.id, start)
 
     async def _own_place(self, stored: Mark | None) -> Mark | None:
         """Return the place of the caller's state; None for a state that is empty.
@@ -275,9 +267,9 @@ class Receiver:
 
     async def _begin(self, start: Mark, standing: Standing, stored: Mark | None) -> None:
         self.head_at_start = standing.head.last_id
-        database_id = None if self._records is None else self._records.database_id
+        database_id = None if self._checkpoints is None else self._checkpoints.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
-        self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
+        self._place = CheckpointProgress(self._checkpoints, start, stored)
         parts = ReceiverParts(
             self._config.tuning,
             core,
@@ -306,7 +298,7 @@ class Receiver:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
         if self._receive_loop is not None:
             await self._receive_loop.close()
-        parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
+        parts = (self._frames, self._gap_source, self._checkpoints)
         # Each has a deadline of its own.
         await asyncio.gather(*(part.close() for part in parts if part is not None))
 
@@ -368,8 +360,8 @@ class Receiver:
         One call may cover all runs since the last one; a run that this receiver has not delivered
         is refused with SettingError. With `connection`, the caller's own inside its transaction,
         effect and checkpoint are committed or rolled back together; after a rollback, call again
-        with the same run. A run that an earlier call has covered is left alone. `reports` get the
-        place, too; without a store that is all that is done.
+        with the same run. A run that an earlier call has covered is left alone. A store that keeps
+        no place only reports it.
         Raises SettingError for a `connection` outside of a transaction.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
@@ -444,7 +436,7 @@ class Receiver:
 
         A row is processed when `checkpoint` was called for it; if that was in the caller's own
         transaction, once the caller asks for the next run or checkpoint, since by then it has
-        committed. Without a store or reports, a row is processed if it was delivered before the run
+        committed. Without a store, a row is processed if it was delivered before the run
         that is now requested. Rows before the place at which the receiver began count as processed.
         There is no deadline: for an id that no row has, this waits until a later row comes.
         Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
@@ -467,8 +459,8 @@ class Receiver:
 
     @property
     def _name(self) -> str:
-        named = self._checkpoints or self._reports
-        return self._config.name or ("" if named is None else named.receiver)
+        store = self._checkpoints
+        return self._config.name or ("" if store is None else store.receiver)
 
     @staticmethod
     def _running(part: _T | None) -> _T:
@@ -480,8 +472,8 @@ class Receiver:
         core.halt(error)
         self._log_state(core.state)
         self._end_waits(error)
-        if not self._is_halt_stored and self._records is not None:
-            self._is_halt_stored = await store_halt(self._records, error, self.head_delivered)
+        if not self._is_halt_stored and self._checkpoints is not None:
+            self._is_halt_stored = await store_halt(self._checkpoints, error, self.head_delivered)
         raise error
 
     def _log_state(self, state: State) -> None:

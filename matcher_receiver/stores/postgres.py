@@ -117,7 +117,7 @@ _NO_SUCH_CHAIN: Final = "23503"
 
 
 class StoredReceiver(ClosedAtExit):
-    """Implements ReceiverRecords of `chain_kernel.ports`, with the role `receiver_writer`.
+    """What all stores of a receiver have in common, with the role `receiver_writer`.
 
     It keeps one connection, and a second one while there are gaps to store.
     """
@@ -171,11 +171,11 @@ class StoredReceiver(ClosedAtExit):
         return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
+        """Store that the receiver has halted; see `chain_kernel.ports.CheckpointStore`."""
         await self._fetch("halt", at_id, type(error).__name__, str(error))
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
+        """Store `gap` in the background; see `chain_kernel.ports.CheckpointStore`."""
         self._gaps.record(gap)
 
     async def close(self) -> None:
@@ -284,12 +284,14 @@ small statement per interval while it moves."""
 
 
 class PostgresHeadReports(StoredReceiver):
-    """Implements HeadReports of `chain_kernel.ports`: head, gaps and halts, as rows in PostgreSQL.
+    """Implements CheckpointStore of `chain_kernel.ports` for a place that is kept elsewhere.
 
     The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
     a head that is reported and never moves again keeps old rows from being archived. Gaps of
     earlier processes that it passes then become filled ones, since no stored place shows it.
     """
+
+    keeps_place = False
 
     def __init__(self, config: CheckpointConfig, *, reports_head: bool = True) -> None:
         super().__init__(config)
@@ -304,8 +306,8 @@ class PostgresHeadReports(StoredReceiver):
             pause_seconds=REPORT_SECONDS,
         )
 
-    async def begin(self) -> Mark | None:
-        """Return what was reported last; see `chain_kernel.ports.HeadReports`."""
+    async def load(self) -> Mark | None:
+        """Return what was reported last; see `chain_kernel.ports.CheckpointStore`."""
         row = await self._load()
         if row["is_report"] is False:
             raise self._taken()
@@ -314,11 +316,12 @@ class PostgresHeadReports(StoredReceiver):
             self._unfilled = [gap["until_id"] for gap in found]
         return _mark_of(row)
 
-    def report(self, done: Mark) -> None:
-        """Store `done` in the background; see `chain_kernel.ports.HeadReports`."""
-        passes_gap = bool(self._unfilled) and done.id >= self._unfilled[0]
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Store `end` in the background; see `chain_kernel.ports.CheckpointStore`."""
+        del first_pid, connection
+        passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
-            self._waiting = done
+            self._waiting = end
             self._behind.wake()
 
     async def close(self) -> None:
@@ -354,10 +357,12 @@ caller that loses more of them in a row has stopped looking."""
 
 
 class PostgresCheckpointStore(StoredReceiver):
-    """Implements CheckpointStore of `chain_kernel.ports`, too.
+    """Implements CheckpointStore of `chain_kernel.ports`.
 
     A save in the caller's transaction uses none of its own connections.
     """
+
+    keeps_place = True
 
     def __init__(self, config: CheckpointConfig) -> None:
         super().__init__(config)

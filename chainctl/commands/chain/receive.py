@@ -28,7 +28,7 @@ from chainctl.units import Span
 if TYPE_CHECKING:
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import GapSource, HeadReports
+    from chain_kernel.ports import CheckpointStore, GapSource
     from chainctl.commands.chain.journal import Journal, PayloadForm
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
@@ -283,7 +283,7 @@ async def _receiver(
     task: _Task,
     journal: Journal,
     source: GapSource,
-    reports: HeadReports | None,
+    reports: CheckpointStore | None,
 ) -> Receiver:
     """Return the receiver that continues after the journal; it closes what it is given."""
     from matcher_receiver import ChainFrames, Receiver
@@ -291,7 +291,7 @@ async def _receiver(
     try:
         start = await _place(source, journal, reports)
         config = task.config(settings, start)
-        return Receiver(config, ChainFrames(config, source), source, reports=reports)
+        return Receiver(config, ChainFrames(config, source), source, reports)
     except BaseException:
         await source.close()
         if reports is not None:
@@ -299,7 +299,9 @@ async def _receiver(
         raise
 
 
-async def _place(source: GapSource, journal: Journal, reports: HeadReports | None) -> Mark | None:
+async def _place(
+    source: GapSource, journal: Journal, reports: CheckpointStore | None
+) -> Mark | None:
     """Return the place after the journal's last row; None for a new journal.
 
     The row is compared with the database's, so that the journal of another database of the same
@@ -307,7 +309,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     since the next report replaces it. Raises InputError when it is another row; PrimaryBehind when
     the database is behind the journal and SealMismatch when seals differ: halts, which are stored.
     """
-    reported = None if reports is None else await reports.begin()
+    reported = None if reports is None else await reports.load()
     last = journal.last_row
     if last is None:
         return None
@@ -332,7 +334,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     return standing.mark
 
 
-async def _halt(reports: HeadReports | None, error: HaltError, at_id: int) -> NoReturn:
+async def _halt(reports: CheckpointStore | None, error: HaltError, at_id: int) -> NoReturn:
     """Store the halt where there is a place for it, and raise `error`."""
     from matcher_receiver.checkpoint import store_halt
 

@@ -35,21 +35,24 @@ _COMMIT_PART_OF_LEASE: Final = 0.8
 """A commit gives up before a standby takes over: it is never the standby that has to find out."""
 
 
-TUNING_FIELDS: Final = {
+SEQUENCER_FIELDS: Final = {
     "batch_rows": "batch_rows_max",
     "batch_bytes": "batch_bytes_max",
     "queue_bytes": "queue_bytes_max",
     "frame_bytes": "frame_bytes_max",
     "linger_seconds": "linger_seconds",
+    "key_window_rows": "key_window_rows",
     "lease_seconds": "lease_seconds",
+    "id_strategy": "id_strategy",
     "heartbeat_seconds": "heartbeat_seconds",
     "kafka_at_start": "kafka_at_start",
+    "when_kafka_is_away": "when_kafka_is_away",
     "kafka_away_seconds": "kafka_away_seconds",
     "recover_seconds": "recover_seconds",
     "stop_seconds": "stop_seconds",
     "connect_seconds": "connect_seconds",
 }
-"""The settings that go to a sequencer's tuning as they are, and their names there."""
+"""The settings that go to a sequencer as they are, and their names in its config or tuning."""
 
 
 class SequenceResult(Struct, frozen=True, kw_only=True):
@@ -139,7 +142,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )
 @http_option
 @json_option
-@uses_settings("database", "kafka", "owner", *TUNING_FIELDS, "log_format")
+@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
 def sequence(
     settings: Settings,
     chain_id: int,
@@ -222,6 +225,10 @@ def sequencer_config(
     """Return the config of a sequencer of `chain_id`. Raises SettingError."""
     from sequencer import SequencerConfig, SequencerTuning
 
+    given = {field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()}
+    tuning = {
+        field: given.pop(field) for field in given.keys() & {*SequencerTuning.__struct_fields__}
+    }
     return SequencerConfig(
         chain_id=chain_id,
         database=settings.database_dsn(),
@@ -229,13 +236,11 @@ def sequencer_config(
         name=owner_of(settings),
         unsafe_durability=unsafe_durability,
         standby=standby,
-        key_window_rows=settings.key_window_rows,
-        id_strategy=settings.id_strategy,
-        when_kafka_is_away=settings.when_kafka_is_away,
         tuning=SequencerTuning(
             commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
-            **{field: getattr(settings, name) for name, field in TUNING_FIELDS.items()},
+            **tuning,
         ),
+        **given,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.errors import SettingError
-from chainctl.commands.chain.sequence import TUNING_FIELDS, sequencer_config
+from chainctl.commands.chain.sequence import SEQUENCER_FIELDS, sequencer_config
 from chainctl.main import main
 from chainctl.settings import (
     SETTING_NAMES,
@@ -182,9 +182,11 @@ def test_sequencer_gets_every_setting_of_its_own_and_has_the_same_defaults() -> 
     settings = Settings(database=DSN, kafka="h:1")
     config = sequencer_config(settings, 1)
     plain = SequencerConfig(chain_id=1, database=DSN, kafka="h:1")
-    for name, field in TUNING_FIELDS.items():
-        tunings = getattr(config.tuning, field), getattr(plain.tuning, field)
-        assert tunings == (getattr(settings, name),) * 2, name
+    for name, field in SEQUENCER_FIELDS.items():
+        made, default = (
+            getattr(one if hasattr(one, field) else one.tuning, field) for one in (config, plain)
+        )
+        assert made == default == getattr(settings, name), name
     assert config.name.endswith(f":{os.getpid()}")
     changed = Settings(database=DSN, kafka="h:1", owner="pit", kafka_at_start="optional")
     assert sequencer_config(changed, 1).name == "pit"

@@ -37,16 +37,6 @@ class Lying(MemorySource):
         return CHAIN_ID
 
 
-class Reports(MemoryCheckpoints):
-    database_id = None
-
-    async def begin(self) -> None:
-        raise AssertionError("asked before it was compared")
-
-    def record_gap(self, gap: object) -> None:
-        raise AssertionError("told before it was compared")
-
-
 def of_another_chain() -> MemorySource:
     chain = make_chain([4])
     chain.chain_id = OTHER
@@ -75,14 +65,6 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "name of the checkpoints": (
         lambda _: {"checkpoints": MemoryCheckpoints(CHAIN_ID, "theirs")},
         "receiver of the checkpoints was 'theirs', expected 'mine', the receiver's name",
-    ),
-    "reports": (
-        lambda _: {"reports": Reports(OTHER, "mine")},
-        f"chain of the reports was {OTHER}, expected chain {CHAIN_ID}",
-    ),
-    "name of the reports": (
-        lambda _: {"reports": Reports(CHAIN_ID, "theirs")},
-        "receiver of the reports was 'theirs', expected 'mine', the receiver's name",
     ),
     "snapshots": (
         lambda folder: {"snapshots": _snapshots(folder)},

@@ -36,7 +36,7 @@ def config(**settings: Any) -> ReceiverConfig:
 
 
 def parts_of(receiver: Receiver) -> dict[str, object]:
-    names = ("frames", "gap_source", "checkpoints", "reports", "snapshots")
+    names = ("frames", "gap_source", "checkpoints", "snapshots")
     return {name: getattr(receiver, f"_{name}") for name in names}
 
 
@@ -47,7 +47,6 @@ def test_one_config_makes_all_parts() -> None:
     assert isinstance(parts["gap_source"], GapReader)
     assert isinstance(parts["checkpoints"], PostgresCheckpointStore)
     assert (parts["checkpoints"].chain_id, parts["checkpoints"].receiver) == (CHAIN_ID, "mine")
-    assert parts["reports"] is None
 
 
 def test_several_gap_databases_are_standbys_and_the_primary_last() -> None:
@@ -76,10 +75,9 @@ def test_settings_of_the_config_reach_the_parts() -> None:
 
 def test_place_that_is_kept_elsewhere_is_reported() -> None:
     parts = parts_of(open_receiver(config(checkpoint="reported")))
-    assert parts["checkpoints"] is None
-    assert isinstance(parts["reports"], PostgresHeadReports)
+    assert isinstance(parts["checkpoints"], PostgresHeadReports)
     nowhere = config(checkpoint="reported", database=None, gap_databases=(READER,))
-    assert parts_of(open_receiver(nowhere))["reports"] is None
+    assert parts_of(open_receiver(nowhere))["checkpoints"] is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_receiver_without_a_database_of_its_own_keeps_its_place_where_the_caller
     assert parts_of(open_receiver(started))["checkpoints"] is None
     checkpoints = MemoryCheckpoints(CHAIN_ID, "mine")
     made = parts_of(open_receiver(config(**nowhere), checkpoints=checkpoints))
-    assert (made["checkpoints"], made["reports"]) == (checkpoints, None)
+    assert made["checkpoints"] is checkpoints
 
 
 @virtual
