@@ -27,10 +27,10 @@ from starlette.routing import Route
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ConnectError, RetryError
-from chain_kernel.sql import OUTBOX_RELAY
 from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids
+from outbox.roles import OUTBOX_RELAY
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.app import MessageApp

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
+from chain_kernel.sql import OWNER
 from chainctl.schema.parts import PARTS
+from outbox.roles import ROLES_OF
 
 from ..test_permissions import _COLUMNS, table_below
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ROLES = {"Callback": CALLBACK_ROLES, "Decision": DECISION_ROLES}
+ROLES = {"Callback": ROLES_OF["callback"], "Decision": ROLES_OF["decision"]}
 
 
 @pytest.fixture(params=list(ROLES))
