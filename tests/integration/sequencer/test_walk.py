@@ -36,5 +36,5 @@ async def test_way_of_an_order_is_as_the_page_tells_it(
     )
     to_kafka, to_checkpoint = await walk.walk(chain.config, receiving)
     assert len(to_kafka) <= 18
-    assert len(to_checkpoint) <= 12
+    assert len(to_checkpoint) <= 11
     assert walk.ways_in(walk.PAGE.read_text()) == [set(to_kafka), set(to_checkpoint)]
