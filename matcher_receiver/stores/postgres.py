@@ -146,7 +146,7 @@ class StoredReceiver(ClosedAtExit):
         StillHalted for a receiver that has halted.
         """
         rows = await self._fetch("load")
-        row = rows[0] if rows else None
+        row: Any = rows[0] if rows else None
         require_version(row)
         self.database_id = UUID(row["database_id"])
         if row["held_by"] is not None:
