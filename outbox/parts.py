@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, lasting_refusal
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import OrderchainError, TopicError
-from chain_kernel.text import SummedLog, printable, reason_of
+from chain_kernel.tasks import uninterrupted
+from chain_kernel.text import SummedLog, reason_of
 from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
@@ -194,20 +194,3 @@ async def endless(
                 outage.log()
             outage.repeat(f"{name}: {reason_of(refusal or error)}")
         await asyncio.sleep(pauses.next_seconds())
-
-
-async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, even if the caller is cancelled meanwhile; then raise that.
-
-    Use it for work that must not stop half-way, and has deadlines of its own.
-    """
-    doing = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        while not doing.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([doing])
-        if not doing.cancelled() and (error := doing.exception()) is not None:
-            _log.warning("the end of what was cancelled: %s", printable(repr(error)))
-        raise

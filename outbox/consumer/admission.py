@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chain_kernel.tasks import uninterrupted
 from outbox.consumer.attempts import FreshAttempt, ParkedAttempt
 from outbox.consumer.decisions import InboxDecision, StoredDelivery, by_database, by_filter
 from outbox.consumer.inbox import AWAY
-from outbox.parts import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

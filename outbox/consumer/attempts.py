@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_kernel.clients.postgres import sqlstate_of
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import SummedLog, counted, printable
 from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import (
@@ -25,7 +26,6 @@ from outbox.consumer.inbox import (
     is_interruption,
     storable_error,
 )
-from outbox.parts import uninterrupted
 from outbox.records import APPLIED, RETRYING, Confirm, proof_of
 
 if TYPE_CHECKING:

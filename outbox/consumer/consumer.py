@@ -27,6 +27,7 @@ from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import Clock, SystemClock
 from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync, check_handler, result_of
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import printable, reason_of
 from chain_kernel.tracing import following
 from outbox.consumer.admission import Admission
@@ -38,7 +39,7 @@ from outbox.consumer.filters import Filter, MemoryFilter
 from outbox.consumer.in_hand import KeyQueues
 from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
 from outbox.consumer.record_source import DestinationRecords, RecordIntake
-from outbox.parts import Parts, uninterrupted
+from outbox.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
