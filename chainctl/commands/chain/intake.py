@@ -300,7 +300,7 @@ class TopicIntakeRun:
             epoch=sequencer.epoch,
             records=intake.records,
             rejects=intake.rejects,
-            orders=sequencer.rows,
+            orders=sequencer.orders,
             last_id=sequencer.head_persisted,
             seconds=self._stopwatch.seconds,
         )
