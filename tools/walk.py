@@ -35,6 +35,9 @@ PRODUCT: Final = frozenset({"chain_kernel", "sequencer", "matcher_receiver", "ga
 QUIET_SECONDS: Final = 3_600.0
 """Beats, of the lease and of an idle publisher, and polls of the head must not come in between."""
 
+OF_IDLE_CONNECTIONS: Final = frozenset({"Session._let_go", "close_connection"})
+"""An idle connection is closed when its time is over, which may be in between."""
+
 BEGIN: Final = "<!-- the way, by tools/walk.py -->"
 END: Final = "<!-- end of the way -->"
 
@@ -68,10 +71,10 @@ class Recorder:
         if event != "call" or not path.is_relative_to(ROOT):
             return
         name = path.relative_to(ROOT)
-        if name.parts[0] not in PRODUCT:
+        function = frame.f_code.co_qualname
+        if name.parts[0] not in PRODUCT or function in OF_IDLE_CONNECTIONS:
             return
         functions = self.way.setdefault(name.as_posix(), [])
-        function = frame.f_code.co_qualname
         if "<" not in function and function not in functions:
             functions.append(function)
 
