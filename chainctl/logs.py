@@ -6,18 +6,15 @@ import json
 import logging
 import sys
 import time
-from contextlib import nullcontext
 from copy import copy
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chain_kernel.text import printable
 from chainctl.exits import hide_secrets
 from chainctl.output import talk_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chainctl.settings import Settings
 
 PACKAGES: Final = (
@@ -34,12 +31,6 @@ PACKAGES: Final = (
 
 LINE_CHARACTERS_MAX: Final = 4_000
 """Bound of a record's message: longer than any of ours, so only foreign text can be cut."""
-
-SUMMARY_SECONDS: Final = 30.0
-"""How long a library's repeated line is counted before one line says how often it came."""
-
-KINDS_MAX: Final = 200
-"""Kinds of lines that are counted at a time. A library has some dozens; more are all shown."""
 
 _TRACEBACK_INDENT: Final = "  "
 """Before each line of a traceback: none of them can look like a record."""
@@ -73,7 +64,7 @@ def set_up_logging(settings: Settings, running: Subject | None = None) -> None:
         talk_through(formatter.talk)
     else:
         formatter = _TimedLine(settings.secrets(), running, with_tracebacks=is_debug)
-    handler = SummingHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -164,76 +155,3 @@ def _utc_text(seconds: float) -> str:
     """Return the time as ISO 8601 in UTC, to the millisecond."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
-
-
-class _Repeated:
-    """A kind of line of a library: since when it is counted, and how often it came since."""
-
-    def __init__(self, since: float, record: logging.LogRecord) -> None:
-        self.since = since
-        self.record = record
-        self.count = 0
-
-
-class SummingHandler(logging.StreamHandler[TextIO]):
-    """Writes records to stderr; what a library repeats is written once, then counted.
-
-    A client library logs each failed attempt: six lines a second while a broker is away. The next
-    ones become one line, "... repeated 180 times in 30 s", which is written with the first record
-    after that time, or at the end. Lines below warning and those of our packages are all written.
-    """
-
-    def __init__(
-        self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(stream)
-        self._now = now
-        self._kinds: dict[tuple[str, int, str], _Repeated] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write `record`, or count it where its kind was written in the last 30 s."""
-        now = self._now()
-        self._sum_up(now - SUMMARY_SECONDS)
-        if record.levelno < logging.WARNING or record.name.partition(".")[0] in PACKAGES:
-            super().emit(record)
-            return
-        kind = (record.name, record.levelno, str(record.msg))
-        counted = self._kinds.get(kind)
-        if counted is not None:
-            counted.count += 1
-            counted.record = record
-            return
-        if len(self._kinds) < KINDS_MAX:
-            self._kinds[kind] = _Repeated(now, record)
-        super().emit(record)
-
-    def close(self) -> None:
-        """Write the summaries that are due, and close."""
-        with self.lock or nullcontext():
-            self._sum_up(self._now())
-        super().close()
-
-    def _sum_up(self, since_max: float) -> None:
-        """Write how often those kinds came that are counted since `since_max` or earlier.
-
-        One that came is counted on; one that did not is shown in full when it comes next.
-        """
-        now = self._now()
-        for kind, counted in list(self._kinds.items()):
-            if counted.since > since_max:
-                continue
-            if counted.count:
-                super().emit(_summary(counted, now - counted.since))
-                self._kinds[kind] = _Repeated(now, counted.record)
-            else:
-                del self._kinds[kind]
-
-
-def _summary(counted: _Repeated, seconds: float) -> logging.LogRecord:
-    """Return a record that says how often the line came, with the newest one's text."""
-    record = copy(counted.record)
-    times = "once" if counted.count == 1 else f"{counted.count} times"
-    record.msg = f"{record.getMessage()} ... repeated {times} in {seconds:.0f} s"
-    record.args, record.exc_info = None, None
-    record.created = time.time()
-    return record

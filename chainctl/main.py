@@ -84,10 +84,12 @@ GROUPS: Final = {
 COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 _ROOMS: Final = {
-    "installation": ("doctor", "config", "completion"),
+    "doctor": ("doctor",),
+    "config": ("config", "completion"),
     "stack": ("stack",),
     "schema": ("schema", "grants"),
-    "status": ("status", "top", "leader", "step-down", "takeover"),
+    "status": ("status", "top"),
+    "leader": ("leader", "step-down", "takeover"),
     "receivers": ("receivers", "lag", "gaps", "unhalt"),
     "records": ("tail", "show", "rejects", "acts"),
     "sizes": ("sizes",),

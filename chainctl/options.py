@@ -24,7 +24,7 @@ from chainctl.settings import (
     form_of,
     load_settings,
     may_be_many,
-    owner_of,
+    name_of,
     variable_of,
 )
 from chainctl.units import Span
@@ -32,7 +32,7 @@ from chainctl.units import Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chainctl.settings import SourcedSettings
+    from chainctl.settings import Settings, SourcedSettings
 
 
 # -- examples of each command ----------------------------------------------------------------------
@@ -280,6 +280,9 @@ def unknown_command(name: str, known: Sequence[str]) -> str:
 SECRETS: Final = "chainctl.secrets"
 """Where the passwords of this call are kept in click's context, so that errors can hide them."""
 
+_SOURCED: Final = "chainctl.sourced"
+"""The key, in click's context, for the settings with their sources."""
+
 IS_DEBUG: Final = "chainctl.is_debug"
 """The key, in click's context, for whether errors show their traceback."""
 
@@ -398,25 +401,17 @@ def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
-            sourced = _taken(options, names)
-            return function(*args, settings=sourced.settings, **options)
+            return function(*args, settings=_taken(options, names), **options)
 
         return _with_flags(with_settings, names)
 
     return decorate
 
 
-def uses_sourced_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Do as `uses_settings`, but with the argument `sourced`, which shows where each came from."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def with_settings(*args: object, **options: Any) -> object:  # noqa: ANN401 - click's own
-            return function(*args, sourced=_taken(options, ()), **options)
-
-        return _with_flags(with_settings, names)
-
-    return decorate
+def sourced_settings() -> SourcedSettings:
+    """Return the settings of the command that runs, and where each came from."""
+    found: SourcedSettings = click.get_current_context().meta[_SOURCED]
+    return found
 
 
 def _with_flags(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
@@ -458,7 +453,7 @@ def _type_of(name: str) -> click.ParamType | None:  # type: ignore[type-arg] # s
     return click.Path() if name.endswith(("file", "_dir")) else None
 
 
-def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:
+def _taken(options: dict[str, Any], names: tuple[str, ...]) -> Settings:
     """Take the settings' flags out of `options`, and return the settings."""
     flags = {
         name.removeprefix(_SETTING): _text_of(options.pop(name))
@@ -469,14 +464,16 @@ def _taken(options: dict[str, Any], names: tuple[str, ...]) -> SourcedSettings:
     sourced = load_settings(flags, os.environ, config)
     context = click.get_current_context()
     meta = context.meta
-    meta[SECRETS] = sourced.settings.secrets()
-    meta[IS_DEBUG] = sourced.settings.log_level == "debug"
+    settings = sourced.settings
+    meta[_SOURCED] = sourced
+    meta[SECRETS] = settings.secrets()
+    meta[IS_DEBUG] = settings.log_level == "debug"
     running = None
     if "log_format" in names:
-        name = owner_of(sourced.settings) if "owner" in names else context.params.get("name")
+        name = name_of(settings) if "name" in names else context.params.get("name")
         running = Subject(context.params.get("chain_id"), name)
-    set_up_logging(sourced.settings, running)
-    return sourced
+    set_up_logging(settings, running)
+    return settings
 
 
 def _text_of(given: str | tuple[str, ...] | None) -> str | None:

@@ -374,10 +374,6 @@ SELECT (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
        current_setting('max_connections')::integer
        - current_setting('superuser_reserved_connections')::integer AS available
 
--- halts: the receivers of a chain, or of all, that have halted
-SELECT chain_id, receiver, reason, at_id FROM receiver_halt
- WHERE $1::integer IS NULL OR chain_id = $1 ORDER BY chain_id, receiver
-
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 

@@ -192,9 +192,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 1_000_000
     """`verify --keys` and `retention` use it too: give it to every command of a chain."""
-    owner: Annotated[str, Meta(max_length=200, description="name of the leader, for operators")] = (
-        ""
-    )
+    name: Annotated[str, Meta(max_length=200, description="name of the leader, for operators")] = ""
     """Without it, the host and the number of the process."""
     lease_seconds: Annotated[
         float,
@@ -371,9 +369,9 @@ def _hidden(_: str) -> str:
     return "***"
 
 
-def owner_of(settings: Settings) -> str:
+def name_of(settings: Settings) -> str:
     """Return the name by which a sequencer of this process leads."""
-    return settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}"
+    return settings.name or f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 
 def has_flag(name: str) -> bool:

@@ -120,20 +120,6 @@ class Book:
         (self._bids if order.side == BUY else self._asks).remove(order)
         return True
 
-    def reduce(self, order_no: str, quantity: int) -> int:
-        """Take up to `quantity` from a resting order; return what it could not give.
-
-        An order with nothing left is removed. All of `quantity` is returned when none rests.
-        """
-        order = self._orders.get(order_no)
-        if order is None:
-            return quantity
-        if order.quantity > quantity:
-            order.quantity -= quantity
-            return 0
-        self.remove(order_no)
-        return quantity - order.quantity
-
     def take(self, side: str, price_e4: int, quantity: int) -> list[Trade]:
         """Trade up to `quantity` for an arriving order of `side`, at `price_e4` or better.
 
@@ -151,13 +137,10 @@ class Book:
             given = min(quantity, oldest.quantity)
             quantity -= given
             fills.append(Trade(oldest.order_no, oldest.price_e4, given))
-            self.reduce(oldest.order_no, given)
+            oldest.quantity -= given
+            if not oldest.quantity:
+                self.remove(oldest.order_no)
         return fills
-
-    def best(self, side: str) -> int | None:
-        """Return the best price of a side, None when nothing rests there."""
-        ranked = self._bids if side == BUY else self._asks
-        return abs(ranked.ranks[-1]) if ranked.ranks else None
 
     def orders(self) -> list[RestingOrder]:
         """Return all resting orders: buys, then sells, each by priority.

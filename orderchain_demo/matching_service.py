@@ -1,6 +1,6 @@
 """The demo's matching service: a process that applies a chain received over a bad link.
 
-It keeps books (or what takes their place), writes a journal, and stores its state together with the
+It keeps books, writes a journal, and stores its state together with the
 receiver's checkpoint in one transaction. So it may be killed at any instant: the next start loads
 the stored state, cuts the journal back to it, and is handed the rows after it again.
 """
@@ -25,8 +25,8 @@ from chain_kernel.errors import CheckpointLost, OrderchainError
 from chain_kernel.sql import RECEIVER_WRITER, load_sql
 from chainctl.commands.chain.journal import Journal
 from chainctl.monitor_server import watched
-from orderchain_demo.handlers import HANDLERS
 from orderchain_demo.lossy_link import BadLink
+from orderchain_demo.matching import Matching
 from orderchain_demo.processes import (
     FinishCommand,
     MatchingFinished,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from chain_kernel.clients.postgres import Connection
     from chain_kernel.model import Run
     from matcher_receiver import Receiver
-    from orderchain_demo.handlers import PayloadHandler
     from orderchain_demo.processes import ChildCommand
 
 
@@ -57,7 +56,7 @@ STATEMENT_SECONDS: Final = 30.0
 
 
 class StoredState(Struct, frozen=True, kw_only=True):
-    """A handler's state, and its place in the chain."""
+    """The state of the books, and its place in the chain."""
 
     head: int
     """Id of the last row that is in it; the checkpoint has the same."""
@@ -66,7 +65,7 @@ class StoredState(Struct, frozen=True, kw_only=True):
     journal_bytes: int
     """Length of the journal that ends with the same row."""
     state: bytes
-    """What the handler has dumped."""
+    """As `Matching.dump` has it."""
 
 
 class StateStore:
@@ -168,15 +167,15 @@ async def run_matching(pipe: Pipe) -> None:
     """Do the job that the demo gives."""
     job = await pipe.job(MatchingJob)
     async with open_state_store(job.database, job.chain_id, job.receiver) as store:
-        handler = HANDLERS[job.handler]()
+        matching = Matching()
         stored = await store.load()
         if stored is not None:
-            handler.load(stored.state)
+            matching.load(stored.state)
         cut = cut_back(Path(job.journal), stored.journal_bytes if stored else 0)
         pipe.report(MatchingResumed(head=stored.head if stored else 0, journal_rows_cut=cut))
         with Journal(Path(job.journal), job.chain_id) as journal:
             journal.start()
-            await MatchingService(job, pipe, store, handler, journal).run(stored)
+            await MatchingService(job, pipe, store, matching, journal).run(stored)
 
 
 class MatchingService:
@@ -187,13 +186,13 @@ class MatchingService:
         job: MatchingJob,
         pipe: Pipe,
         store: StateStore,
-        handler: PayloadHandler,
+        matching: Matching,
         journal: Journal,
     ) -> None:
         self._job = job
         self._pipe = pipe
         self._store = store
-        self._handler = handler
+        self._matching = matching
         self._journal = journal
         self._link = _lossy_link(job)
         self._head = 0
@@ -251,8 +250,8 @@ class MatchingService:
             MatchingFinished(
                 delivered=self._delivered(receiver),
                 last_gap_shown_by=_last_cause(receiver),
-                counters=self._handler.counters(),
-                digest=self._handler.digest(),
+                counters=self._matching.counters(),
+                digest=self._matching.digest(),
             )
         )
 
@@ -260,7 +259,7 @@ class MatchingService:
         """Write a run to the journal and apply it."""
         self._first_at = self._first_at or time.monotonic()
         self._journal.append(run.events)
-        self._handler.apply(map(_payload_of, run.events))
+        self._matching.apply(map(_payload_of, run.events))
         rows = len(run.events)
         self._head = run.last_id
         self._rows += rows
@@ -283,7 +282,7 @@ class MatchingService:
             head=self._head,
             events=self._events,
             journal_bytes=synced_length(Path(self._job.journal)),
-            state=self._handler.dump(),
+            state=self._matching.dump(),
         )
         await self._store.save(receiver, run, state)
         self._unsaved, self._unsaved_rows = None, 0

@@ -9,30 +9,20 @@ Python promises to keep, and no arithmetic beyond that of integers and single pr
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
-from chain_kernel.errors import OrderchainError
 from orderchain_demo.book import BUY, SELL
-from orderchain_demo.handlers import CANCEL, HANDLERS, NEW, PayloadHandler, handler_kind
-from sequencer.intake.file import FileIntake, FileOptions
+from orderchain_demo.matching import CANCEL, NEW, Matching
+from sequencer.intake.file import FileOptions, OrderFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from orderchain_demo import DemoOptions
-    from sequencer.intake.file import Portion
-
-# -- the generated flow ----------------------------------------------------------------------------
+    from collections.abc import Iterator
 
 COLUMNS: Final = ("ts_ms", "symbol", "action", "order_no", "side", "price_e4", "qty")
 
@@ -146,9 +136,7 @@ def _cancel(live: list[FlowOrder], index: int, ts_ms: int) -> FlowOrder:
     return order._replace(ts_ms=ts_ms, action=CANCEL)
 
 
-def write_order_flow(
-    file: IO[str], seed: int, orders: int, on_rows: Callable[[int], None] | None = None
-) -> None:
+def write_order_flow(file: IO[str], seed: int, orders: int, on_rows: Callable[[int], None]) -> None:
     """Write the flow as CSV with a header, in pieces: memory does not grow with `orders`.
 
     After each piece, `on_rows` gets the number of rows written; what it raises ends the work.
@@ -159,23 +147,18 @@ def write_order_flow(
     while piece := list(islice(flow, _PIECE_ROWS)):
         file.writelines(",".join(map(str, order)) + "\n" for order in piece)
         written += len(piece)
-        if on_rows is not None:
-            on_rows(written)
+        on_rows(written)
 
-
-# -- the same orders applied straight from the input: the state that the service must reach --------
 
 PORTION_ROWS: Final = 5_000
 """Rows read at once. It bounds the memory, and the reaction time to Ctrl-C."""
 
 
 class ExpectedState(Struct, frozen=True, kw_only=True):
-    """An input as read, and what a handler made of it."""
+    """An input as read, and what matching made of it."""
 
     rows: int
     last_key: str
-    handler: str
-    """Which of `HANDLERS` the columns asked for."""
     counters: dict[str, int]
     digest: str
 
@@ -186,33 +169,17 @@ def expected_state(path: Path, on_rows: Callable[[int], None]) -> ExpectedState:
     After each portion, `on_rows` gets the number of rows done; what it raises ends the work.
     Raises InputError, which names the line, for a file that cannot be read to its end.
     """
-    handler: PayloadHandler | None = None
-    kind, rows, last_key = "", 0, ""
-    with FileIntake(path, FileOptions()) as intake:
-        for portion in _portions(intake):
-            if handler is None:
-                kind = handler_kind(msgspec.msgpack.decode(portion.orders[0].payload))
-                handler = HANDLERS[kind]()
-            handler.apply(order.payload for order in portion.orders)
+    matching = Matching()
+    rows, last_key = 0, ""
+    with OrderFile(path, FileOptions()) as intake:
+        while (portion := intake.read(PORTION_ROWS)) is not None:
+            matching.apply(order.payload for order in portion.orders)
             rows, last_key = portion.mark.position, portion.orders[-1].key
             on_rows(rows)
-    if handler is None:
-        raise ValueError("an intake without rows refuses them")
     return ExpectedState(
-        rows=rows,
-        last_key=last_key,
-        handler=kind,
-        counters=handler.counters(),
-        digest=handler.digest(),
+        rows=rows, last_key=last_key, counters=matching.counters(), digest=matching.digest()
     )
 
-
-def _portions(intake: FileIntake) -> Iterator[Portion]:
-    while (portion := intake.read(PORTION_ROWS)) is not None:
-        yield portion
-
-
-# -- both, in the background -----------------------------------------------------------------------
 
 FLOW_NAME: Final = "orders.csv"
 
@@ -225,50 +192,20 @@ class DemoInput(Struct, frozen=True, kw_only=True):
     """What its orders come to when they are applied straight."""
 
 
-def _show_nothing(rows: float, note: str) -> None:
-    """Nobody looks."""
+Show = Callable[[float, str], None]
+"""Gets the rows generated and read so far, and which of the two is under way."""
 
 
-class _Stopped(OrderchainError):
-    """The demo ends before the input was read."""
-
-
-def check_input(path: Path) -> None:
-    """Read the first row of `path`. Raises InputError: most wrong files show at once."""
-    with FileIntake(path, FileOptions()) as intake:
-        intake.read(1)
-
-
-@contextmanager
-def input_in_background(
-    options: DemoOptions, folder: Path, show: Callable[[float, str], None] = _show_nothing
-) -> Iterator[Future[DemoInput]]:
-    """Generate and read the input in the background, while the block does something else.
-
-    In that thread, `show` gets the rows generated and read so far, and which of the two it does.
-    The future raises InputError, which names the line, when a row cannot be read. Leaving the block
-    ends the work, if it is still under way.
-    """
-    stopped = threading.Event()
-
-    def shown(rows: float, note: str) -> None:
-        if stopped.is_set():
-            raise _Stopped("stopped")
-        show(rows, note)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="demo-input") as executor:
-        try:
-            yield executor.submit(_prepare, options, folder, shown)
-        finally:
-            stopped.set()
-
-
-def _prepare(options: DemoOptions, folder: Path, show: Callable[[float, str], None]) -> DemoInput:
-    path, generated = options.input, 0
-    if path is None:
-        path, generated = folder / FLOW_NAME, options.orders
-        with path.open("w", encoding="utf-8", newline="") as file:
-            write_order_flow(file, options.seed, generated, lambda rows: show(rows, "generated"))
+def read_input(path: Path, show: Show) -> DemoInput:
+    """Read a file to its end. Raises InputError, which names the line, where that cannot be."""
     path = path.absolute()
-    expected = expected_state(path, lambda rows: show(generated + rows, "applied straight"))
+    expected = expected_state(path, lambda rows: show(rows, "applied straight"))
     return DemoInput(path=path, expected=expected)
+
+
+def generated_input(folder: Path, seed: int, orders: int, show: Show) -> DemoInput:
+    """Write a flow into `folder`, and read it."""
+    path = folder / FLOW_NAME
+    with path.open("w", encoding="utf-8", newline="") as file:
+        write_order_flow(file, seed, orders, lambda rows: show(rows, "generated"))
+    return read_input(path, lambda rows, note: show(orders + rows, note))

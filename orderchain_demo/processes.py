@@ -14,7 +14,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -36,22 +36,6 @@ LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The longest line: reports have a few dozen numbers, and Spark's a sample of what it found."""
 
 
-class SequencingJob(Struct, frozen=True, kw_only=True):
-    """What the sequencing process is to do."""
-
-    database: str
-    kafka: str
-    chain_id: int
-    input: str
-    """Path of the file whose rows are the orders."""
-    batch_rows: int
-    """Rows of one commit, and of one frame."""
-    pause_at_row: int
-    """It stops after this row until the command to go on."""
-    http: Address | None = None
-    """Where it serves its metrics."""
-
-
 class MatchingJob(Struct, frozen=True, kw_only=True):
     """What the matching service is to do."""
 
@@ -62,8 +46,6 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     receiver: str
     """Name under which the checkpoint is stored."""
     topic: str
-    handler: str
-    """One of `orderchain_demo.handlers.HANDLERS`."""
     journal: str
     """Path of the journal that is written."""
     faults: LinkFaults
@@ -84,10 +66,6 @@ class CheckingJob(Struct, frozen=True, kw_only=True):
     """Whether Spark is tuned for a run that lasts."""
 
 
-class ContinueCommand(Struct, frozen=True, tag=True):
-    """To the sequencing service, which waits after each part: sequence the second, then close."""
-
-
 class FinishCommand(Struct, frozen=True, tag=True):
     """To the matching service: the chain ends here. Save, and end once this id is processed."""
 
@@ -103,26 +81,7 @@ class VerifyCommand(Struct, frozen=True, kw_only=True, tag=True):
     """Path of the journal."""
 
 
-ChildCommand = ContinueCommand | FinishCommand | VerifyCommand
-
-
-Stage = Literal["under way", "first part", "all", "closed"]
-
-
-class SequencingProgress(Struct, frozen=True, kw_only=True, tag=True):
-    """From the sequencing service: its progress at intervals, and when it waits or has ended."""
-
-    stage: Stage
-    """What is done: after `first part` and `all` it waits for the command to go on, and sends
-    heartbeats meanwhile."""
-
-    rows: int
-    first_id: int
-    last_id: int
-    frames: int
-    """Frames with rows that Kafka has acknowledged."""
-    seconds: float
-    """Time spent on sequencing; waiting does not count."""
+ChildCommand = FinishCommand | VerifyCommand
 
 
 class ReceiverCounters(Addable, kw_only=True):
@@ -203,8 +162,7 @@ class SparkReport(Struct, frozen=True, kw_only=True, tag=True):
 
 
 ChildReport = (
-    SequencingProgress
-    | MatchingLive
+    MatchingLive
     | MatchingResumed
     | MatchingProgress
     | MatchingFinished
@@ -289,7 +247,7 @@ class Child:
         had reported before is taken in.
         """
         try:
-            while not self._is_over():
+            while self.last(MatchingFinished) is None:
                 report = await self.report()
                 self._reports[type(report)] = report
                 changed.set()
@@ -297,11 +255,6 @@ class Child:
         except ChildDied:
             if not self._is_killed:
                 raise
-
-    def _is_over(self) -> bool:
-        sequenced = self.last(SequencingProgress)
-        has_closed = sequenced is not None and sequenced.stage == "closed"
-        return has_closed or self.last(MatchingFinished) is not None
 
     async def send(self, command: ChildCommand) -> None:
         """Give the process a command."""

@@ -17,8 +17,8 @@ from chainctl.output import Stopwatch, progress, talk
 from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
 from local_stack.last_demo import FOLDER, LastDemo, leave_demo
-from orderchain_demo.preparation import DemoInput, check_input, input_in_background
-from orderchain_demo.scenario import ChainSetup, Plan, ScenarioOutcome, run_scenario, set_up_chain
+from orderchain_demo.preparation import DemoInput, generated_input, read_input
+from orderchain_demo.scenario import Plan, ScenarioOutcome, run_scenario, set_up_chain
 from orderchain_demo.spark_check import STEPS, checker
 from orderchain_demo.summary import Summary, summarize
 
@@ -41,11 +41,12 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     OrderchainError when it could not be completed.
     """
     watch = Stopwatch()
-    if options.input is not None:
-        check_input(options.input)
+    given = _given_input(options)
     with one_loop() as loop, checker(loop, options) as check:
         with _demo_folder(stack) as folder:
-            setup, demo_input = _prepare(stack, options, folder)
+            demo_input = given or _generated_input(options, folder)
+            stack.up(talk)
+            setup = run_async(set_up_chain(stack))
         plan = Plan(
             setup=setup,
             demo_input=demo_input,
@@ -60,19 +61,20 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
     return summarize(plan, options, outcome, report, commands=commands, phases=phases)
 
 
-def _prepare(stack: LocalStack, options: DemoOptions, folder: Path) -> tuple[ChainSetup, DemoInput]:
-    """Start the servers while the input is generated or read; make a chain."""
-    what, reads = ("Reading the input", 1) if options.input else ("Generating orders", 2)
-    talk(f"{what}, starting the servers")
-    total = None if options.input else reads * options.orders
-    with (
-        progress("input", total) as bar,
-        input_in_background(options, folder, bar.move_to) as preparation,
-    ):
-        stack.up(talk)
-        demo_input = preparation.result()
-        bar.move_to(reads * demo_input.expected.rows, "making a chain")
-        return run_async(set_up_chain(stack)), demo_input
+def _given_input(options: DemoOptions) -> DemoInput | None:
+    """Read the file that was given, before anything is made or started."""
+    if options.input is None:
+        return None
+    with progress("input", None) as bar:
+        given = read_input(options.input, bar.move_to)
+    talk(f"Read {counted(given.expected.rows, 'order')}")
+    return given
+
+
+def _generated_input(options: DemoOptions, folder: Path) -> DemoInput:
+    talk("Generating orders")
+    with progress("input", 2 * options.orders) as bar:  # each is written, and read
+        return generated_input(folder, options.seed, options.orders, bar.move_to)
 
 
 def _perform(

@@ -2,7 +2,8 @@
 
 Nothing in it is left to chance. The matching service is killed while the first part is sequenced,
 because the second part is sequenced only when the service is live again; and the last frame of the
-chain is lost live, because it belongs to the second part.
+chain is lost live, because it belongs to the second part. The sequencer stays open until the
+service has processed the last row: its heartbeats show that the last frame is missing.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ from chain_kernel.sql import AUDITOR, GAP_READER, OWNER, RECEIVER_WRITER, SEQUEN
 from chain_kernel.text import counted
 from chainctl.admin import apply_schema, create_chain
 from chainctl.database import connected_to
-from chainctl.monitor_server import Address
+from chainctl.monitor_server import Address, watched
 from chainctl.output import talk
 from chainctl.settings import Settings
 from orderchain_demo.lossy_link import LinkFaults
 from orderchain_demo.preparation import DemoInput
 from orderchain_demo.processes import (
     Child,
-    ContinueCommand,
     FinishCommand,
     MatchingFinished,
     MatchingJob,
     MatchingLive,
     MatchingProgress,
     MatchingResumed,
-    SequencingJob,
-    SequencingProgress,
 )
+from orderchain_demo.sequencing import RowsUnderWay, Sequenced
+from sequencer.intake.file import FileOptions, OrderFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from chainctl.database import Connection
     from chainctl.output import ProgressBar
     from local_stack import LocalStack
-    from orderchain_demo.processes import Stage
+    from sequencer import SequencerConfig
 
 
 SQL: Final = load_sql("orderchain_demo", "queries.sql")
@@ -145,6 +145,23 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.demo_input.expected.rows
 
     @property
+    def batch_rows(self) -> int:
+        """Rows of one commit, and of one frame."""
+        return min(max(self.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX)
+
+    def sequencer(self) -> SequencerConfig:
+        """Return how the sequencer of the demo runs."""
+        from sequencer import SequencerConfig, SequencerTuning
+
+        return SequencerConfig(
+            chain_id=self.setup.chain_id,
+            database=self.setup.sequencer_database,
+            kafka=self.setup.kafka,
+            name="chainctl demo",
+            tuning=SequencerTuning(batch_rows_max=self.batch_rows),
+        )
+
+    @property
     def pause_at_row(self) -> int:
         """Last row of the first part."""
         return max(1, self.rows // 2)
@@ -176,7 +193,7 @@ class ServiceLife(Struct, frozen=True, kw_only=True):
 class ScenarioOutcome(Struct, frozen=True, kw_only=True):
     """How the scenario ended: everything is delivered."""
 
-    sequenced: SequencingProgress
+    sequenced: Sequenced
     lives: list[ServiceLife]
     finished: MatchingFinished
 
@@ -202,27 +219,47 @@ class _Scenario:
         self._listeners = listeners
         self._changed = asyncio.Event()
         self._lives: list[Child] = []
-        self._sequencing: Child | None = None
+        self._sequencing: RowsUnderWay | None = None
 
     async def run(self) -> ScenarioOutcome:
+        from sequencer import open_sequencer
+
+        plan = self._plan
         first = await self._start_matching()
         await self._until(lambda: first.last(MatchingLive), "the matching service to be live")
-        sequencing = self._sequencing = await self._start_sequencing()
+        with OrderFile(plan.demo_input.path, FileOptions()) as intake:
+            async with watched(plan.http) as watch, open_sequencer(plan.sequencer()) as sequencer:
+                watch.add(sequencer)
+                rows = RowsUnderWay(intake, sequencer, plan.batch_rows, self._changed.set)
+                self._sequencing = rows
+                # Its tasks end before the sequencer closes, which would fail them.
+                async with asyncio.TaskGroup() as parts:
+                    second, finished = await self._deliver(first, rows, parts)
+        lives = [_life(first, first.last(MatchingProgress)), _life(second, finished.delivered)]
+        return ScenarioOutcome(sequenced=rows.sequenced(), lives=lives, finished=finished)
+
+    async def _deliver(
+        self, first: Child, rows: RowsUnderWay, parts: asyncio.TaskGroup
+    ) -> tuple[Child, MatchingFinished]:
+        """Sequence both parts, and kill the first service meanwhile; return the second one."""
+
+        def begin(until_row: int | None) -> asyncio.Task[None]:
+            task = parts.create_task(rows.part(until_row), name=f"rows up to {until_row}")
+            task.add_done_callback(lambda _: self._changed.set())
+            return task
+
+        first_part = begin(self._plan.pause_at_row)
         await self._kill(first)
         second = await self._start_matching()
         await self._until(
             lambda: second.last(MatchingLive), "the matching service to be live again"
         )
-        await self._until(lambda: _at(sequencing, "first part"), "the first part to be sequenced")
-        await sequencing.send(ContinueCommand())
-        head = await self._until(lambda: _at(sequencing, "all"), "the second part to be sequenced")
-        await second.send(FinishCommand(head.last_id))
-        awaited = f"the delivery of id {head.last_id}"
-        finished = await self._until(lambda: second.last(MatchingFinished), awaited)
-        await sequencing.send(ContinueCommand())
-        sequenced = await self._until(lambda: _at(sequencing, "closed"), "the sequencer to close")
-        lives = [_life(first, first.last(MatchingProgress)), _life(second, finished.delivered)]
-        return ScenarioOutcome(sequenced=sequenced, lives=lives, finished=finished)
+        await self._until(lambda: first_part.done() or None, "the first part to be sequenced")
+        second_part = begin(None)
+        await self._until(lambda: second_part.done() or None, "the second part to be sequenced")
+        await second.send(FinishCommand(rows.last_id))
+        awaited = f"the delivery of id {rows.last_id}"
+        return second, await self._until(lambda: second.last(MatchingFinished), awaited)
 
     async def _kill(self, matching: Child) -> None:
         """Kill the matching service once it has stored something, and works on more."""
@@ -241,7 +278,6 @@ class _Scenario:
             chain_id=setup.chain_id,
             topic=setup.topic,
             receiver=RECEIVER,
-            handler=plan.demo_input.expected.handler,
             journal=str(plan.journal),
             faults=plan.faults,
             last_key=plan.demo_input.expected.last_key,
@@ -249,27 +285,11 @@ class _Scenario:
             save_rows=plan.save_rows,
             http=None if plan.http is None else Address(plan.http.host, plan.http.port + 1),
         )
-        child = await self._start("matching service", "orderchain_demo.matching_service", job)
-        self._lives.append(child)
-        return child
-
-    async def _start_sequencing(self) -> Child:
-        plan, setup = self._plan, self._plan.setup
-        job = SequencingJob(
-            database=setup.sequencer_database,
-            kafka=setup.kafka,
-            chain_id=setup.chain_id,
-            input=str(plan.demo_input.path),
-            batch_rows=min(max(plan.rows // FRAMES_WANTED, 1), BATCH_ROWS_MAX),
-            pause_at_row=plan.pause_at_row,
-            http=plan.http,
-        )
-        return await self._start("sequencing service", "orderchain_demo.sequencing_service", job)
-
-    async def _start(self, name: str, module: str, job: Struct) -> Child:
-        child = await Child.start(name, module, job)
+        name = "matching service"
+        child = await Child.start(name, "orderchain_demo.matching_service", job)
         self._exits.push_async_callback(child.stop)
         self._listeners.create_task(child.listen(self._changed), name=f"reports of the {name}")
+        self._lives.append(child)
         return child
 
     async def _until(self, find: Callable[[], _T | None], awaited: str) -> _T:
@@ -293,9 +313,8 @@ class _Scenario:
 
     def _rows_moved(self) -> tuple[int, int]:
         """Return rows sequenced and delivered, and show them."""
-        sequenced = self._sequencing.last(SequencingProgress) if self._sequencing else None
         reports = [life.last(MatchingProgress) for life in self._lives]
-        rows = sequenced.rows if sequenced else 0
+        rows = self._sequencing.rows if self._sequencing else 0
         # The last life that has reported: a new one must not seem to begin at nothing.
         delivered = next((report.events for report in reversed(reports) if report), 0)
         self._bar.move_to(delivered, f"delivered, {rows:,} sequenced")
@@ -308,12 +327,6 @@ def _reached(matching: Child, row: int) -> MatchingProgress | None:
     if delivered is None or delivered.events < row or not delivered.saves:
         return None
     return delivered
-
-
-def _at(sequencing: Child, stage: Stage) -> SequencingProgress | None:
-    """Return the report of the sequencing service once it has reached `stage`."""
-    sequenced = sequencing.last(SequencingProgress)
-    return sequenced if sequenced is not None and sequenced.stage == stage else None
 
 
 def _life(child: Child, delivered: MatchingProgress | None) -> ServiceLife:

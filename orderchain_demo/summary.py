@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from chain_kernel.text import counted
-from orderchain_demo.handlers import HANDLERS
 from orderchain_demo.lossy_link import LinkCounters
 from orderchain_demo.processes import ReceiverCounters
 from orderchain_demo.spark_check import objections
@@ -30,8 +29,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     chain: int
     input: str
     seed: int
-    handler: str
-    """What processed the orders; chosen by the input's columns."""
     orders: int
     first_id: int
     last_id: int
@@ -83,7 +80,6 @@ def summarize(
         chain=plan.setup.chain_id,
         input=str(plan.demo_input.path),
         seed=options.seed,
-        handler=HANDLERS[expected.handler].name,
         orders=expected.rows,
         first_id=outcome.sequenced.first_id,
         last_id=outcome.sequenced.last_id,
@@ -140,7 +136,6 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     digests = "equal" if is_same else "DIFFERENT"
     return [
         ("orders sequenced", f"{summary.orders:,} (chain {summary.chain}, seed {summary.seed})"),
-        ("worked off by", summary.handler),
         ("frames sent", f"{summary.frames_sent:,}"),
         ("frames dropped", f"{link.dropped:,} of {link.frames:,} that came while it was alive"),
         ("the last frame", _last_frame(summary)),

@@ -1,6 +1,8 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
 from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
+from sequencer.intake.file import FileOptions
+from sequencer.intake.files import FileIntake, FileIntakeStats
 from sequencer.intake.reader import check_intake_topic
 from sequencer.intake.topic import TopicIntake, TopicIntakeStats
 from sequencer.order import Ack, Order
@@ -10,6 +12,9 @@ from sequencer.submission import Refusal
 
 __all__ = [
     "Ack",
+    "FileIntake",
+    "FileIntakeStats",
+    "FileOptions",
     "Order",
     "Refusal",
     "Sequencer",

@@ -27,7 +27,6 @@ NIGHTLY: Final = {
     "integration/chainctl/commands/verifier/test_repair.py": "every reason to refuse",
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
     "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",
-    "integration/chainctl/test_five_states.py": "runbooks",
     "integration/chainctl/test_states.py": "runbooks",
     "integration/chainctl/test_states_outbox.py": "runbooks",
     "integration/chainctl/test_secured.py": "TLS and logins in every command",

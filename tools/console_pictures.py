@@ -192,7 +192,7 @@ async def dead_leader(world: World, chain: int) -> None:
     os.write(write, b"symbol\n" + b"ALPHA\n" * 6_508)
     name = ("--input", "-", "--input-name", "orders.csv", "--format", "csv")
     leader = await world.start(
-        "sequence", "--chain", chain, "--owner", "seq-c.fra:4103", *name, stdin=read
+        "sequence", "--chain", chain, "--name", "seq-c.fra:4103", *name, stdin=read
     )
     await until(world, f"SELECT last_id FROM chain_head WHERE chain_id = {chain}")  # noqa: S608
     leader.kill()

@@ -29,8 +29,17 @@ from chainctl.options import (
     uses_settings,
     watch_option,
 )
-from chainctl.output import data_json, repeated, table, talk
+from chainctl.output import data_json, repeated, talk
 from chainctl.units import Span
+from chainctl.views import (
+    AGREEING,
+    GapLine,
+    GapSum,
+    ReceiverLine,
+    read_agreements,
+    read_receivers,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,32 +50,12 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-AGREEING: Final = {"yes", "archived"}
-"""Standings of a checkpoint that are no contradiction."""
-
 # -- lag ------------------------------------------------------------------------------------------
 
 _LAG_COLUMNS: Final = (
     "receiver", "head_delivered", "behind_ids", "behind_rows", "behind_seconds", "updated",
     "halted",
 )  # fmt: skip
-
-
-class LagLine(Struct, frozen=True, kw_only=True):
-    """One receiver, as it is written out."""
-
-    receiver: str
-    head_delivered: int
-    """Its checkpoint, stored or reported: it does not include what was handed on since."""
-    behind_ids: int
-    behind_rows: int
-    """Rows of the batches after its checkpoint; a batch that it has begun counts whole."""
-    behind_seconds: float
-    """Age of the first batch that its checkpoint does not cover, by the database's clock; 0 when
-    all are covered."""
-    updated: str
-    halted: str
-    """Why it has halted; empty while it has not."""
 
 
 class LagBounds(Struct, frozen=True, kw_only=True):
@@ -80,7 +69,7 @@ class LagBounds(Struct, frozen=True, kw_only=True):
         """Whether there is a bound at all."""
         return self.seconds is not None or self.rows is not None
 
-    def broken_by(self, line: LagLine) -> str | None:
+    def broken_by(self, line: ReceiverLine) -> str | None:
         """Return why `line` is outside the bounds; None when it is within. A halt is outside."""
         if line.halted:
             return f"has halted: {line.halted}"
@@ -123,11 +112,7 @@ def lag(
 
     def show() -> ExitCode:
         lines = run_async(_lag(settings, chain_id, name))
-        if as_json:
-            data_json(lines)
-        else:
-            names = _LAG_COLUMNS
-            table(names, [tuple(getattr(line, column) for column in names) for line in lines])
+        write(_LAG_COLUMNS, lines, as_json=as_json)
         if not bounds.is_given:
             return ExitCode.CLEAN
         broken = [(line.receiver, why) for line in lines if (why := bounds.broken_by(line))]
@@ -140,25 +125,12 @@ def lag(
     return repeated(watch_seconds, show)
 
 
-async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[LagLine]:
+async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[ReceiverLine]:
     async with looking(settings, chain_id) as connection:
-        rows = await connection.fetch(SQL["lag"], chain_id, name)
-    if name is not None and not rows:
+        lines = await read_receivers(connection, chain_id, name)
+    if name is not None and not lines:
         raise _unknown(chain_id, name)
-    return [LagLine(**lag_of(row)) for row in rows]
-
-
-def lag_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the statement `lag` as it is written out."""
-    return {
-        "receiver": row["receiver"],
-        "head_delivered": row["head_delivered"],
-        "behind_ids": row["behind_ids"],
-        "behind_rows": row["behind_rows"],
-        "behind_seconds": round(row["behind_seconds"], 3),
-        "updated": utc(row["updated_at"]),
-        "halted": row["halted"],
-    }
+    return lines
 
 
 # -- gaps -----------------------------------------------------------------------------------------
@@ -166,38 +138,6 @@ def lag_of(row: Mapping[str, Any]) -> dict[str, Any]:
 _GAP_COLUMNS: Final = (
     "receiver", "after_id", "until_id", "rows", "cause", "source", "outcome", "found", "seconds",
 )  # fmt: skip
-_SUM_COLUMNS: Final = ("receiver", "cause", "outcome", "gaps", "rows", "seconds", "last_found")
-
-
-class GapLine(Struct, frozen=True, kw_only=True):
-    """One gap, as it is written out."""
-
-    receiver: str
-    after_id: int
-    """The last row before it; exclusive."""
-    until_id: int
-    """The last row of it; inclusive."""
-    rows: int
-    cause: str
-    source: str
-    outcome: str
-    """`filled`; `open`; or why it is neither: `missing`, `archived`, `not yet readable`,
-    `interrupted`."""
-    found: str
-    seconds: float
-
-
-class GapSum(Struct, frozen=True, kw_only=True):
-    """The gaps of one receiver that have the same cause and outcome."""
-
-    receiver: str
-    cause: str
-    outcome: str
-    gaps: int
-    rows: int
-    seconds: float
-    """How long their fills took together."""
-    last_found: str
 
 
 @click.command(cls=Command)
@@ -226,14 +166,11 @@ def gaps(
     Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
     there.
     """
-    columns = _SUM_COLUMNS if is_summed else _GAP_COLUMNS
+    columns = GapSum.__struct_fields__ if is_summed else _GAP_COLUMNS
 
     def show() -> None:
         lines = run_async(_gaps(settings, chain_id, chosen, is_summed=is_summed))
-        if as_json:
-            data_json(lines)
-            return
-        table(columns, [tuple(getattr(line, column) for column in columns) for line in lines])
+        write(columns, lines, as_json=as_json)
 
     repeated(watch_seconds, show)
 
@@ -244,34 +181,9 @@ async def _gaps(
     filters = (chain_id, chosen["name"], chosen["is_open"], chosen["since_seconds"])
     async with looking(settings, chain_id) as connection:
         if is_summed:
-            rows = await connection.fetch(SQL["gap_sums"], *filters)
-            return [
-                GapSum(
-                    **{
-                        name: row[name] for name in ("receiver", "cause", "outcome", "gaps", "rows")
-                    },
-                    seconds=round(row["seconds"], 6),
-                    last_found=utc(row["last_found"]),
-                )
-                for row in rows
-            ]
+            return list(map(GapSum.of, await connection.fetch(SQL["gap_sums"], *filters)))
         rows = await connection.fetch(SQL["gaps"], *filters, chosen["limit"])
-    return [GapLine(**gap_of(row)) for row in rows]
-
-
-def gap_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the statement `gaps` as it is written out."""
-    return {
-        "receiver": row["receiver"],
-        "after_id": row["after_id"],
-        "until_id": row["until_id"],
-        "rows": row["row_count"],
-        "cause": row["cause"],
-        "source": row["source"],
-        "outcome": row["outcome"],
-        "found": utc(row["found_at"]),
-        "seconds": round(row["duration"].total_seconds(), 6),
-    }
+    return list(map(GapLine.of, rows))
 
 
 # -- acts -----------------------------------------------------------------------------------------
@@ -309,14 +221,10 @@ def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_jso
         "receiver", "head_delivered", "checkpoint", "agrees", "behind_rows", "updated", "halted",
     )  # fmt: skip
 
-    def show() -> None:
-        rows = run_async(_list(settings, chain_id))
-        if as_json:
-            data_json(rows)
-            return
-        table(columns, [tuple(row[column] for column in columns) for row in rows])
-
-    repeated(watch_seconds, show)
+    repeated(
+        watch_seconds,
+        lambda: write(columns, run_async(_lag(settings, chain_id, None)), as_json=as_json),
+    )
 
 
 @receivers.command(short_help="Remove a receiver that no longer exists.")
@@ -402,43 +310,6 @@ def _finish(done: ReceiverAct, *, as_json: bool) -> None:
     talk(f"chainctl:   to:   {done.now}")
     if as_json:
         data_json(done)
-
-
-async def _list(settings: Settings, chain_id: int) -> list[dict[str, object]]:
-    async with looking(settings, chain_id) as connection:
-        places = await connection.fetch(SQL["lag"], chain_id, None)
-        agreements = await read_agreements(connection, chain_id)
-    return [
-        {
-            "receiver": place["receiver"],
-            "head_delivered": place["head_delivered"],
-            "checkpoint": place["checkpoint"],
-            "agrees": agreements.get((chain_id, place["receiver"]), "-"),
-            "behind_rows": place["behind_rows"],
-            "updated": utc(place["updated_at"]),
-            "halted": place["halted"],
-        }
-        for place in places
-    ]
-
-
-async def read_agreements(
-    connection: Connection, chain_id: int | None
-) -> dict[tuple[int, str], str]:
-    """Return, by chain and receiver, `yes` or how the database contradicts the checkpoint.
-
-    A receiver without a checkpoint is left out.
-    """
-    rows = await connection.fetch(SQL["checkpoints_and_batches"], chain_id)
-    return {(row["chain_id"], row["receiver"]): _agreement(row) for row in rows}
-
-
-def _agreement(row: Mapping[str, Any]) -> str:
-    if row["batch_last_id"] > row["head"]:
-        return "ahead of the head"
-    if row["stored_seal"] is None:
-        return "archived" if row["batch_last_id"] < row["boundary"] else "no such batch"
-    return "yes" if row["stored_seal"] == row["seal"] else "another seal"
 
 
 async def change_receiver(

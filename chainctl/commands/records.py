@@ -29,6 +29,7 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
+from chainctl.views import ActLine, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -140,7 +141,7 @@ def acts(
     def show_acts() -> None:
         found = run_async(_fetch(settings, chain_id, "acts", since_seconds, limit))
         columns = ("act_id", "acted_at", "act", "receiver", "actor", "login", "reason", "detail")
-        _write(columns, [_plain(row) for row in found], as_json=as_json)
+        write(columns, list(map(ActLine.of, found)), as_json=as_json)
 
     repeated(watch_seconds, show_acts)
 

@@ -34,8 +34,8 @@ from chain_kernel.errors import (
 from chain_kernel.files import open_regular
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.text import counted, reason_of
+from chainctl.commands.leader import change_leader
 from chainctl.commands.receivers import change_receiver
-from chainctl.commands.status import change_leader
 from chainctl.exits import error_line
 from chainctl.messages import act_on_deliveries, act_on_letters
 from chainctl.options import act_by_hand

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.text import counted
+from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,70 +23,6 @@ Document = dict[str, dict[str, Fields]]
 
 RATE_SECONDS_MAX: Final = 30.0
 """A pace over a longer time than this shows nothing of now: nobody has looked for so long."""
-
-
-class ChainLine(Struct, frozen=True, kw_only=True):
-    """One chain with its heads and its leader, as `chainctl status` shows it."""
-
-    chain: int
-    epoch: int
-    leader: str | None
-    leader_state: str
-    """`leads`, `steps down`, `silent`, `handed over` or `never led`."""
-    leader_since: str | None
-    last_beat_seconds: float | None
-    lease_seconds: float | None
-    head_persisted: int
-    head_published: int
-    unpublished_ids: int
-    unpublished_seconds: float
-    last_commit: str | None
-    topic: str
-    orders_per_second: float | None = None
-    """Since the look before; None at the first."""
-
-
-class ReceiverLine(Struct, frozen=True, kw_only=True):
-    """One receiver, as `chainctl lag` and `receivers list` show it."""
-
-    chain: int
-    receiver: str
-    checkpoint: str
-    """`stored`, `reported` or `none`."""
-    head_delivered: int
-    behind_ids: int
-    behind_rows: int
-    behind_seconds: float
-    updated: str
-    agrees: str
-    """`yes`, or how the database contradicts the checkpoint."""
-    halted: str
-    halt_detail: str
-
-    @property
-    def state(self) -> str:
-        """How it is: `halted`, `contradicted`, `late` or `keeps up`."""
-        if self.halted:
-            return "halted"
-        if self.agrees not in ("yes", "archived", "-"):
-            return "contradicted"
-        is_late = LAG_LIMITS.are_exceeded(self.behind_ids, self.behind_seconds)
-        return "late" if is_late else "keeps up"
-
-
-class GapEntry(Struct, frozen=True, kw_only=True):
-    """One entry of the gap ledger, as `chainctl gaps` shows it."""
-
-    chain: int
-    receiver: str
-    after_id: int
-    until_id: int
-    rows: int
-    cause: str
-    source: str
-    outcome: str
-    found: str
-    seconds: float
 
 
 class OutboxLine(Struct, frozen=True, kw_only=True):
@@ -161,19 +97,6 @@ class ReportFile(Struct, frozen=True, kw_only=True):
     """Whether all was whole; None for a page that does not say it."""
 
 
-class ActEntry(Struct, frozen=True, kw_only=True):
-    """What somebody did by hand, as `chainctl acts` shows it."""
-
-    act_id: int
-    chain: int
-    receiver: str | None
-    act: str
-    actor: str
-    reason: str
-    detail: str
-    acted_at: str
-
-
 class MessageAct(Struct, frozen=True, kw_only=True):
     """What somebody did to a message by hand, as `outbox acts` and `outbox dead acts` show it."""
 
@@ -194,10 +117,12 @@ class Overview(Struct, frozen=True, kw_only=True):
     """The database's time of the look at chains and receivers; other parts may be older."""
     database_id: str
     chains: tuple[ChainLine, ...] = ()
+    paces: dict[int, float] = {}
+    """Orders per second by chain since the look before; none at the first."""
     receivers: tuple[ReceiverLine, ...] = ()
-    gaps: tuple[GapEntry, ...] = ()
+    gaps: tuple[GapLine, ...] = ()
     """The last ones of all receivers, and the last ones that are not filled."""
-    acts: tuple[ActEntry, ...] = ()
+    acts: tuple[ActLine, ...] = ()
     message_acts: tuple[MessageAct, ...] = ()
     outbox: tuple[OutboxLine, ...] = ()
     stuck: tuple[StuckDelivery, ...] = ()
@@ -246,9 +171,8 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
             leader = f"its leader {line.leader}" if line.leader else "its leader"
             text = f"{name}: {leader} is silent. A standby takes over, if one runs."
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
-        elif LAG_LIMITS.are_exceeded(line.unpublished_ids, line.unpublished_seconds):
-            is_led = line.leader_state in ("leads", "steps down")
-            why = "they wait for the broker" if is_led else "nobody leads"
+        elif line.is_late:
+            why = "they wait for the broker" if line.is_led else "nobody leads"
             text = f"{name}: committed orders are published late: {why}."
             yield Notice(level="warn", section="chains", chain=line.chain, text=text)
 
@@ -276,7 +200,7 @@ def _of_gaps(snapshot: Overview) -> Iterator[Notice]:
         yield Notice(level=level, section="gaps", chain=gap.chain, text=text)
 
 
-def blocking(snapshot: Overview) -> list[GapEntry]:
+def blocking(snapshot: Overview) -> list[GapLine]:
     """Return the gaps that their receivers have not passed yet.
 
     An entry that is not filled stays in the ledger when the receiver has got its orders later.
@@ -373,7 +297,13 @@ def document(snapshot: Overview) -> Document:
     """Return a snapshot as it is sent."""
     blocked = set(blocking(snapshot))
     return {
-        "chains": {str(line.chain): msgspec.structs.asdict(line) for line in snapshot.chains},
+        "chains": {
+            str(line.chain): {
+                **msgspec.structs.asdict(line),
+                "orders_per_second": snapshot.paces.get(line.chain),
+            }
+            for line in snapshot.chains
+        },
         "receivers": {
             f"{line.chain}/{line.receiver}": {**msgspec.structs.asdict(line), "state": line.state}
             for line in snapshot.receivers

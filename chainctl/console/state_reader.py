@@ -18,25 +18,20 @@ from chain_kernel.errors import RefusedError
 from chain_kernel.files import open_regular
 from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
-from chainctl.commands.receivers import gap_of, lag_of, read_agreements
-from chainctl.commands.status import state_of
 from chainctl.console.state import (
-    ActEntry,
-    ChainLine,
-    GapEntry,
     InboxLine,
     LetterLine,
     Look,
     MessageAct,
     OutboxLine,
     Overview,
-    ReceiverLine,
     ReportFile,
     StuckDelivery,
     VerifiedLine,
 )
 from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
 from chainctl.messages import has_part
+from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine, read_receivers
 from outbox import acts
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.statuses import Status
@@ -87,14 +82,15 @@ class Chains(Struct, frozen=True, kw_only=True):
     database_id: str
     look: Look
     chains: tuple[ChainLine, ...]
+    paces: dict[int, float]
     receivers: tuple[ReceiverLine, ...]
 
 
 class Ledger(Struct, frozen=True):
     """The gap ledger and the acts."""
 
-    gaps: tuple[GapEntry, ...] = ()
-    acts: tuple[ActEntry, ...] = ()
+    gaps: tuple[GapLine, ...] = ()
+    acts: tuple[ActLine, ...] = ()
 
 
 class Outbox(Struct, frozen=True):
@@ -225,6 +221,7 @@ class StateReader:
             read_at=utc(datetime.now(UTC) if chains is None else chains.read_at),
             database_id="" if chains is None else chains.database_id,
             chains=() if chains is None else chains.chains,
+            paces={} if chains is None else chains.paces,
             receivers=() if chains is None else chains.receivers,
             gaps=self._ledger.value.gaps,
             acts=self._ledger.value.acts,
@@ -243,28 +240,13 @@ class StateReader:
         identity = await database_id(connection)
         rows = await connection.fetch(SQL["chain_status"], None)
         look = Look(at, {row["chain_id"]: row["last_id"] for row in rows})
-        paces = await self._paces(connection, look)
-        agreements = await read_agreements(connection, None)
         return Chains(
             read_at=datetime.fromtimestamp(at, UTC),
             database_id=str(identity),
             look=look,
-            chains=tuple(
-                msgspec.convert(
-                    state_of(row) | {"orders_per_second": paces.get(row["chain_id"])}, ChainLine
-                )
-                for row in rows
-            ),
-            receivers=tuple(
-                ReceiverLine(
-                    chain=row["chain_id"],
-                    checkpoint=row["checkpoint"],
-                    agrees=agreements.get((row["chain_id"], row["receiver"]), "-"),
-                    halt_detail=row["halt_detail"],
-                    **lag_of(row),
-                )
-                for row in await connection.fetch(SQL["lag"], None, None)
-            ),
+            chains=tuple(map(ChainLine.of, rows)),
+            paces=await self._paces(connection, look),
+            receivers=tuple(await read_receivers(connection, None)),
         )
 
     async def _paces(self, connection: Connection, look: Look) -> dict[int, float]:
@@ -294,20 +276,8 @@ async def _read_ledger(connection: Connection) -> Ledger:
     }
     found = await connection.fetch(SQL["acts"], None, None, ACTS_SHOWN)
     return Ledger(
-        tuple(GapEntry(chain=row["chain_id"], **gap_of(row)) for row in rows.values()),
-        tuple(
-            ActEntry(
-                act_id=row["act_id"],
-                chain=row["chain_id"],
-                receiver=row["receiver"],
-                act=row["act"],
-                actor=row["actor"],
-                reason=row["reason"],
-                detail=row["detail"],
-                acted_at=utc(row["acted_at"]),
-            )
-            for row in found
-        ),
+        tuple(map(GapLine.of, rows.values())),
+        tuple(map(ActLine.of, found)),
     )
 
 

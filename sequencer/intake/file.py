@@ -305,7 +305,7 @@ class FileProgress:
         return self._digest.digest()
 
 
-class FileIntake:
+class OrderFile:
     """The orders of one file. A context manager; raises InputError, which names the line.
 
     With `opened`, which may be a pipe, that is read instead of the file at `path`, and closed; the

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import asdict
 
-from chain_kernel.sql import AUDITOR, OWNER
+from chain_kernel.sql import OWNER
 from chainctl.admin import PARTITION_IDS, PARTITION_IDS_MAX, create_chain
 from chainctl.commands.verifier.verify_mark import verify_mark
-from chainctl.database import SQL, connected_to, database_id
+from chainctl.database import SQL, connected_to, looking
 from chainctl.event_loop import run_async
 from chainctl.options import (
     CHAIN_ID,
@@ -21,6 +22,7 @@ from chainctl.options import (
 )
 from chainctl.output import data_json, repeated, table, talk
 from chainctl.topics import check_topic_name
+from chainctl.views import ChainLine, picked
 
 if TYPE_CHECKING:
     from chainctl.admin import ChainCreation
@@ -72,12 +74,17 @@ def list_(settings: Settings, with_rows: bool, watch_seconds: float | None, as_j
     """List the chains and their heads."""
 
     def show() -> None:
-        found = run_async(_list(settings, with_rows=with_rows))
+        chains, counts = run_async(_list(settings, with_rows=with_rows))
         if as_json:
+            found = [asdict(chain) for chain in chains]
+            for chain in found if with_rows else ():
+                chain["rows"] = counts.get(chain["chain"], 0)
             data_json(found)
             return
         names = [*_LISTED, "rows"] if with_rows else _LISTED
-        table(names, [tuple(row[name] for name in names) for row in found])
+        ends = [[counts.get(chain.chain, 0)] if with_rows else [] for chain in chains]
+        lines = [picked(chain, _LISTED).values() for chain in chains]
+        table(names, [(*line, *end) for line, end in zip(lines, ends, strict=True)])
 
     repeated(watch_seconds, show)
 
@@ -97,25 +104,9 @@ async def _create(
         )
 
 
-async def _list(settings: Settings, *, with_rows: bool) -> list[dict[str, object]]:
-    async with connected_to(
-        settings.database_dsn(), settings.connect_seconds, AUDITOR
-    ) as connection:
-        await database_id(connection)
-        chains = await connection.fetch(SQL["chains"])
+async def _list(settings: Settings, *, with_rows: bool) -> tuple[list[ChainLine], dict[int, int]]:
+    """Return all chains, and the rows of each if they are asked for."""
+    async with looking(settings, None) as connection:
+        chains = await connection.fetch(SQL["chain_status"], None)
         counts = await connection.fetch(SQL["row_counts"]) if with_rows else []
-    rows = {row["chain_id"]: row["rows"] for row in counts}
-    found: list[dict[str, object]] = []
-    for chain in chains:
-        shown: dict[str, object] = {
-            "chain": chain["chain_id"],
-            "epoch": chain["epoch"],
-            "head_persisted": chain["last_id"],
-            "head_published": chain["published_id"],
-            "topic": chain["topic"],
-            "created": f"{chain['created_at']:%Y-%m-%dT%H:%M:%SZ}",
-        }
-        if with_rows:
-            shown["rows"] = rows.get(chain["chain_id"], 0)
-        found.append(shown)
-    return found
+    return list(map(ChainLine.of, chains)), {row["chain_id"]: row["rows"] for row in counts}

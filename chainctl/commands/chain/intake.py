@@ -1,18 +1,15 @@
-"""Takes orders into a chain: the rows of a file, each once, or the records of a Kafka topic."""
+"""What `chainctl sequence` needs beside the intakes: where a file stands, and a topic's run."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import sys
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chain_kernel.errors import ChainMissing, InputError, OrderError, SettingError, SteppedDown
+from chain_kernel.errors import ChainMissing, SettingError, SteppedDown
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
 from chain_kernel.text import counted
@@ -21,59 +18,11 @@ from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
 from chainctl.monitor_server import Address, Watch, watched
 from chainctl.output import Stopwatch, talk
-from sequencer.intake.file import Portion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from sequencer import Ack, Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
-    from sequencer.intake.file import FileIntake
-
-_T = TypeVar("_T")
-
-_END: Final = object()
-"""What an iterator returns at its end."""
-
-# -- a file -------------------------------------------------------------------------------------
-
-
-class Remainder(NamedTuple):
-    """The rest of a file after the rows that were taken before."""
-
-    first: Portion
-    """The next orders: read ahead, so that a bad row or an end is known before the take-over."""
-    intake: FileIntake
-    taken: IntakeMark | None
-    """How far the file had been taken when it was looked up."""
-
-
-class FileIntakeCounts:
-    """What was added to the chain so far."""
-
-    def __init__(self) -> None:
-        self.orders = 0
-        self.repeats = 0
-        """Rows whose keys were in the chain before, with the same content: they add nothing."""
-        self.first_id: int | None = None
-        self.last_id: int | None = None
-        self._head = 0
-
-    def start(self, head: int) -> None:
-        """Begin at the chain's head: what gets a place at or below it is a repeat."""
-        self._head = head
-
-    def add(self, acks: Sequence[Ack]) -> None:
-        """Count a committed batch. A repeat, even within the batch, has another order's place."""
-        new = {ack.id for ack in acks if ack.id > self._head}
-        self.repeats += len(acks) - len(new)
-        if not new:
-            return
-        self.orders += len(new)
-        self._head = self.last_id = max(new)
-        if self.first_id is None:
-            self.first_id = min(new)
+    from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
 
 
 async def taken_before(settings: Settings, chain_id: int, source: str) -> IntakeMark | None:
@@ -100,119 +49,6 @@ def standard_input() -> io.FileIO:
         return io.FileIO(os.dup(sys.stdin.fileno()), "r")
     except (OSError, ValueError, AttributeError):
         raise SettingError("--input", "-", "an open standard input") from None
-
-
-async def pass_over(intake: FileIntake, taken: IntakeMark, bar: ProgressBar) -> None:
-    """Read past what was taken before. Raises InputError when that content has changed."""
-    steps = intake.pass_over(taken)
-    while await _read(intake, lambda: next(steps, _END)) is not _END:
-        bar.move_to(intake.file_position, "known rows")
-        await asyncio.sleep(0)
-
-
-async def next_portion(intake: FileIntake, limit: int) -> Portion | None:
-    """Return the next portion, None at the end of the file. Raises InputError."""
-    return await _read(intake, lambda: intake.read(limit))
-
-
-async def _read(intake: FileIntake, read: Callable[[], _T]) -> _T:
-    """Return what `read` returns. A stream is read beside the loop: the lease must go on meanwhile.
-
-    A thread that waits for another process cannot be stopped: nobody waits for it at the end.
-    """
-    if not intake.is_stream:
-        return read()
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if found.done():  # cancelled
-            return
-        if error is None:
-            found.set_result(result)  # type: ignore[arg-type] # there is one without an error
-        else:
-            found.set_exception(error)
-
-    def work() -> None:
-        result, failure = None, None
-        try:
-            result = read()
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            failure = error
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=work, name="chainctl input", daemon=True).start()
-    return await found
-
-
-async def feed(
-    sequencer: Sequencer,
-    remainder: Remainder,
-    batch_rows: int,
-    counts: FileIntakeCounts,
-    bar: ProgressBar,
-) -> None:
-    """Add the rest of the file to the chain, and count it in `counts`.
-
-    Where a row cannot be read, or its key is refused, the rows before it are committed, none after
-    it, and InputError is raised. So a batch is handed over only when the one before it is in the
-    chain: after a refused one it would move the file's mark past rows that were not taken. The next
-    one is read and encoded meanwhile.
-    """
-    portion: Portion | InputError | None = remainder.first
-    while isinstance(portion, Portion):
-        commit = asyncio.create_task(_submit(sequencer, portion, counts))
-        upcoming: Portion | InputError | None
-        try:
-            # The commit must have begun before the next portion is read: reading blocks.
-            await asyncio.sleep(0)
-            upcoming = await next_portion(remainder.intake, batch_rows)
-        except InputError as error:
-            upcoming = error
-        finally:
-            await commit
-        bar.move_to(remainder.intake.file_position, f"id {counts.last_id}")
-        portion = upcoming
-    if portion is not None:
-        raise portion
-
-
-async def _submit(sequencer: Sequencer, portion: Portion, counts: FileIntakeCounts) -> None:
-    """Commit a portion. Raises InputError for an order that is refused, once those before it are
-    committed."""
-    try:
-        counts.add(await sequencer.submit_many(portion.orders, intake=portion.mark))
-    except OrderError as error:
-        await _submit_up_to_bad(sequencer, portion, error, counts)
-        raise
-
-
-async def _submit_up_to_bad(
-    sequencer: Sequencer, portion: Portion, refusal: OrderError, counts: FileIntakeCounts
-) -> None:
-    """Commit the orders before the one that is refused, and raise InputError with its line.
-
-    The refusal names a key, which several orders may have: each of them is tried alone.
-    """
-    start = 0
-    for index, order in enumerate(portion.orders):
-        if order.key != refusal.value:
-            continue
-        if start < index:
-            before = portion.part(start, index)
-            counts.add(await sequencer.submit_many(before.orders, intake=before.mark))
-        alone = portion.part(index, index + 1)
-        try:
-            counts.add(await sequencer.submit_many(alone.orders, intake=alone.mark))
-        except OrderError as error:
-            raise InputError(
-                error.field, error.value, error.expected, portion.line_of(index)
-            ) from error
-        start = index + 1
-
-
-# -- a topic ------------------------------------------------------------------------------------
 
 
 class TopicIntakeReport(Struct, frozen=True, kw_only=True):

@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
-from chainctl.output import Stopwatch, data_json, progress, rate, talk
-from chainctl.settings import owner_of
+from chainctl.output import data_json, progress, rate, talk
+from chainctl.settings import name_of
 from chainctl.topics import check_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chain_kernel.model import IntakeMark
-    from chainctl.commands.chain.intake import FileIntakeCounts, Remainder, TopicIntakeRun
+    from chainctl.commands.chain.intake import TopicIntakeRun
     from chainctl.monitor_server import Address
-    from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from sequencer import Sequencer, SequencerConfig
-    from sequencer.intake.file import FileFormat, FileIntake, HeaderAgain, TimeUnit
+    from sequencer import FileIntake, SequencerConfig
+    from sequencer.intake.file import FileFormat, HeaderAgain, TimeUnit
 
 
 _COMMIT_SECONDS: Final = 4.0
@@ -142,7 +141,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )
 @http_option
 @json_option
-@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
+@uses_settings("database", "kafka", "name", *SEQUENCER_FIELDS, "log_format")
 def sequence(
     settings: Settings,
     chain_id: int,
@@ -205,7 +204,7 @@ def sequence(
         _take_topic(intake_run, intake_topic, http, as_json=as_json)
     elif path is not None:
         from chainctl.commands.chain.intake import standard_input
-        from sequencer.intake.file import FileIntake, FileOptions
+        from sequencer import FileIntake, FileOptions
 
         options = FileOptions(
             key_column=key_column,
@@ -216,7 +215,8 @@ def sequence(
             header_again=header_again or "refuse",
         )
         opened = standard_input() if is_standard_input else None
-        _add_file(settings, config, FileIntake(path, options, opened), path.name, as_json=as_json)
+        intake = FileIntake(path, options, opened=opened)
+        _add_file(settings, config, intake, path.name, as_json=as_json)
 
 
 def sequencer_config(
@@ -233,7 +233,7 @@ def sequencer_config(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
-        name=owner_of(settings),
+        name=name_of(settings),
         unsafe_durability=unsafe_durability,
         standby=standby,
         tuning=SequencerTuning(
@@ -290,100 +290,40 @@ def _add_file(
     settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
 ) -> None:
     with intake, progress(name, intake.file_bytes, "bytes") as bar:
-        done = run_async(_sequence(settings, config, intake, bar))
+        intake.on_progress = bar.move_to
+        done = run_async(_sequence(settings, config, intake))
     _report(done)
     if as_json:
         data_json(done)
 
 
 async def _sequence(
-    settings: Settings, config: SequencerConfig, intake: FileIntake, bar: ProgressBar
+    settings: Settings, config: SequencerConfig, intake: FileIntake
 ) -> SequenceResult:
     """Add what is new in the file; an error gets a note of the orders added before it."""
-    from chainctl.commands.chain.intake import FileIntakeCounts
-
-    counts = FileIntakeCounts()
     try:
-        if config.standby:
-            taken, seconds = await _add_as_standby(config, intake, counts, bar)
-        else:
-            taken, seconds = await _add(settings, config, intake, counts, bar)
+        await _add(settings, config, intake)
     except Exception as error:
-        if counts.orders:
-            error.add_note(f"orders added before that: {counts.orders}")
+        if orders := intake.stats().orders:
+            error.add_note(f"orders added before that: {orders}")
         raise
-    return SequenceResult(
-        chain=config.chain_id,
-        source=intake.source,
-        orders=counts.orders,
-        first_id=counts.first_id,
-        last_id=counts.last_id,
-        repeats=counts.repeats,
-        rows_before=0 if taken is None else taken.position,
-        seconds=seconds,
-    )
+    return SequenceResult(chain=config.chain_id, source=intake.source, **asdict(intake.stats()))
 
 
-async def _add(
-    settings: Settings,
-    config: SequencerConfig,
-    intake: FileIntake,
-    counts: FileIntakeCounts,
-    bar: ProgressBar,
-) -> tuple[IntakeMark | None, float]:
+async def _add(settings: Settings, config: SequencerConfig, intake: FileIntake) -> None:
     """Take the chain over only once there is something to add, and add it.
 
-    Returns how far the file was taken before, and the seconds from the first order to the last ack.
+    A standby waits for the chain first: the leader may be adding this very file.
     """
     from chainctl.commands.chain.intake import taken_before
     from sequencer import open_sequencer
 
-    taken = await taken_before(settings, config.chain_id, intake.source)
-    remainder = await _remainder(config, intake, taken, bar)
-    if remainder is None:
-        return taken, 0.0
+    if not config.standby:
+        taken = await taken_before(settings, config.chain_id, intake.source)
+        if not await intake.has_new(taken, config.tuning.batch_rows_max):
+            return
     async with under_way(open_sequencer(config)) as sequencer:
-        if await sequencer.intake(intake.source) != taken:
-            raise RetryError(f"another process adds {intake.source} to the chain too")
-        return taken, await _feed(sequencer, remainder, counts, bar)
-
-
-async def _add_as_standby(
-    config: SequencerConfig, intake: FileIntake, counts: FileIntakeCounts, bar: ProgressBar
-) -> tuple[IntakeMark | None, float]:
-    """Wait for the chain first: the leader may be adding this very file. Returns as `_add`."""
-    from sequencer import open_sequencer
-
-    async with under_way(open_sequencer(config)) as sequencer:
-        taken = await sequencer.intake(intake.source)
-        remainder = await _remainder(config, intake, taken, bar)
-        if remainder is None:
-            return taken, 0.0
-        return taken, await _feed(sequencer, remainder, counts, bar)
-
-
-async def _remainder(
-    config: SequencerConfig, intake: FileIntake, taken: IntakeMark | None, bar: ProgressBar
-) -> Remainder | None:
-    """Return the rest of the file after `taken`; None at its end."""
-    from chainctl.commands.chain.intake import Remainder, next_portion, pass_over
-
-    if taken is not None:
-        await pass_over(intake, taken, bar)
-    first = await next_portion(intake, config.tuning.batch_rows_max)
-    return None if first is None else Remainder(first, intake, taken)
-
-
-async def _feed(
-    sequencer: Sequencer, remainder: Remainder, counts: FileIntakeCounts, bar: ProgressBar
-) -> float:
-    """Add the rest of the file; returns the seconds that it took."""
-    from chainctl.commands.chain.intake import feed
-
-    counts.start(sequencer.stats().head_persisted)
-    stopwatch = Stopwatch()
-    await feed(sequencer, remainder, sequencer.batch_rows_max, counts, bar)
-    return stopwatch.seconds
+        await intake.run(sequencer)
 
 
 def _report(done: SequenceResult) -> None:

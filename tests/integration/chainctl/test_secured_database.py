@@ -21,55 +21,46 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-WAYS = ["url", "keywords", "environment", "certificate"]
+WAYS = ["keywords", "certificate"]
+"""URL and environment are those of README, which `test_secured_readme.py` follows."""
 
 
 @pytest.fixture(scope="module")
-def secured(secured_postgres: SecuredPostgres) -> SecuredPostgres:
-    return secured_postgres
-
-
-@pytest.fixture(scope="module")
-def name(secured: SecuredPostgres) -> str:
+def name(secured_postgres: SecuredPostgres) -> str:
     name = f"test_{secrets.token_hex(8)}"
-    secured.make_database(name)
+    secured_postgres.make_database(name)
     return name
 
 
-def settings_of(secured: SecuredPostgres, name: str, way: str) -> dict[str, str]:
+def settings_of(secured_postgres: SecuredPostgres, name: str, way: str) -> dict[str, str]:
     """Return the variables that name the database in one of the `WAYS`."""
-    tls = {"sslmode": "verify-full", "sslrootcert": str(secured.authority.path)}
-    match way:
-        case "url":
-            return {"CHAINCTL_DATABASE": secured.url(name, password="for-trade", **tls)}
-        case "keywords":
-            keywords = {
-                "host": "localhost", "port": secured.port, "dbname": name, "user": TRADER,
-                "password": "for-trade", **tls,
-            }  # fmt: skip
-            text = " ".join(f"{key}='{value}'" for key, value in keywords.items())
-            return {"CHAINCTL_DATABASE": text}
-        case "certificate":
-            files = secured.authority.client(CERTIFIED)
-            own = {"sslcert": str(files.certificate), "sslkey": str(files.key)}
-            return {"CHAINCTL_DATABASE": secured.url(name, CERTIFIED, **tls, **own)}
-    return {"CHAINCTL_DATABASE": secured.url(name), **secured.environment}
+    tls = {"sslmode": "verify-full", "sslrootcert": str(secured_postgres.authority.path)}
+    if way == "certificate":
+        files = secured_postgres.authority.client(CERTIFIED)
+        own = {"sslcert": str(files.certificate), "sslkey": str(files.key)}
+        return {"CHAINCTL_DATABASE": secured_postgres.url(name, CERTIFIED, **tls, **own)}
+    keywords = {
+        "host": "localhost", "port": secured_postgres.port, "dbname": name, "user": TRADER,
+        "password": "for-trade", **tls,
+    }  # fmt: skip
+    text = " ".join(f"{key}='{value}'" for key, value in keywords.items())
+    return {"CHAINCTL_DATABASE": text}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_chain_lives_over_tls(
     call: Call,
-    secured: SecuredPostgres,
+    secured_postgres: SecuredPostgres,
     name: str,
     kafka_server: KafkaServer,
     free_chain: int,
     tmp_path: Path,
     way: str,
 ) -> None:
-    settings = settings_of(secured, name, way) | {"CHAINCTL_KAFKA": kafka_server.bootstrap}
+    settings = settings_of(secured_postgres, name, way) | {"CHAINCTL_KAFKA": kafka_server.bootstrap}
     orders, journal = tmp_path / "o.csv", tmp_path / "journal"
     orders.write_text("n\n" + "".join(f"{number}\n" for number in range(1, FILLED_ROWS + 1)))
-    owner = secured.server.dsn(SUPERUSER, name).replace("127.0.0.1", HOST)
+    owner = secured_postgres.server.dsn(SUPERUSER, name).replace("127.0.0.1", HOST)
     created = call("chain", "create", free_chain, "--database", owner, settings=settings)
     assert created.code == 0, created
     steps: list[list[object]] = [
@@ -92,10 +83,10 @@ def test_chain_lives_over_tls(
 
 
 def test_what_is_wrong_is_said_in_one_line(
-    refused: Refused, secured: SecuredPostgres, name: str, tmp_path: Path
+    refused: Refused, secured_postgres: SecuredPostgres, name: str, tmp_path: Path
 ) -> None:
     other = Authority(tmp_path, "other").path
-    right = {"CHAINCTL_DATABASE": secured.url(name), **secured.environment}
+    right = {"CHAINCTL_DATABASE": secured_postgres.url(name), **secured_postgres.environment}
     for changed, words in (
         ({"PGSSLMODE": "disable"}, "does it ask for TLS? sslmode is disable"),
         ({"PGSSLROOTCERT": str(other)}, f"signed by sslrootcert {other}"),
@@ -112,9 +103,9 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 def test_config_show_hides_the_password_of_keywords(
-    call: Call, secured: SecuredPostgres, name: str
+    call: Call, secured_postgres: SecuredPostgres, name: str
 ) -> None:
-    done = call("config", "show", settings=settings_of(secured, name, "keywords"))
+    done = call("config", "show", settings=settings_of(secured_postgres, name, "keywords"))
     assert done.code == 0, done
     assert "for-trade" not in done.out + done.err
     assert "host=localhost" in done.out

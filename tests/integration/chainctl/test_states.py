@@ -15,7 +15,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -71,21 +71,23 @@ class Service:
         self.ids: list[int] = []
 
     @asynccontextmanager
-    async def _receiver(self, **options: Any) -> AsyncIterator[Receiver]:
+    async def _receiver(
+        self, until: Literal["head"] | None = None, **tuning: Any
+    ) -> AsyncIterator[Receiver]:
         database = self._settings["CHAINCTL_DATABASE"]
         store = CheckpointConfig(database=database, chain_id=1, name=self._name)
         reader = GapReaderConfig(database=self._settings["CHAINCTL_GAP_DATABASE"], chain_id=1)
         async with Receiver(
-            tuned(ReceiverConfig(chain_id=1, name=self._name), **options),
+            tuned(ReceiverConfig(chain_id=1, name=self._name, until=until), **tuning),
             self.frames,
             GapReader(reader),
             PostgresCheckpointStore(store),
         ) as receiver:
             yield receiver
 
-    async def catch_up(self, **options: Any) -> None:
-        """Process everything up to the head, or to `until_id`."""
-        async with self._receiver(to_head_at_start="until_id" not in options, **options) as one:
+    async def catch_up(self) -> None:
+        """Process everything up to the head."""
+        async with self._receiver(until="head") as one:
             async for run in one:
                 self.ids += [event.id for event in run.events]
                 await one.checkpoint(run)
@@ -494,6 +496,19 @@ def restored_name(postgres_server: PostgresServer, suffix: str) -> Iterator[str]
     postgres_server.drop_database(name)
 
 
+def restore(world: World, server: PostgresServer, dump: str, name: str) -> None:
+    """Make the database of a dump, and do what the page on backups leaves to a DBA."""
+    server.execute(dump, database=name)
+    (shown,) = [
+        block.text for block in blocks_of(ROOT / "docs/backup.md") if "REVOKE" in block.text
+    ]
+    step = shown.strip().replace("orders", name)
+    found = world.call("schema", "check", "--json", settings=world.settings)
+    assert (found.code, json.loads(found.out)["missing"]) == (1, [f"step {step}"])
+    server.execute(step, database=name)
+    world.must("schema", "check")
+
+
 def test_restored_backup(
     page: Page,
     start: Start,
@@ -532,18 +547,10 @@ def test_restored_backup(
         assert leader.wait() == 143
 
         # The primary is lost, and the backup is what there is.
-        postgres_server.execute(dump, database=restored_name)
         restored = settings_of(postgres_server, restored_name, kafka_server)
         runbook.settings |= restored
         world.settings |= restored
-        (shown,) = [
-            block.text for block in blocks_of(ROOT / "docs/backup.md") if "REVOKE" in block.text
-        ]
-        step = shown.strip().replace("orders", restored_name)
-        found = world.call("schema", "check", "--json", settings=restored)
-        assert (found.code, json.loads(found.out)["missing"]) == (1, [f"step {step}"])
-        postgres_server.execute(step, database=restored_name)
-        world.must("schema", "check")
+        restore(world, postgres_server, dump, restored_name)
         assert world.call(*follow, settings=restored).code == 3
         assert runbook.json(listed)[0]["head_persisted"] == at_backup
         halted = receiver_of(runbook.json("status"))

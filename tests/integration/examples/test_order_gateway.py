@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from chainctl.commands.status import change_leader
+from chainctl.commands.leader import change_leader
 from chainctl.options import ActByHand
 from chainctl.settings import Settings
 from tests.deadlines import deadline

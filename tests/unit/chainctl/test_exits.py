@@ -212,7 +212,7 @@ def test_main_with_foreign_text_in_a_traceback_and_an_argument_shows_no_control_
     def fail(_: object) -> None:
         raise ZeroDivisionError("of all\x1b[2J\u202e things")
 
-    monkeypatch.setattr("chainctl.commands.installation.unknown_variables", fail)
+    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
     assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
     assert main(["xyz\x1b[2J\u202e"]) == ExitCode.REFUSED
     err = capsys.readouterr().err
@@ -226,7 +226,7 @@ def test_main_with_debug_shows_the_traceback_too(
     def fail(_: object) -> None:
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr("chainctl.commands.installation.unknown_variables", fail)
+    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
     assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
     assert "Traceback" in capsys.readouterr().err
     assert main(["config", "show"]) == ExitCode.FAILED

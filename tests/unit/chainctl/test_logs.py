@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_kernel.testing.virtual_loop import run_virtual
-from chainctl.logs import SUMMARY_SECONDS, Subject, SummingHandler, set_up_logging
+from chainctl.logs import Subject, set_up_logging
 from chainctl.main import main
 from chainctl.monitor_server import watched
 from chainctl.output import talk, talk_through
@@ -125,7 +124,7 @@ def test_lines_of_a_sequencer_have_the_name_by_which_it_leads(
 ) -> None:
     call = ["sequence", "--chain", "7", "--intake-topic", "t", "--log-format", "json"]
     names = []
-    for owner in (["--owner", "seq-a"], []):
+    for owner in (["--name", "seq-a"], []):
         assert main([*call, *owner, "--database", "postgresql://h/d", "--kafka", "nonsense"]) == 2
         names.append(json.loads(capsys.readouterr().err)["name"])
     assert names == ["seq-a", f"{platform.node()}:{os.getpid()}"]
@@ -137,51 +136,6 @@ def test_command_that_ends_soon_prints_text_whatever_the_log_format_is(
     set_up_logging(Settings(log_format="json"))
     talk("chainctl: done")
     assert capsys.readouterr().err == "chainctl: done\n"
-
-
-class Written:
-    """A handler under test, its clock, and what it wrote."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-        self._stream = io.StringIO()
-        self.handler = SummingHandler(self._stream, lambda: self.now)
-
-    def log(self, name: str, level: int, message: str, *args: object) -> None:
-        self.handler.handle(logging.LogRecord(name, level, "", 0, message, args, None))
-
-    @property
-    def lines(self) -> list[str]:
-        return self._stream.getvalue().splitlines()
-
-
-def test_repeated_line_of_a_library_is_written_once_and_then_summed_up() -> None:
-    written = Written()
-    for attempt in range(181):
-        written.log("aiokafka", logging.ERROR, "no connection to node %d", attempt % 3)
-    assert written.lines == ["no connection to node 0"]
-    written.now += SUMMARY_SECONDS
-    written.log("aiokafka", logging.ERROR, "no connection to node %d", 7)
-    summary = "no connection to node 0 ... repeated 180 times in 30 s"
-    assert written.lines[1:] == [summary]
-    written.handler.close()
-    assert written.lines[2:] == ["no connection to node 7 ... repeated once in 0 s"]
-
-
-def test_line_of_a_library_that_comes_again_much_later_is_written_in_full() -> None:
-    written = Written()
-    for _ in range(2):
-        written.log("aiokafka", logging.ERROR, "no connection")
-        written.now += SUMMARY_SECONDS
-    assert written.lines == ["no connection", "no connection"]
-
-
-def test_lines_of_ours_and_debug_lines_are_all_written() -> None:
-    written = Written()
-    for _ in range(3):
-        written.log("sequencer.x", logging.ERROR, "ours")
-        written.log("aiokafka", logging.DEBUG, "request")
-    assert len(written.lines) == 6
 
 
 def test_running_command_logs_once_a_minute_how_far_it_is(

@@ -49,7 +49,7 @@ def test_partial_fill_keeps_the_place_in_time(book: Book) -> None:
 
 def test_remove_with_resting_order_frees_its_level(book: Book) -> None:
     assert book.remove("b2")
-    assert book.best(BUY) == 98
+    assert book.take(SELL, 1, 1) == [Trade("b1", 98, 1)]
     assert not book.remove("b2")
 
 
@@ -57,19 +57,6 @@ def test_remove_then_add_again_loses_the_place_in_time(book: Book) -> None:
     book.remove("s2")
     book.add(order("s2", SELL, 100, 10))
     assert [fill.order_no for fill in book.take(BUY, 100, 20)] == ["s3", "s2"]
-
-
-def test_reduce_returns_what_an_order_could_not_give(book: Book) -> None:
-    assert book.reduce("b1", 4) == 0
-    assert book.reduce("b1", 9) == 3
-    assert "b1" not in book
-    assert book.reduce("b1", 1) == 1
-
-
-def test_best_with_empty_side_is_none(book: Book) -> None:
-    assert (book.best(BUY), book.best(SELL)) == (99, 100)
-    book.take(BUY, 1_000, 1_000)
-    assert book.best(SELL) is None
 
 
 def test_orders_stand_by_priority_and_make_the_book_again(book: Book) -> None:
@@ -86,5 +73,5 @@ def test_memory_of_levels_is_freed_when_their_orders_are_gone() -> None:
     for price_e4 in range(1, 2_000):
         book.add(order("x", BUY, price_e4, 1))
         book.remove("x")
-    assert book.best(BUY) is None
+    assert book.take(SELL, 1, 1) == []
     assert book.orders() == []

@@ -131,7 +131,7 @@ async def test_records_with_another_seed_or_life_have_other_faults() -> None:
     assert out != other_life
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 async def test_last_frame_with_any_loss_is_always_dropped(seed: int) -> None:
     records = [*FRAMES[:10], frame(22), frame(22)]
     out, counters = await passed(records, faults(0.001, 1, seed=seed), last_row=22)

@@ -9,8 +9,8 @@ import pytest
 
 from chain_kernel.model import Event, Mark, Run
 from chainctl.commands.chain.journal import Journal
-from orderchain_demo.handlers import PayloadDigest
 from orderchain_demo.lossy_link import LinkFaults
+from orderchain_demo.matching import Matching
 from orderchain_demo.matching_service import MatchingService
 from orderchain_demo.processes import FinishCommand, MatchingFinished, MatchingJob
 
@@ -23,7 +23,7 @@ CHAIN_ID = 3
 
 JOB = MatchingJob(
     database="", gap_database="", kafka="localhost:1", chain_id=CHAIN_ID, topic="t",
-    receiver="r", handler="payloads", journal="", last_key="k2", life=0, save_rows=1_000_000,
+    receiver="r", journal="", last_key="k2", life=0, save_rows=1_000_000,
     faults=LinkFaults(loss=0, duplicate=0, reorder=0, delay=0, seed=1),
 )  # fmt: skip
 
@@ -99,12 +99,12 @@ async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_
     told.set_result(FinishCommand(2))
     with Journal(path, CHAIN_ID) as journal:
         journal.start()
-        service = MatchingService(job, pipe, store, PayloadDigest(), journal)
+        service = MatchingService(job, pipe, store, Matching(), journal)
         await service.work(receiver, told)
     finished = pipe.reports[-1]
     assert isinstance(finished, MatchingFinished)
     assert finished.delivered.events == finished.delivered.head == 2
-    assert finished.counters == {"payloads": 2}
+    assert finished.counters["events"] == 2
     assert store.heads == [1, 2]
     assert store.told == [1, 2], "a killed service's last word is not behind what it has stored"
     assert len(path.read_text().splitlines()) == 2

@@ -16,25 +16,22 @@ from orderchain_demo.processes import (
     MatchingProgress,
     MatchingResumed,
     ReceiverCounters,
-    SequencingProgress,
 )
 from orderchain_demo.scenario import ChainSetup, Plan, ScenarioOutcome, ServiceLife
+from orderchain_demo.sequencing import Sequenced
 from orderchain_demo.summary import Summary, summarize, summary_rows
 
 ROWS = 1_000
 
 OPTIONS = DemoOptions(input=None, orders=ROWS, loss=0.1, duplicate=0.1, reorder=0.1, seed=4)
 STRAIGHT = ExpectedState(
-    rows=ROWS, last_key="orders.csv#1000", handler="payloads", counters={"payloads": ROWS},
-    digest="d" * 64,
+    rows=ROWS, last_key="orders.csv#1000", counters={"events": ROWS}, digest="d" * 64,
 )  # fmt: skip
 SETUP = ChainSetup(
     chain_id=3, topic="t", kafka="k", sequencer_database="", receiver_database="",
     gap_database="", audit_database="",
 )  # fmt: skip
-SEQUENCED = SequencingProgress(
-    stage="closed", rows=ROWS, first_id=1, last_id=ROWS, frames=100, seconds=0.5
-)  # fmt: skip
+SEQUENCED = Sequenced(rows=ROWS, first_id=1, last_id=ROWS, frames=100, seconds=0.5)
 SPARK: dict[str, Any] = {
     "is_clean": True,
     "sources": [
@@ -85,7 +82,7 @@ def summary(
         finished=MatchingFinished(
             delivered=last,
             last_gap_shown_by="heartbeat",
-            counters={"payloads": payloads},
+            counters={"events": payloads},
             digest=digest,
         ),
     )
@@ -113,7 +110,7 @@ def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
     [
         ({"digest": "e" * 64}, [f"state: {'e' * 64}, straight from the input {'d' * 64}"]),
         ({"events": ROWS - 1}, ["rows delivered: 999, straight from the input 1000"]),
-        ({"payloads": ROWS - 1}, ["payloads: 999, straight from the input 1000"]),
+        ({"payloads": ROWS - 1}, ["events: 999, straight from the input 1000"]),
         ({"spark": {"is_clean": False}}, ["the verifier's report is not clean"]),
         (
             {"spark": {"sources": SPARK["sources"][:1]}},
@@ -146,9 +143,8 @@ def test_summary_with_anything_amiss_is_not_whole_and_says_what(
     assert dict(summary_rows(told))["verdict"] == "NOT WHOLE"
 
 
-def test_summary_rows_say_what_worked_the_orders_off_and_how_the_last_frame_fared() -> None:
+def test_summary_rows_say_how_the_last_frame_fared() -> None:
     rows = dict(summary_rows(summary()))
-    assert rows["worked off by"] == "payload digest"
     assert "heartbeat" in rows["the last frame"]
     assert rows["verdict"] == "WHOLE"
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 REASON = "the drill of November"
 TOKEN = "a-token-of-the-tests-0123456789"
-PHONE = {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">" + "x" * 120
 
 pytestmark = [
@@ -80,12 +79,6 @@ def open_page(browser: Browser) -> Open:
 async def live(page: Page) -> None:
     """Wait until the page shows a state of the database."""
     await expect(page.locator("#live")).to_have_attribute("data-state", "live")
-
-
-async def width_of(page: Page) -> tuple[int, int]:
-    """Return how wide the page is, and how wide its window."""
-    content, window = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    return content, window
 
 
 def line_of(page: Page, section: str, key: str) -> Any:
@@ -240,103 +233,6 @@ async def test_act_shows_first_what_it_would_do_and_needs_a_reason_and_the_token
         await expect(line_of(page, "receivers", f"{CHAIN}/matching")).not_to_contain_text("halted")
 
 
-async def test_another_choice_needs_another_look(
-    console: RunningConsole, open_page: Open, filled: Filled
-) -> None:
-    async with open_page(console) as page:
-        await page.get_by_role("button", name=f"Act on receiver risk of chain {CHAIN}").click()
-        dialog = page.get_by_role("dialog")
-        await dialog.get_by_label("Why").fill(REASON)
-        await dialog.get_by_label("Token").fill(console.token)
-        await dialog.get_by_role("radio", name="Reset its").check()
-        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
-        do = dialog.get_by_role("button", name="Do it")
-        await expect(do).to_be_enabled()
-        await dialog.get_by_role("radio", name="Move its").check()
-        await expect(do).to_be_disabled()
-        await dialog.get_by_label("To the id").fill("1")
-        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
-        await expect(dialog).to_contain_text(str(filled.middle))  # the end that is near
-        await expect(do).to_be_disabled()
-
-
-async def test_deliveries_are_retried_as_they_were_shown(
-    console: RunningConsole, open_page: Open, database: str
-) -> None:
-    async with open_page(console) as page:
-        tile = page.locator("#tile-outbox")
-        await expect(tile).to_have_text("3")
-        name = "Act on all abnormal deliveries to clearing"
-        await page.get_by_role("button", name=name).click()
-        dialog = page.get_by_role("dialog")
-        await dialog.get_by_label("Why").fill(REASON)
-        await dialog.get_by_label("Token").fill(console.token)
-        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
-        await expect(dialog.get_by_role("listitem")).to_have_count(3)
-        await dialog.get_by_role("button", name="Do it").click()
-        await expect(dialog).to_contain_text("3 deliveries are changed by retry")
-        await page.keyboard.press("Escape")
-        await expect(page.locator("#stuck tbody tr")).to_have_count(0)
-        await expect(tile).to_have_text("well")
-
-
-async def test_dead_letter_is_retried_by_keyboard_and_the_rest_abandoned(
-    console: RunningConsole, letters: list[str], open_page: Open, database: str
-) -> None:
-    async with open_page(console) as page:
-        lines = page.locator("#letters-list tbody tr")
-        await expect(lines).to_have_count(3)
-        newest = lines.first
-        for text in (letters[2], "clearing", "topic trades", "risk", "acct-9", "4", "7 h ago",
-                     "tries used up", "no such account"):  # fmt: skip
-            await expect(newest).to_contain_text(text)
-        await expect(page.locator("#tile-outbox")).to_have_text("6")
-        await expect(page.locator("#tile-outbox-note")).to_contain_text("3 abnormal, 3 dead")
-        await newest.get_by_role("button").focus()
-        await page.keyboard.press("Enter")
-        dialog = page.get_by_role("dialog")
-        await expect(dialog.get_by_role("radio", name="Retry")).to_be_checked()
-        await page.keyboard.type(REASON)
-        await dialog.get_by_label("Token").fill(console.token)
-        await page.keyboard.press("Enter")
-        await expect(dialog).to_contain_text("1 dead letter would be retried.")
-        await expect(dialog.get_by_role("listitem")).to_have_text([f"{letters[2]} risk dead"])
-        await page.keyboard.press("Enter")
-        await expect(dialog).to_contain_text("1 dead letter is retried.")
-        await page.keyboard.press("Escape")
-        await expect(lines).to_have_count(2)
-        name = "Act on all dead letters of books"
-        await page.get_by_role("button", name=name).click()
-        await dialog.get_by_role("radio", name="Abandon").check()
-        await dialog.get_by_label("Why").fill(REASON)
-        await dialog.get_by_role("button", name=re.compile("what it would do")).click()
-        await expect(dialog.get_by_role("listitem")).to_have_count(2)
-        await dialog.get_by_role("button", name="Do it").click()
-        await expect(dialog).to_contain_text("2 dead letters are abandoned.")
-        await page.keyboard.press("Escape")
-        await expect(lines).to_have_count(0)
-        await expect(page.locator("#letters")).to_contain_text("No message was given up")
-        await expect(page.locator("#acts tbody tr")).to_have_count(3)
-        for text in ("abandon", "dead letter of books", letters[1], REASON):
-            await expect(page.locator("#acts tbody tr").first).to_contain_text(text)
-    connection = await asyncpg.connect(database)
-    acts = await connection.fetch("SELECT act FROM inbox_act ORDER BY act_id")
-    await connection.close()
-    assert [row["act"] for row in acts] == ["retry", "abandon", "abandon"]
-
-
-async def test_outbox_that_has_a_trouble_is_not_well(
-    console: RunningConsole, open_page: Open, database: str
-) -> None:
-    admin = await asyncpg.connect(database)
-    await admin.execute("UPDATE outbox_pending SET status = 0, next_send_at = now() + '1 hour'")
-    await admin.execute("INSERT INTO outbox_trouble VALUES ('t', 'it is missing')")
-    await admin.close()
-    async with open_page(console) as page:
-        await expect(page.locator("#notice-list")).to_contain_text("it is missing")
-        await expect(page.locator("#tile-outbox")).to_have_text("trouble")
-
-
 async def test_everything_goes_by_keyboard(
     console: RunningConsole, open_page: Open, database: str
 ) -> None:
@@ -372,41 +268,6 @@ async def test_everything_goes_by_keyboard(
 
 # -- how it looks ----------------------------------------------------------------------------------
 
-CONTRAST = """
-() => {
-  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((each) => each / 255)
-    .map((each) => (each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, each, at) => sum + each * [0.2126, 0.7152, 0.0722][at], 0);
-  const behind = (node) => {
-    const color = getComputedStyle(node).backgroundColor;
-    const seen = channels(color);
-    return seen.length === 4 && seen[3] === 0 ? behind(node.parentElement) : seen;
-  };
-  const found = [...document.querySelectorAll('p, h1, h2, h3, td span, th, a, button, label')]
-    .filter((node) => node.offsetParent && node.textContent.trim() && !node.disabled);
-  const ratios = found.map((node) => {
-    const [a, b] = [light(channels(getComputedStyle(node).color)), light(behind(node))];
-    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.outerHTML.slice(0, 80)];
-  });
-  return ratios.sort((a, b) => a[0] - b[0])[0];
-}
-"""
-"""The lowest contrast of a text that is shown, and where it is."""
-
-
-async def test_light_and_dark_can_both_be_read(console: RunningConsole, open_page: Open) -> None:
-    backs = {}
-    for scheme in ("light", "dark"):
-        async with open_page(console, color_scheme=scheme) as page:
-            await expect(page.locator("#stuck tbody tr")).to_have_count(3)
-            back = "getComputedStyle(document.body).backgroundColor"
-            backs[scheme] = [int(each) for each in re.findall(r"\d+", await page.evaluate(back))]
-            ratio, where = await page.evaluate(CONTRAST)
-            assert ratio >= 4.5, (scheme, where)  # WCAG 2.2, 1.4.3
-    assert min(backs["light"]) > 200
-    assert max(backs["dark"]) < 50
-
 
 @pytest.fixture
 async def hostile(filled: Filled, database: str) -> Filled:
@@ -432,45 +293,6 @@ async def test_names_of_the_database_are_text(
             await expect(page.locator(f"#{section}").get_by_text(HOSTILE).first).to_be_visible()
         assert await page.locator("img").count() == 0
         assert "taken" not in await page.title()
-
-
-async def test_phone_shows_all_of_it_without_scrolling_sideways(
-    console: RunningConsole, hostile: Filled, open_page: Open
-) -> None:
-    async with open_page(console, viewport=PHONE, is_mobile=True, has_touch=True) as page:
-        await expect(page.locator("#stuck").get_by_text(HOSTILE).first).to_be_visible()
-        content, window = await width_of(page)
-        assert (content <= window, window) == (True, PHONE["width"])
-        field = page.get_by_role("searchbox")
-        assert await field.evaluate("node => node.scrollWidth <= node.clientWidth")
-        persisted = line_of(page, "chains", str(CHAIN)).locator(".persisted")
-        figure = await persisted.bounding_box()
-        assert figure is not None
-        assert figure["width"] > figure["height"]  # it stands on one line
-        await page.get_by_role("button", name=f"Act on receiver matching of chain {CHAIN}").tap()
-        await expect(page.get_by_role("dialog")).to_be_visible()
-        box = await page.get_by_role("dialog").bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= PHONE["width"]
-
-
-async def test_times_and_actors_are_not_broken_beside_a_long_reason(
-    console: RunningConsole, open_page: Open, database: str
-) -> None:
-    connection = await asyncpg.connect(database)
-    await connection.execute(
-        "INSERT INTO chain_act (chain_id, act, actor, login, reason, detail) "
-        "VALUES ($1, 'unhalt', 'operator@db1', 'o', $2, $2)",
-        CHAIN, "the batch gives another seal " * 10,
-    )  # fmt: skip
-    await connection.close()
-    async with open_page(console) as page:
-        for section in ("acts", "gaps", "verified"):
-            texts = page.locator(f"#{section} tbody tr").first.locator("td:not(:last-child) span")
-            await expect(texts.first).to_be_visible()
-            lines = "nodes => nodes.map(each => [each.getClientRects().length, each.textContent])"
-            assert [text for count, text in await texts.evaluate_all(lines) if count > 1] == []
 
 
 async def test_many_chains_have_pages_and_are_found(

@@ -11,11 +11,11 @@ import pytest
 from chain_kernel.errors import SettingError
 from chain_kernel.model import Event
 from chainctl.commands.chain.journal import encode_rows
-from chainctl.commands.installation import look_at_replication
-from chainctl.commands.receivers import LagBounds, LagLine
+from chainctl.commands.doctor import look_at_replication
+from chainctl.commands.receivers import LagBounds
 from chainctl.commands.records import find_in_journal
-from chainctl.commands.status import leader_life, leader_state
 from chainctl.units import Size, Span, shown_age, shown_span
+from chainctl.views import ReceiverLine, leader_life, leader_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,9 +118,10 @@ def test_bad_size_is_refused(text: str) -> None:
 def test_receiver_is_outside_its_bounds_when_late_or_halted(
     bounds: LagBounds, halted: str, why: str | None
 ) -> None:
-    line = LagLine(
-        receiver="m", head_delivered=1, behind_ids=100, behind_rows=100, behind_seconds=10.0,
-        updated="", halted=halted,
+    line = ReceiverLine(
+        chain=1, receiver="m", checkpoint="stored", head_delivered=1, behind_ids=100,
+        behind_rows=100, behind_seconds=10.0, updated="", agrees="yes", halted=halted,
+        halt_detail="",
     )  # fmt: skip
     assert bounds.broken_by(line) == why
 

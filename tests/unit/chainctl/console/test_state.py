@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chainctl.console.state import (
-    ActEntry,
-    ChainLine,
     Document,
-    GapEntry,
     InboxLine,
     LetterLine,
     Look,
     MessageAct,
     OutboxLine,
     Overview,
-    ReceiverLine,
     ReportFile,
     StuckDelivery,
     VerifiedLine,
@@ -30,11 +26,14 @@ from chainctl.console.state import (
     document,
     notices,
 )
+from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
 
 CHAIN = ChainLine(
     chain=7, epoch=3, leader="seq-a", leader_state="leads", leader_since="2026-11-24T08:00:00.0Z",
     last_beat_seconds=0.4, lease_seconds=5.0, head_persisted=500, head_published=500,
     unpublished_ids=0, unpublished_seconds=0.0, last_commit=None, topic="orderchain.7",
+    leader_life="leads", backend=None, unpublished_rows=0, published="everything",
+    partition_ids=10_000_000, created="2026-11-24T07:00:00.0Z",
 )  # fmt: skip
 WAITING = replace(CHAIN, unpublished_ids=1, unpublished_seconds=61.0)
 RECEIVER = ReceiverLine(
@@ -42,7 +41,7 @@ RECEIVER = ReceiverLine(
     behind_rows=0, behind_seconds=0.0, updated="2026-11-24T08:00:00.0Z", agrees="yes", halted="",
     halt_detail="",
 )  # fmt: skip
-GAP = GapEntry(
+GAP = GapLine(
     chain=7, receiver="matching", after_id=400, until_id=420, rows=20, cause="frame",
     source="standby", outcome="filled", found="2026-11-24T07:00:00.0Z", seconds=0.002,
 )  # fmt: skip
@@ -198,9 +197,9 @@ def test_document_holds_every_part_of_a_snapshot() -> None:
         of="delivery", act_id=3, act="retry", message_id="m1", consumer="c", actor="eve",
         reason="it is there now", acted_at="2026-11-24T07:31:00.0Z",
     )  # fmt: skip
-    act = ActEntry(
+    act = ActLine(
         act_id=12, chain=7, receiver=None, act="takeover", actor="eve", reason="it hangs",
-        detail="epoch 3", acted_at="2026-11-24T07:30:00.0Z",
+        detail="epoch 3", login="eve", acted_at="2026-11-24T07:30:00.0Z",
     )  # fmt: skip
     snapshot = replace(
         WELL, stuck=(stuck,), letters=(letter,), acts=(act,), message_acts=(on_message,),

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from chain_kernel.errors import InputError
-from sequencer.intake.file import FileIntake, FileOptions
+from sequencer.intake.file import FileOptions, OrderFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def read_all() -> ReadAll:
     ) -> tuple[list[Order], InputError | None]:
         orders: list[Order] = []
         try:
-            with FileIntake(path, FileOptions(**options)) as intake:
+            with OrderFile(path, FileOptions(**options)) as intake:
                 while (portion := intake.read(limit)) is not None:
                     assert 0 < len(portion.orders) <= limit
                     orders += portion.orders

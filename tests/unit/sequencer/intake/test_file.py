@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_kernel.errors import InputError
-from sequencer.intake.file import FileIntake, FileOptions
+from sequencer.intake.file import FileOptions, OrderFile
 from sequencer.intake.rows import READ_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ROWS = "n,x\n" + "".join(f"{number},v{number}\n" for number in range(1, 101))
 def mark_after(path: Path, *limits: int, **options: str) -> IntakeMark:
     """Return the mark after reads of these sizes."""
     mark: IntakeMark | None = None
-    with FileIntake(path, FileOptions(**options)) as intake:  # type: ignore[arg-type]
+    with OrderFile(path, FileOptions(**options)) as intake:  # type: ignore[arg-type]
         for limit in limits:
             portion = intake.read(limit)
             assert portion is not None
@@ -34,7 +34,7 @@ def mark_after(path: Path, *limits: int, **options: str) -> IntakeMark:
 
 def pass_over(path: Path, taken: IntakeMark, **options: str) -> list[str]:
     """Pass over what was taken; return the keys behind it."""
-    with FileIntake(path, FileOptions(**options)) as intake:  # type: ignore[arg-type]
+    with OrderFile(path, FileOptions(**options)) as intake:  # type: ignore[arg-type]
         for _ in intake.pass_over(taken):
             pass
         portion = intake.read(1_000)
@@ -121,7 +121,7 @@ def test_file_that_became_bad_within_what_was_taken_is_refused_by_line(write: Wr
 
 def test_part_of_a_portion_has_the_mark_that_a_shorter_read_would_have(write: Write) -> None:
     path = write("o.csv", ROWS)
-    with FileIntake(path, FileOptions()) as intake:
+    with OrderFile(path, FileOptions()) as intake:
         intake.read(10)
         portion = intake.read(50)
     assert portion is not None
@@ -140,7 +140,7 @@ def test_file_of_long_rows_is_read_in_portions_that_fit_the_memory(write: Write)
     rows = 200
     path = write("long.csv.gz", "a\n" + ("x" * 200_000 + "\n") * rows)
     tracemalloc.start()
-    with FileIntake(path, FileOptions()) as intake:
+    with OrderFile(path, FileOptions()) as intake:
         read = 0
         while (portion := intake.read(5_000)) is not None:
             read += len(portion.orders)
@@ -153,7 +153,7 @@ def test_file_of_long_rows_is_read_in_portions_that_fit_the_memory(write: Write)
 def test_file_of_many_rows_takes_no_more_memory_than_one_portion(write: Write) -> None:
     path = write("many.csv.gz", "a,b\n" + "1234567890,abcdefghij\n" * 40_000)
     tracemalloc.start()
-    with FileIntake(path, FileOptions()) as intake:
+    with OrderFile(path, FileOptions()) as intake:
         while intake.read(1_000) is not None:
             pass
         _, peak = tracemalloc.get_traced_memory()

@@ -71,49 +71,6 @@ def test_receive_writes_the_chain_up_to_the_head_and_nothing_the_next_time(
     assert path.read_bytes() == content
 
 
-def test_receive_with_a_torn_journal_ends_with_the_same_journal(
-    receive: Callable[..., Done], tmp_path: Path
-) -> None:
-    path = tmp_path / "j.jsonl"
-    part = receive(path, "--until-id", 1_234)
-    assert (part.code, json.loads(part.out)["last_id"]) == (0, 1_234)
-    torn = path.read_bytes()[:-40]
-    path.write_bytes(torn)
-    rest = receive(path)
-    assert json.loads(rest.out)["first_id"] == 1_234
-    assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
-
-
-def test_receive_decoding_writes_objects(receive: Callable[..., Done], tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    assert receive(path, "--decode", "msgpack", "--until-id", 2).code == 0
-    assert [row["payload"] for row in lines(path)] == [{"n": "1"}, {"n": "2"}]
-    mixed = receive(path)
-    assert mixed.code == 2
-    assert "another --decode" in mixed.err
-
-
-def test_receive_into_what_is_no_journal_of_this_chain_is_refused_and_changes_nothing(
-    receive: Callable[..., Done], tmp_path: Path, filled_once: int
-) -> None:
-    path = tmp_path / "j.jsonl"
-    assert receive(path, "--until-id", 10).code == 0
-    journal = path.read_bytes()
-    number = str(filled_once).encode()
-    for content, part in (
-        (journal.replace(b'"chain_id":' + number, b'"chain_id":1'), "not of 1"),
-        (journal.replace(b'"key":"o.csv#10"', b'"key":"o.csv#11"'), "another row"),
-        (b"my notes\n", "no row"),
-        (b'{"a":1}\n', "no row"),
-    ):
-        path.write_bytes(content)
-        done = receive(path)
-        assert (done.code, done.out) == (2, "")
-        assert part in done.err
-        assert done.err.count("\n") == 1
-        assert path.read_bytes() == content
-
-
 def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts_it(
     call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
     tmp_path: Path,
@@ -290,19 +247,6 @@ def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_a
         assert done.code == 0, done
         assert [row["id"] for row in lines(path)] == list(range(1, ROWS + 1))
     assert "rows come from the database until it is there" in done.err
-
-
-def test_receive_where_no_journal_can_be_is_refused(
-    refused: Refused, module_settings: dict[str, str], chain: int, tmp_path: Path
-) -> None:
-    for path, part in (
-        (tmp_path, "no regular file"),
-        (tmp_path / "missing" / "j", "no folder"),
-        ("/dev/full", "no regular file"),
-    ):
-        line = refused("receive", "--chain", chain, "--output", path, settings=module_settings)
-        assert "--output was" in line
-        assert part in line
 
 
 def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(

@@ -113,21 +113,6 @@ def test_file_is_sequenced_once_however_often_and_however_compressed(
     assert [row["pid"] for row in found] == [0, *(row["id"] for row in found[:-1])]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_compressed_file_gives_the_orders_of_the_plain_one(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path, suffix: str
-) -> None:
-    content = '{"id":"a","t_ms":1735689600005,"x":1.50}\n{"id":"b","t_ms":6,"x":null}\n'
-    done = sequence(
-        tmp_path / f"o.jsonl{suffix}", content, "--key-column", "id", "--time-column", "t_ms"
-    )
-    assert done.code == 0, done
-    assert [(row["key"], row["event_time_ns"], row["payload"]) for row in rows()] == [
-        ("a", 1_735_689_600_005_000_000, {"id": "a", "t_ms": "1735689600005", "x": "1.50"}),
-        ("b", 6_000_000, {"id": "b", "t_ms": "6", "x": ""}),
-    ]
-
-
 def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
     sequence: Callable[..., Done], rows: Rows, tmp_path: Path
 ) -> None:
@@ -257,42 +242,6 @@ def test_standard_input_without_what_it_needs_is_refused(
     assert part in refused("sequence", "--chain", 1, *arguments, settings=module_settings)
 
 
-def test_files_without_a_header_or_joined_are_read_as_told(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    bare = ("--columns", "at,side,qty", "--time-column", "at", "--time-unit", "s")
-    assert sequence(tmp_path / "bare.csv", "1735689600,B,7\n1735689601,S,9\n", *bare).code == 0
-    joined = "side,qty\nB,7\n\ufeffside,qty\nS,9\n"
-    refused = sequence(tmp_path / "joined.csv", joined)
-    assert refused.code == 2
-    assert "line 3" in refused.err
-    skipping = sequence(tmp_path / "joined.csv", joined, "--header-again", "skip")
-    assert json.loads(skipping.out)["rows_before"] == 1
-    found = [(row["payload"]["qty"], row["event_time_ns"]) for row in rows()]
-    assert [qty for qty, _ in found] == ["7", "9", "7", "9"]
-    assert [time for _, time in found[:2]] == [1_735_689_600 * 10**9, 1_735_689_601 * 10**9]
-
-
-def test_file_that_changed_is_refused_and_renamed_it_is_new(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    path = tmp_path / "o.csv"
-    assert sequence(path, "a\n1\n2\n3\n").code == 0
-    changed = sequence(path, "a\n1\n9\n3\n4\n")
-    assert changed.code == 2
-    assert "the beginning of the file has changed" in changed.err
-    shorter = sequence(path, "a\n1\n")
-    assert shorter.code == 2
-    assert "at least the 3 rows" in shorter.err
-    options = sequence(path, "a\n1\n2\n3\n", "--key-column", "a")
-    assert options.code == 2
-    grown = sequence(path, "a\n1\n2\n3\n4\n")
-    assert json.loads(grown.out)["orders"] == 1
-    renamed = sequence(tmp_path / "p.csv", "a\n1\n")
-    assert json.loads(renamed.out)["orders"] == 1
-    assert keys(rows()) == ["o.csv#1", "o.csv#2", "o.csv#3", "o.csv#4", "p.csv#1"]
-
-
 def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
     refused: Refused,
     call: Call,
@@ -357,7 +306,7 @@ def test_sequence_killed_in_the_middle_goes_on_without_doubling(
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [*at_night(1), 2])
 def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     start: Start,
     sequence: Callable[..., Done],
@@ -401,35 +350,6 @@ def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
     assert peaks[1] < peaks[0] + 60, peaks
 
 
-def test_file_with_a_refused_key_keeps_the_rows_before_it_and_takes_none_after_it(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    content = "id,x\n" + "".join(f"k{number},{number}\n" for number in range(1, 101))
-    path = tmp_path / "o.csv"
-    options = ("--key-column", "id", "--batch-rows", 20)
-    conflict = content.replace("k47,47\n", "k41,47\n")
-    done = sequence(path, conflict, *options)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("chainctl: line 48: key was 'k41', expected the payload with which")
-    assert "orders added before that: 46" in done.err
-    assert keys(rows()) == [f"k{number}" for number in range(1, 47)]
-    fixed = sequence(path, content, *options)
-    assert fixed.code == 0, fixed
-    assert keys(rows()) == [f"k{number}" for number in range(1, 101)]
-
-
-def test_file_with_keys_that_came_before_adds_the_new_ones_only(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    assert sequence(tmp_path / "o.csv", "id,x\na,1\nb,2\n", "--key-column", "id").code == 0
-    done = sequence(tmp_path / "p.csv", "id,x\na,1\nc,3\nb,2\nc,3\n", "--key-column", "id")
-    assert done.code == 0, done
-    summary = json.loads(done.out)
-    assert (summary["orders"], summary["repeats"]) == (1, 3)
-    assert summary["first_id"] == summary["last_id"]
-    assert keys(rows()) == ["a", "b", "c"]
-
-
 def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
     call: Call,
     refused: Refused,
@@ -460,7 +380,7 @@ def test_sequence_without_kafka_starts_where_that_is_allowed_under_the_name_it_i
     sequence = ("sequence", "--chain", chain, "--input", tmp_path / "o.csv", "--connect-seconds", 1)
     assert "kafka was" in refused(*sequence, settings=away)
     optional = {**away, "CHAINCTL_KAFKA_AT_START": "optional"}
-    done = call(*sequence, "--owner", "pit-1", "--stop-seconds", "100ms", settings=optional)
+    done = call(*sequence, "--name", "pit-1", "--stop-seconds", "100ms", settings=optional)
     assert done.code == 0, done
     leader = json.loads(call("leader", "--chain", chain, "--json", settings=away).out)
     assert (leader["leader"], leader["terms"][0]["owner"]) == ("pit-1", "pit-1")

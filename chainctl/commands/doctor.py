@@ -1,4 +1,4 @@
-"""`chainctl doctor`, `config`, `completion`: what would fail, what is set, what shells complete."""
+"""`chainctl doctor`: what would make a start fail later, and what to do."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ from msgspec import Struct
 
 from chain_kernel.errors import ConnectError, OrderchainError
 from chain_kernel.limits import FRAME_BYTES_MIN
-from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from chain_kernel.text import counted, not_installed, reason_of
-from chainctl.commands.receivers import AGREEING, read_agreements
 from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
 from chainctl.options import (
     Command,
-    SuggestingGroup,
     json_option,
     some_chain_option,
-    uses_sourced_settings,
+    sourced_settings,
+    uses_settings,
     watch_option,
 )
 from chainctl.output import (
     data_json,
-    data_text,
     installed_version,
     repeated,
     table,
     talk,
 )
-from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, shown, unknown_variables
+from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
+from chainctl.views import ChainLine, GapLine, ReceiverLine, read_receivers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
     from chainctl.database import Connection
     from chainctl.settings import Settings, SourcedSettings
     from chainctl.topics import Topics
-
-# -- doctor ---------------------------------------------------------------------------------------
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -90,9 +86,9 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 @some_chain_option
 @watch_option
 @json_option
-@uses_sourced_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
+@uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
 def doctor(
-    sourced: SourcedSettings, chain_id: int | None, watch_seconds: float | None, as_json: bool
+    settings: Settings, chain_id: int | None, watch_seconds: float | None, as_json: bool
 ) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
     schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed, but
@@ -100,11 +96,11 @@ def doctor(
 
     Exit code 1 when something would make a start fail.
     """
-    return repeated(watch_seconds, lambda: _show(sourced, chain_id, as_json=as_json))
+    return repeated(watch_seconds, lambda: _show(settings, chain_id, as_json=as_json))
 
 
-def _show(sourced: SourcedSettings, chain_id: int | None, *, as_json: bool) -> ExitCode:
-    checks = run_async(_examine(sourced, chain_id))
+def _show(settings: Settings, chain_id: int | None, *, as_json: bool) -> ExitCode:
+    checks = run_async(_examine(settings, chain_id))
     if as_json:
         data_json(checks)
     else:
@@ -119,9 +115,8 @@ def _show(sourced: SourcedSettings, chain_id: int | None, *, as_json: bool) -> E
     return ExitCode.FINDINGS if failed else ExitCode.CLEAN
 
 
-async def _examine(sourced: SourcedSettings, chain_id: int | None) -> list[DoctorLine]:
-    settings = sourced.settings
-    checks = [_python(), *_settings(sourced), _disk()]
+async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
+    checks = [_python(), *_settings(sourced_settings()), _disk()]
     topics: list[str] = []
     primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
     checks += primary
@@ -364,64 +359,48 @@ async def _connections(connection: Connection) -> DoctorLine:
 async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
     """Look at chains, leaders and receivers; the topics of the chains are added to `topics`."""
     async with connected_to(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
-        chains = await connection.fetch(SQL["chain_status"], chain_id)
-        halts = await connection.fetch(SQL["halts"], chain_id)
+        rows = await connection.fetch(SQL["chain_status"], chain_id)
         gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
-        agreements = await read_agreements(connection, chain_id)
+        receivers = await read_receivers(connection, chain_id)
         marks = await connection.fetch(SQL["contradicted_marks"], chain_id)
-    if not chains:
+    if not rows:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
-    topics += [chain["topic"] for chain in chains]
-    missing = [gap for gap in gaps if gap["outcome"] == "missing"]
-    halted = {(halt["chain_id"], halt["receiver"]) for halt in halts}
-    contradicted = [
-        _contradicted(*place, agreement)
-        for place, agreement in agreements.items()
-        if agreement not in AGREEING and place not in halted
-    ]
+    chains = list(map(ChainLine.of, rows))
+    topics += [chain.topic for chain in chains]
     return [
         *map(_leader, chains),
-        *map(_late, filter(_is_late, chains)),
-        *map(_halted, halts),
-        *contradicted,
-        *map(_lacking_rows, missing),
+        *(_late(chain) for chain in chains if chain.is_late),
+        *(_halted(each) for each in receivers if each.state == "halted"),
+        *(_contradicted(each) for each in receivers if each.state == "contradicted"),
+        *(_lacking_rows(gap) for gap in map(GapLine.of, gaps) if gap.outcome == "missing"),
         *map(_contradicted_mark, marks),
     ]
 
 
-def _leader(chain: Mapping[str, Any]) -> DoctorLine:
-    from chainctl.commands.status import leader_life, leader_state
-
-    what, life = f"leader of chain {chain['chain_id']}", leader_life(chain)
-    found = life if not chain["owner"] else f"{chain['owner']}: {life}"
-    if leader_state(chain) == "silent":
+def _leader(chain: ChainLine) -> DoctorLine:
+    what, life = f"leader of chain {chain.chain}", chain.leader_life
+    found = life if not chain.leader else f"{chain.leader}: {life}"
+    if chain.leader_state == "silent":
         return _warning(what, found, "start a sequencer, or look why its standby does not lead")
     return _ok(what, found)
 
 
-def _is_late(chain: Mapping[str, Any]) -> bool:
-    unpublished = chain["last_id"] - chain["published_id"]
-    return LAG_LIMITS.are_exceeded(unpublished, chain["unpublished_seconds"])
+def _late(chain: ChainLine) -> DoctorLine:
+    found = f"published {chain.published}"
+    return _warning(f"orders of chain {chain.chain}", found, "docs/runbooks/lagging-kafka.md")
 
 
-def _late(chain: Mapping[str, Any]) -> DoctorLine:
-    from chainctl.commands.status import published_life
-
-    found = f"published {published_life(chain)}"
-    return _warning(f"orders of chain {chain['chain_id']}", found, "docs/runbooks/lagging-kafka.md")
-
-
-def _halted(halt: Mapping[str, Any]) -> DoctorLine:
-    what = f"receiver {halt['receiver']} of chain {halt['chain_id']}"
-    to_do = f"verify the chain, then chainctl unhalt --chain {halt['chain_id']}"
-    return _failed(what, f"has halted: {halt['reason']} at {halt['at_id']}", to_do)
+def _halted(line: ReceiverLine) -> DoctorLine:
+    to_do = f"verify the chain, then chainctl unhalt --chain {line.chain}"
+    what = f"receiver {line.receiver} of chain {line.chain}"
+    return _failed(what, f"has halted: {line.halted}", to_do)
 
 
-def _contradicted(chain_id: int, receiver: str, agreement: str) -> DoctorLine:
-    found = f"the database contradicts its checkpoint: {agreement}"
-    to_do = f"chainctl verify --chain {chain_id} --source database --seals --expect-seals DIR"
-    return _failed(f"receiver {receiver} of chain {chain_id}", found, to_do)
+def _contradicted(line: ReceiverLine) -> DoctorLine:
+    found = f"the database contradicts its checkpoint: {line.agrees}"
+    to_do = f"chainctl verify --chain {line.chain} --source database --seals --expect-seals DIR"
+    return _failed(f"receiver {line.receiver} of chain {line.chain}", found, to_do)
 
 
 def _contradicted_mark(mark: Mapping[str, Any]) -> DoctorLine:
@@ -431,10 +410,10 @@ def _contradicted_mark(mark: Mapping[str, Any]) -> DoctorLine:
     return _failed(f"verified mark of chain {chain_id}", found, to_do)
 
 
-def _lacking_rows(gap: Mapping[str, Any]) -> DoctorLine:
-    what = f"receiver {gap['receiver']} of chain {gap['chain_id']}"
-    found = f"rows after {gap['after_id']} up to {gap['until_id']} were missing in the database"
-    to_do = f"verify the chain, then chainctl repair --chain {gap['chain_id']}, and start it"
+def _lacking_rows(gap: GapLine) -> DoctorLine:
+    what = f"receiver {gap.receiver} of chain {gap.chain}"
+    found = f"rows after {gap.after_id} up to {gap.until_id} were missing in the database"
+    to_do = f"verify the chain, then chainctl repair --chain {gap.chain}, and start it"
     return _failed(what, found, to_do)
 
 
@@ -533,54 +512,3 @@ async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
     if copies == 1:
         return [_warning(what, text, "3 replicas and min.insync.replicas=2 outlive a broker")]
     return [_ok(what, text)]
-
-
-# -- config ---------------------------------------------------------------------------------------
-
-
-@click.group(cls=SuggestingGroup)
-def config() -> None:
-    """What is set, and by what."""
-
-
-@config.command()
-@json_option
-@uses_sourced_settings(*(name for name in SETTING_NAMES if name != "log_level"))
-def show(sourced: SourcedSettings, as_json: bool) -> None:
-    """Show every setting, its value with passwords hidden, and where it came from."""
-    rows = [
-        (name, shown(name, getattr(sourced.settings, name)), sourced.sources[name])
-        for name in SETTING_NAMES
-    ]
-    for variable in unknown_variables(os.environ):
-        talk(f"chainctl: {variable} is set, but is no setting: ignored")
-    if as_json:
-        data_json({name: {"value": value, "source": source} for name, value, source in rows})
-    else:
-        # Not as in other tables: a span of 4 ms is 0.004, not 0.0.
-        cells = [
-            (name, f"{value:.12g}" if isinstance(value, float) else value, source)
-            for name, value, source in rows
-        ]
-        table(("setting", "value", "source"), cells)
-
-
-# -- completion -----------------------------------------------------------------------------------
-
-
-@click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the script with which a shell completes commands, options and their values.
-
-    For bash, put `eval "$(chainctl completion bash)"` into ~/.bashrc, for zsh the same with zsh
-    into ~/.zshrc. For fish, store the script as ~/.config/fish/completions/chainctl.fish.
-    """
-    from click.shell_completion import get_completion_class
-
-    from chainctl.main import COMPLETION_VARIABLE, PROGRAM, cli
-
-    found = get_completion_class(shell)
-    if found is None:
-        raise click.UsageError(f"this version of click completes nothing in {shell}")
-    data_text(found(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())

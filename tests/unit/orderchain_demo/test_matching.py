@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from orderchain_demo.handlers import Matching
+from orderchain_demo.matching import Matching
 
 Payload = Callable[..., bytes]
 FlowPayloads = Callable[[int, int], list[bytes]]

@@ -1,0 +1,64 @@
+"""`chainctl config` and `completion`: what is set and by what, and what shells complete."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from chainctl.options import (
+    Command,
+    SuggestingGroup,
+    json_option,
+    sourced_settings,
+    uses_settings,
+)
+from chainctl.output import data_json, data_text, table, talk
+from chainctl.settings import SETTING_NAMES, shown, unknown_variables
+
+if TYPE_CHECKING:
+    from chainctl.settings import Settings
+
+
+@click.group(cls=SuggestingGroup)
+def config() -> None:
+    """What is set, and by what."""
+
+
+@config.command()
+@json_option
+@uses_settings(*(name for name in SETTING_NAMES if not name.startswith("log_")))
+def show(settings: Settings, as_json: bool) -> None:
+    """Show every setting, its value with passwords hidden, and where it came from."""
+    sources = sourced_settings().sources
+    rows = [(name, shown(name, getattr(settings, name)), sources[name]) for name in SETTING_NAMES]
+    for variable in unknown_variables(os.environ):
+        talk(f"chainctl: {variable} is set, but is no setting: ignored")
+    if as_json:
+        data_json({name: {"value": value, "source": source} for name, value, source in rows})
+    else:
+        # Not as in other tables: a span of 4 ms is 0.004, not 0.0.
+        cells = [
+            (name, f"{value:.12g}" if isinstance(value, float) else value, source)
+            for name, value, source in rows
+        ]
+        table(("setting", "value", "source"), cells)
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which a shell completes commands, options and their values.
+
+    For bash, put `eval "$(chainctl completion bash)"` into ~/.bashrc, for zsh the same with zsh
+    into ~/.zshrc. For fish, store the script as ~/.config/fish/completions/chainctl.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    from chainctl.main import COMPLETION_VARIABLE, PROGRAM, cli
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"this version of click completes nothing in {shell}")
+    data_text(found(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())

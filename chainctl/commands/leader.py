@@ -1,0 +1,235 @@
+"""`chainctl leader`, `step-down` and `takeover`: who leads a chain, and acts on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chain_kernel.errors import SettingError
+from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.event_loop import run_async
+from chainctl.exits import ExitCode
+from chainctl.options import (
+    Command,
+    acts_by_hand,
+    chain_option,
+    json_option,
+    uses_settings,
+    watch_option,
+)
+from chainctl.output import data, data_json, repeated, talk
+from chainctl.units import Span
+from chainctl.views import ChainLine, leader_state, picked, write_facts, write_table
+
+if TYPE_CHECKING:
+    from chainctl.options import ActByHand
+    from chainctl.settings import Settings
+
+
+_LEADER: Final = (
+    "chain", "leader", "leader_state", "leader_life", "leader_since", "last_beat_seconds",
+    "lease_seconds", "epoch", "backend",
+)  # fmt: skip
+_TERMS_SHOWN: Final = 10
+_LOOK_SECONDS: Final = 0.2
+
+
+class TermLine(Struct, frozen=True, kw_only=True):
+    """One term of a chain."""
+
+    epoch: int
+    owner: str
+    began: str
+    after_id: int
+    timeline: int | None
+
+
+class LeaderAct(Struct, frozen=True, kw_only=True):
+    """What `step-down` or `takeover` did."""
+
+    chain: int
+    epoch: int
+    """The term that is to end."""
+    act_id: int | None
+    """The row of chain_act that records it; null for a dry run."""
+    is_over: bool | None
+    """Whether the term has ended, where that was waited for."""
+    next_leader: str | None = None
+    """Who leads after that, if somebody does."""
+    next_epoch: int | None = None
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option("--check", "is_check", is_flag=True, help="Return exit code 1 if nobody leads.")
+@click.option(
+    "--max-beat", "max_beat", type=Span(), metavar="SPAN",
+    help="As --check, with this as the longest time since the last beat, not the lease.",
+)  # fmt: skip
+@watch_option
+@json_option
+@uses_settings("database", "connect_seconds")
+def leader(
+    settings: Settings,
+    chain_id: int,
+    is_check: bool,
+    max_beat: float | None,
+    watch_seconds: float | None,
+    as_json: bool,
+) -> ExitCode:
+    """Show who leads a chain, since when, how alive that process is, and the last terms.
+
+    The state is `leads`, `steps down`, `silent` (no beat for longer than its lease: dead, or cut
+    off), `handed over` or `never led`. With --check or --max-beat it is a check for cron and
+    Nagios.
+    """
+
+    def show() -> ExitCode:
+        chain, terms = run_async(_terms(settings, chain_id))
+        shown = picked(chain, _LEADER)
+        if as_json:
+            data_json({**shown, "terms": terms})
+        else:
+            write_facts(shown)
+            if terms:
+                data("")
+                write_table(TermLine.__struct_fields__, terms)
+        if not (is_check or max_beat is not None) or _is_led(chain, max_beat):
+            return ExitCode.CLEAN
+        talk(f"chainctl: nobody leads chain {chain_id}: {chain.leader_life}")
+        return ExitCode.FINDINGS
+
+    return repeated(watch_seconds, show)
+
+
+def _is_led(chain: ChainLine, max_beat: float | None) -> bool:
+    """Return whether a process leads, and its last beat is younger than `max_beat`, if given."""
+    if max_beat is None or chain.leader_state in ("handed over", "never led"):
+        return chain.is_led
+    beat = chain.last_beat_seconds
+    return beat is not None and beat <= max_beat
+
+
+@click.command("step-down", cls=Command)
+@chain_option
+@click.option(
+    "--wait", "wait_seconds", type=Span(), metavar="SPAN",
+    help="Wait until the term has ended; exit code 1 if it has not after SPAN.",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def step_down(
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
+) -> ExitCode:
+    """Ask the leader of a chain to hand over.
+
+    It takes no more orders, commits and publishes what it has accepted, and ends; a standby leads
+    within half a second. It learns of the request with its next beat, after a fifth of its lease.
+    Needs the owner's rights.
+    """
+    done = run_async(change_leader(settings, chain_id, "step-down", act, wait_seconds))
+    asked = "would be asked" if act.is_dry_run else "is asked"
+    talk(f"chainctl: the leader of chain {chain_id} {asked} to step down (epoch {done.epoch})")
+    return _finish(done, wait_seconds, as_json=as_json)
+
+
+@click.command(cls=Command)
+@chain_option
+@click.option(
+    "--wait", "wait_seconds", type=Span(), metavar="SPAN",
+    help="Wait until another process leads; exit code 1 if none does after SPAN.",
+)  # fmt: skip
+@acts_by_hand
+@json_option
+@uses_settings("database", "connect_seconds")
+def takeover(
+    settings: Settings, chain_id: int, wait_seconds: float | None, act: ActByHand, as_json: bool
+) -> ExitCode:
+    """Let the next process lead at once, whether or not the old leader is alive.
+
+    A standby, or the next sequencer that starts, takes over without waiting for the lease. The old
+    leader is fenced then: it can commit nothing more. Use it where a leader hangs; `step-down` is
+    the gentle way. Needs the owner's rights.
+    """
+    done = run_async(change_leader(settings, chain_id, "takeover", act, wait_seconds))
+    may = "would be" if act.is_dry_run else "is"
+    talk(f"chainctl: the lease of chain {chain_id} {may} free (epoch {done.epoch})")
+    return _finish(done, wait_seconds, as_json=as_json)
+
+
+def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> ExitCode:
+    if done.is_over is False:
+        talk(f"chainctl: epoch {done.epoch} has not ended after {wait_seconds:g} s")
+    elif done.next_leader is not None:
+        led_by = f"{done.next_leader} leads, in epoch {done.next_epoch}"
+        talk(f"chainctl: epoch {done.epoch} has ended; {led_by}")
+    elif done.is_over:
+        talk(f"chainctl: epoch {done.epoch} has ended; nobody leads yet")
+    if as_json:
+        data_json(done)
+    return ExitCode.FINDINGS if done.is_over is False else ExitCode.CLEAN
+
+
+async def _terms(settings: Settings, chain_id: int) -> tuple[ChainLine, list[TermLine]]:
+    async with looking(settings, chain_id) as connection:
+        chain = ChainLine.of(await connection.fetchrow(SQL["chain_status"], chain_id))
+        terms = await connection.fetch(SQL["terms"], chain_id, _TERMS_SHOWN)
+    return chain, [
+        TermLine(
+            epoch=term["epoch"],
+            owner=term["owner"],
+            began=utc(term["began_at"]),
+            after_id=term["after_id"],
+            timeline=term["timeline"],
+        )
+        for term in terms
+    ]
+
+
+async def change_leader(
+    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None = None
+) -> LeaderAct:
+    """Change the lease and record it, both or neither; then wait for the end of the term."""
+    statement = "ask_to_step_down" if what == "step-down" else "free_lease"
+    async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
+        epoch = await connection.fetchval(SQL[statement], chain_id)
+        if epoch is None:
+            raise SettingError("--chain", chain_id, "a chain that a process leads")
+        act_id = await connection.fetchval(
+            SQL["record_act"], chain_id, None, what, act.actor, act.reason, f"epoch {epoch}"
+        )
+    done = LeaderAct(
+        chain=chain_id, epoch=epoch, act_id=None if act.is_dry_run else act_id, is_over=None
+    )
+    if wait_seconds is None or act.is_dry_run:
+        return done
+    return await _after_its_end(settings, done, wait_seconds, what)
+
+
+async def _after_its_end(
+    settings: Settings, done: LeaderAct, seconds: float, what: str
+) -> LeaderAct:
+    """Return `done` with whether its term ends within `seconds`, and with who leads then."""
+    until = time.monotonic() + seconds
+    while True:
+        async with looking(settings, done.chain) as connection:
+            chain = await connection.fetchrow(SQL["chain_status"], done.chain)
+        if chain["epoch"] != done.epoch:
+            is_led = leader_state(chain) in ("leads", "steps down")
+            return replace(
+                done,
+                is_over=True,
+                next_leader=chain["owner"] if is_led else None,
+                next_epoch=chain["epoch"] if is_led else None,
+            )
+        if what == "step-down" and chain["released"]:
+            return replace(done, is_over=True)
+        if time.monotonic() >= until:
+            return replace(done, is_over=False)
+        await asyncio.sleep(_LOOK_SECONDS)
