@@ -47,8 +47,8 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     # The broker is everybody's: topic and group are this test's alone.
     topic = f"clearing.{orderchain_fresh_name}"
-    # Records of mode 12 are years old by their timestamps: by its default the broker deletes them at
-    # its next look, which comes every five minutes, and a test then waits for what is gone.
+    # Records of mode 12 are years old by their timestamps. By its defaults the broker would delete
+    # them at its next look, every five minutes, and a test wait for what is gone.
     await make_topics(
         kafka_server.bootstrap, topic, partitions=PARTITIONS, configs={"retention.ms": "-1"}
     )
