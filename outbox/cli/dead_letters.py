@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -25,14 +25,17 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
+from outbox.acts import DeadLetterFilter
 from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable
     from uuid import UUID
 
     from chainctl.settings import Settings
-    from outbox.acts import Content, DeadLetter, DeadLetterFilter
+    from outbox.acts import Content, DeadLetter, DeadLetters
+
+_T = TypeVar("_T")
 
 REASONS: Final = ("tries used up", "refused by the handler", "older than the inbox")
 LIMIT: Final = 1_000
@@ -81,12 +84,9 @@ def list_(
 ) -> None:
     """List dead letters, the newest first."""
 
-    async def run() -> list[DeadLetter]:
-        async with letters_of(settings) as letters:
-            return await letters.list(_filter(with_abandoned=abandoned, **chosen))
-
     def show_letters() -> None:
-        found = run_async(run())
+        wanted = _filter(with_abandoned=abandoned, **chosen)
+        found = _asked(settings, lambda letters: letters.list(wanted))
         if as_json:
             data_json(found)
             return
@@ -117,12 +117,7 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
 
     One for each consumer that has given the message up.
     """
-
-    async def run() -> Sequence[Content]:
-        async with letters_of(settings) as letters:
-            return await letters.show(message_id, consumer)
-
-    found = run_async(run())
+    found = _asked(settings, lambda letters: letters.show(message_id, consumer))
     if not found:
         raise SettingError("message", str(message_id), "a dead letter of this database")
     if as_json:
@@ -149,15 +144,11 @@ def acts(
 
     Acts are kept forever, also those on messages that were applied or dropped since.
     """
-
-    async def run() -> Sequence[dict[str, Any]]:
-        async with letters_of(settings) as letters:
-            return await letters.last_acts(since_seconds, limit)
-
     columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
 
     def show_acts() -> None:
-        listed(run_async(run()), columns, as_json)
+        found = _asked(settings, lambda letters: letters.last_acts(since_seconds, limit))
+        listed(found, columns, as_json)
 
     repeated(watch_seconds, show_acts)
 
@@ -206,6 +197,16 @@ def _act(
     return ExitCode.FINDINGS
 
 
+def _asked(settings: Settings, ask: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
+    """Return what `ask` answers, given the dead letters of the consumer's database."""
+
+    async def run() -> _T:
+        async with letters_of(settings) as letters:
+            return await ask(letters)
+
+    return run_async(run())
+
+
 def _filter(
     *,
     with_abandoned: bool,
@@ -216,8 +217,6 @@ def _filter(
     older_than: float | None,
     limit: int,
 ) -> DeadLetterFilter:
-    from outbox.acts import DeadLetterFilter
-
     before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     return DeadLetterFilter(
         message_ids=message_ids, consumer=consumer, reason=why, key=key, dead_before=before,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -28,15 +28,38 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
+from outbox.acts import (
+    COUNTED,
+    DeliveryFilter,
+    failed_messages,
+    find,
+    last_acts,
+    look,
+    read_counts,
+    why_unchanged,
+)
+from outbox.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     from chainctl.settings import Settings
-    from outbox.acts import Act, DeliveryFilter, ListedDelivery
+    from outbox.acts import Act
+
+_T = TypeVar("_T")
 
 # -- what commands of the outbox share ------------------------------------------------------------
+
+
+def asked(settings: Settings, ask: Callable[..., Awaitable[_T]], *given: object) -> _T:
+    """Return what `ask` answers, given a connection to the outbox's database and the rest."""
+
+    async def run() -> _T:
+        async with outbox_of(settings) as connection:
+            return await ask(connection, *given)
+
+    return run_async(run())
 
 
 def listed(rows: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
@@ -64,9 +87,7 @@ def cell(value: object) -> object:
     return "" if value is None else value if isinstance(value, int | str) else str(value)
 
 
-_STATUSES: Final = (
-    "init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned",
-)  # fmt: skip
+_STATUSES: Final = tuple(status.name.lower() for status in Status)
 
 
 id_option: Final = click.option(
@@ -111,9 +132,6 @@ def acting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
     """Return what a call has chosen by those options."""
-    from outbox.acts import DeliveryFilter
-    from outbox.statuses import Status
-
     older_than = given["older_than"]
     before = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     return DeliveryFilter(
@@ -130,12 +148,6 @@ def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
 # -- what is shown --------------------------------------------------------------------------------
 
 _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
-
-
-_STATUS_COLUMNS: Final = (
-    "destination", "status", "deliveries", "oldest_seconds", "overdue", "overdue_seconds",
-    "trouble",
-)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -156,21 +168,14 @@ def status(
     """
 
     def show() -> ExitCode:
-        found = run_async(_counts(settings, overdue_seconds))
-        listed(found, _STATUS_COLUMNS, as_json)
+        found = asked(settings, read_counts, overdue_seconds)
+        listed(found, COUNTED, as_json)
         is_wrong = any(
             row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found
         )
         return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
 
     return repeated(watch_seconds, show)
-
-
-async def _counts(settings: Settings, overdue_seconds: float) -> list[dict[str, Any]]:
-    from outbox.acts import read_counts
-
-    async with outbox_of(settings) as connection:
-        return await read_counts(connection, overdue_seconds)
 
 
 @click.command("list", cls=Command)
@@ -189,16 +194,9 @@ def list_(
     """List deliveries, the oldest first; finished ones only by their --status or --id."""
 
     def show_deliveries() -> None:
-        listed(run_async(_find(settings, given)), _COLUMNS, as_json)
+        listed(asked(settings, find, chosen_filter(given)), _COLUMNS, as_json)
 
     repeated(watch_seconds, show_deliveries)
-
-
-async def _find(settings: Settings, given: dict[str, Any]) -> list[ListedDelivery]:
-    from outbox import acts
-
-    async with outbox_of(settings) as connection:
-        return await acts.find(connection, chosen_filter(given))
 
 
 @click.command(cls=Command)
@@ -224,11 +222,9 @@ def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
 
 
 async def _show(settings: Settings, message_id: UUID) -> dict[str, Any]:
-    from outbox import acts
-
     async with outbox_of(settings) as connection:
-        message, done = await acts.look(connection, message_id)
-        deliveries = await acts.find(connection, acts.DeliveryFilter(message_ids=(message_id,)))
+        message, done = await look(connection, message_id)
+        deliveries = await find(connection, DeliveryFilter(message_ids=(message_id,)))
     if message is None:
         raise SettingError("message_id", str(message_id), "a message that is stored")
     return {
@@ -269,7 +265,7 @@ def acts(
     """
 
     def show_acts() -> None:
-        found = run_async(_acts(settings, since_seconds, limit))
+        found = list(map(_act_of, asked(settings, last_acts, since_seconds, limit)))
         if not as_json:
             found = [{**r, "change": f"{r['from_status']} -> {r['to_status']}"} for r in found]
         listed(found, _ACT_COLUMNS, as_json)
@@ -277,18 +273,7 @@ def acts(
     repeated(watch_seconds, show_acts)
 
 
-async def _acts(
-    settings: Settings, since_seconds: float | None, limit: int
-) -> list[dict[str, Any]]:
-    from outbox.acts import last_acts
-
-    async with outbox_of(settings) as connection:
-        return list(map(_act_of, await last_acts(connection, since_seconds, limit)))
-
-
 def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    from outbox.statuses import Status
-
     statuses = {name: Status(row[name]).name.lower() for name in ("from_status", "to_status")}
     return {**row, **statuses}
 
@@ -306,14 +291,7 @@ def failed(settings: Settings, limit: int, as_json: bool) -> None:
     It is kept where a business asks for it. Payloads come with --json, as base64.
     """
     columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
-    listed(run_async(_failed(settings, limit)), columns, as_json)
-
-
-async def _failed(settings: Settings, limit: int) -> list[dict[str, Any]]:
-    from outbox import acts
-
-    async with outbox_of(settings) as connection:
-        return await acts.failed_messages(connection, limit)
+    listed(asked(settings, failed_messages, limit), columns, as_json)
 
 
 # -- acts, each with actor and reason -------------------------------------------------------------
@@ -358,12 +336,5 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
         listed(changed, ("message_id", "consumer", "status"), given["as_json"])
     if changed:
         return ExitCode.CLEAN
-    talk(f"chainctl: {run_async(_why_unchanged(settings, what, wanted))}")
+    talk(f"chainctl: {asked(settings, why_unchanged, what, wanted)}")
     return ExitCode.FINDINGS
-
-
-async def _why_unchanged(settings: Settings, what: Act, chosen: DeliveryFilter) -> str:
-    from outbox.acts import why_unchanged
-
-    async with outbox_of(settings) as connection:
-        return await why_unchanged(connection, what, chosen)

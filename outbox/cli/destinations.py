@@ -13,7 +13,7 @@ from chainctl.messages import outbox_of
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
-from outbox.cli.deliveries import cell, listed
+from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
@@ -142,15 +142,10 @@ def remove(settings: Settings, name: str) -> None:
 
     Messages to it are refused from then on.
     """
-    run_async(_remove(settings, name))
-    talk(f"chainctl: destination {name} is removed")
-
-
-async def _remove(settings: Settings, name: str) -> None:
     from outbox.sender.upkeep import remove_destination
 
-    async with outbox_of(settings) as connection:
-        await remove_destination(connection, name)
+    asked(settings, remove_destination, name)
+    talk(f"chainctl: destination {name} is removed")
 
 
 @group.command()

@@ -18,7 +18,6 @@ from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 from .cut_await import cut_at
-from .hand_clock import HandClock
 from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
@@ -92,11 +91,6 @@ class NoLog:
         return None  # type: ignore[return-value]
 
 
-class NoClock(HandClock):
-    def wall_ns(self) -> int:
-        raise ZeroDivisionError("no time")
-
-
 async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender: Sender) -> None:
     await sender.set_up()
     business = await sender.connect()
@@ -113,13 +107,6 @@ async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender
                     await relay.run()
             await refuses(relay, business)
     assert isinstance(ended.value.__cause__, TypeError)
-
-
-async def test_relay_whose_retention_dies_raises_its_error(sender: Sender) -> None:
-    await sender.set_up()
-    with pytest.raises(ZeroDivisionError):
-        async with deadline(), Relay(sender.config(), clock=NoClock()) as it:
-            await it.run()
 
 
 async def test_transaction_that_is_open_as_a_part_ends_is_refused_at_its_next_message(

@@ -405,27 +405,6 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_progress") == 0
 
 
-async def test_proof_is_good_for_one_consumer_and_one_word_alone(sender: Sender) -> None:
-    """Somebody reads the confirm topic, and says something else by the proofs that he found."""
-    clearing = await sender.set_up(consumers=("ledger", "notes"))
-    async with sender.relay() as relay:
-        (message_id,) = await store(sender, "clearing")
-        await sender.until_status(message_id, Status.CONFIRMED)
-        until_ns = 2**60
-        await sender.confirm(clearing, message_id, kind=1, until_ns=until_ns, consumer="ledger")
-        await sender.until(lambda: _is_retrying(relay))
-        (record,) = await sender.records(clearing.confirm_topic)
-        proof = outbox.records.decode_confirms(record.value).confirms[0].proof
-        for consumer, kind, until in (("notes", 1, until_ns), ("ledger", 0, 0), ("ledger", 1, 5)):
-            confirm = Confirm(message_id.bytes, kind, until, 0, 0, proof)
-            value = encode_confirms(consumer, [confirm])
-            await sender.send_record(clearing.confirm_topic, value, consumer.encode())
-        await sender.confirm(clearing, message_id, consumer="notes")
-        await sender.until(lambda: _is_consumed(relay))
-        assert relay.stats().bad_confirms == {"proof": 3}
-    assert [row["consumer"] for row in await sender.pending()] == ["ledger"]
-
-
 async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_confirmed(
     sender: Sender,
 ) -> None:
@@ -451,11 +430,3 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
 
 async def _is_refused(relay: Relay) -> bool:
     return relay.stats().bad_confirms["proof"] > 0
-
-
-async def _is_retrying(relay: Relay) -> bool:
-    return relay.stats().retrying > 0
-
-
-async def _is_consumed(relay: Relay) -> bool:
-    return relay.stats().consumed > 0

@@ -47,7 +47,11 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     # The broker is everybody's: topic and group are this test's alone.
     topic = f"clearing.{orderchain_fresh_name}"
-    await make_topics(kafka_server.bootstrap, topic, partitions=PARTITIONS)
+    # Records of mode 12 are years old by their timestamps. By its defaults the broker would delete
+    # them at its next look, every five minutes, and a test wait for what is gone.
+    await make_topics(
+        kafka_server.bootstrap, topic, partitions=PARTITIONS, configs={"retention.ms": "-1"}
+    )
     await make_topics(kafka_server.bootstrap, f"{topic}.confirms")
     producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
     await producer.start()

@@ -9,9 +9,10 @@ import asyncpg
 import pytest
 
 from chainctl.schema.parts import PARTS
+from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.delivery import Delivery
-from outbox.consumer.inbox import Inbox
-from outbox.message import MessageIds
+from outbox.consumer.inbox import REFUSED, Inbox
+from outbox.message import MessageIds, draw_message_ids
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -124,6 +125,25 @@ async def test_operator_role_may_act_on_dead_letters_alone(
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await admin.execute(statement)
     await admin.execute("RESET ROLE")
+
+
+async def test_operator_acts_on_dead_letters_with_no_other_rights(
+    admin: asyncpg.Connection,
+) -> None:
+    """All statements of the acts run as the role; what they do is tested elsewhere."""
+    inbox = await Inbox.open(admin, "clearing", 10.0)
+    for message_id in draw_message_ids(2):
+        letter = delivery(message_id, b"K")
+        await inbox.bury(admin, letter, failures=1, reason=REFUSED, error="no")
+    await admin.execute("SET ROLE outbox_operator")
+    letters = DeadLetters(admin)
+    first, second = await letters.list(DeadLetterFilter(consumer="clearing"))
+    assert await letters.retry(first, actor="anna", reason="fixed")
+    assert await letters.abandon(second, actor="anna", reason="settled")
+    assert len(await letters.show(second.message_id)) == 1
+    await admin.execute("RESET ROLE")
+    logins = await admin.fetch("SELECT login FROM inbox_act")
+    assert {row["login"] for row in logins} == {await admin.fetchval("SELECT session_user")}
 
 
 async def test_extend_makes_the_partitions_of_three_days_once(

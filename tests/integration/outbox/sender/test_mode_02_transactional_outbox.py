@@ -20,7 +20,6 @@ from outbox.roles import OUTBOX_WRITER
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer
-    from outbox import Relay
 
     from ..conftest import Sender
 
@@ -51,25 +50,6 @@ async def test_message_of_a_committed_transaction_arrives_and_the_sweep_is_idle(
     (row,) = await sender.pending()
     assert (row["topic"], row["partition"], row["offset"]) == (clearing.topic, 0, record.offset)
     assert (row["send_count"], row["claim_token"]) == (1, None)
-
-
-async def trade_twice(relay: Relay, business: asyncpg.Connection[Any]) -> None:
-    async with relay.transaction(business) as transaction:
-        await transaction.add("clearing", b"never")
-        await business.execute("INSERT INTO trade VALUES (1), (1)")
-
-
-async def test_message_of_a_transaction_that_rolls_back_does_not_exist(sender: Sender) -> None:
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    async with sender.relay() as relay:
-        with pytest.raises(asyncpg.UniqueViolationError):
-            await trade_twice(relay, business)
-        async with relay.transaction(business) as transaction:
-            kept = await transaction.add("clearing", b"this one")
-        await sender.until_status(kept, Status.CONFIRMED)
-        assert await relay.sweep() == 0
-    assert await sender.sent(clearing) == [kept]
 
 
 async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Sender) -> None:

@@ -380,15 +380,6 @@ async def test_local_transaction_and_check_at_once_never_disagree(business: Busi
     assert paid == {each for each, (ran, _) in zip(ids, outcomes, strict=True) if ran}
 
 
-async def test_same_local_transaction_twice_is_refused_as_done(business: Business) -> None:
-    (message_id,) = draw_message_ids(1)
-    await business.do(message_id)
-    with pytest.raises(DecisionRefused) as caught:
-        await business.do(message_id)
-    assert caught.value.found == "done"
-    assert await business.paid() == [message_id]
-
-
 async def test_forgotten_decision_is_unknown_and_never_not_done(business: Business) -> None:
     connection = await business.connect()
     old_ns, new_ns = (time.time_ns() - days * 86_400 * 10**9 for days in (3, 0))

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from chain_kernel.clock import SystemClock
@@ -153,43 +153,6 @@ async def test_undecided_message_is_asked_about_at_the_clients_endpoint(sender: 
     assert Counter(asked) == {
         str(done.message_id): 1, str(undone.message_id): 1, str(unknown.message_id): 2
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "answered",
-    [
-        Response("no\nchainctl: error: forged\x1b[2J\u202e", status_code=404),
-        Response('{"answers": {"a\\nb\\u001b[2J": "no\\nsuch"}}'),
-    ],
-    ids=["refused", "answer-of-no-kind"],
-)
-async def test_check_endpoint_that_answers_with_line_feeds_and_escapes_is_logged_in_one_line(
-    sender: Sender, answered: Response, caplog: pytest.LogCaptureFixture
-) -> None:
-    await sender.set_up()
-    (message,) = messages(1)
-    asked = asyncio.Event()
-    asked_again = asyncio.Event()
-
-    async def check(_: Request) -> Response:
-        (asked_again if asked.is_set() else asked).set()  # what came first is logged by then
-        return answered
-
-    async with endpoint(Starlette(routes=[Route("/check", check, methods=["POST"])])) as url:
-        asking = client("payments", check_url=f"{url}/check")
-        rules = CheckRules(first_seconds=0.01, unanswered_seconds=0.01)
-        checking = CheckingConfig(rules=rules, round_seconds=0.01)
-        async with running(sender, asking, checking=checking) as service:
-            await caller(service).prepare([message])
-            await asked_again.wait()
-    (told, *_) = [
-        record.getMessage()
-        for record in caplog.records
-        if record.getMessage().startswith("check-back: payments gave no answer: ")
-    ]
-    assert told.isprintable()
-    note = await sender.admin.fetchval("SELECT last_error FROM outbox_pending")
-    assert note.isprintable()
 
 
 async def test_same_request_again_stores_nothing_twice(sender: Sender) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from outbox.consumer.decisions import (
     LEVELS_SECONDS,
-    GiveUp,
     InboxDecision,
     RetryLevels,
     Seen,
@@ -94,22 +93,6 @@ def test_the_default_schedule_is_exactly_the_one_documented() -> None:
 def test_each_pause_is_counted_from_the_failure_before_it() -> None:
     late = after_failure(RetryLevels(), 1, 1_000 * SECOND)
     assert late == TryAgain(due_ns=1_030 * SECOND, failures=2)
-
-
-@pytest.mark.parametrize("tries_max", [0, 1, 3, 20])
-def test_tries_max_is_the_number_of_tries_again(tries_max: int) -> None:
-    dues, failures = schedule(RetryLevels(tries_max=tries_max))
-    assert len(dues) == tries_max
-    assert failures == tries_max + 1
-
-
-def test_more_tries_than_levels_repeat_the_last_level() -> None:
-    dues, _ = schedule(RetryLevels(levels_seconds=(1.0, 5.0), tries_max=4))
-    assert dues == [1, 6, 11, 16]
-
-
-def test_no_tries_at_all_makes_the_first_failure_the_last() -> None:
-    assert after_failure(RetryLevels(tries_max=0), 0, 5) == GiveUp(1)
 
 
 @given(

@@ -24,18 +24,6 @@ from outbox.consumer.in_hand import (
 PLACE = ("trades", 0)
 
 
-def test_smallest_unfinished_with_a_gap_in_what_is_finished_stays_before_the_gap() -> None:
-    held = PartitionProgress(10)
-    assert [held.receive(offset) for offset in (10, 11, 12, 13)] == [True] * 4
-    held.finish(11)
-    held.finish(13)
-    assert held.smallest_unfinished == 10
-    held.finish(10)
-    assert held.smallest_unfinished == 12
-    held.finish(12)
-    assert held.smallest_unfinished == 14
-
-
 def test_smallest_unfinished_where_compaction_left_offsets_out_passes_them() -> None:
     held = PartitionProgress(0)
     for offset in (5, 9, 40):
@@ -132,38 +120,19 @@ def test_what_lies_below_the_smallest_unfinished_is_finished(
     assert all(offset in finished for offset in new if offset < held.smallest_unfinished)
 
 
-@pytest.mark.parametrize("count", [0, 1, 10_000])
-def test_finish_in_the_reverse_order_ends_behind_the_last(count: int) -> None:
-    held = PartitionProgress(0)
-    for offset in range(count):
-        held.receive(offset)
-    for offset in reversed(range(count)):
-        assert held.smallest_unfinished == 0
-        held.finish(offset)
-    assert held.smallest_unfinished == count
-
-
-FIRST = ConsumeStart()
 END = ConsumeStart(position=StartFrom.END)
 TIME = ConsumeStart(position=StartFrom.TIME, time_ns=1_700_000_000_123_999_999)
 
 
-def test_a_start_without_more_is_the_first_record() -> None:
-    assert FIRST.position is StartFrom.FIRST
-    assert chosen_offset(FIRST, PartitionEnds(first=3, end=9)) == 3
-
-
-def test_the_end_is_behind_the_last_record() -> None:
-    assert chosen_offset(END, PartitionEnds(first=3, end=9)) == 9
-
-
-def test_a_time_is_looked_up_by_its_millisecond() -> None:
+def test_chosen_offset_is_the_first_the_end_or_that_of_the_millisecond() -> None:
     assert TIME.time_ms == 1_700_000_000_123
-    assert chosen_offset(TIME, PartitionEnds(first=3, end=9, at_time=5)) == 5
-
-
-def test_a_time_behind_every_record_is_the_end() -> None:
-    assert chosen_offset(TIME, PartitionEnds(first=3, end=9, at_time=None)) == 9
+    for start, at_time, offset in (
+        (ConsumeStart(), None, 3),
+        (END, None, 9),
+        (TIME, 5, 5),
+        (TIME, None, 9),  # after every record
+    ):
+        assert chosen_offset(start, PartitionEnds(first=3, end=9, at_time=at_time)) == offset
 
 
 @pytest.mark.parametrize(

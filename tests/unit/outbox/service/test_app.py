@@ -61,23 +61,11 @@ def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
     assert 'orderchain_outbox_relay_bad_confirms_total{reason="no header"} 1.0' in told
 
 
-def test_label_with_quotes_and_line_breaks_stays_one_line() -> None:
-    standing = Unfinished('a"b\\c\nd', "init", 1, smallest_id(NOW - 0.5))
-    told = lines(unfinished=[standing])
-    assert r'orderchain_outbox_deliveries{destination="a\"b\\c\nd",status="init"} 1.0' in told
-
-
 def test_database_that_is_away_leaves_its_figures_out() -> None:
     told = lines(unfinished=None)
     assert "orderchain_outbox_database_up 0.0" in told
     assert not any("orderchain_outbox_deliveries" in line for line in told)
     assert "orderchain_outbox_relay_sent_total 5.0" in told
-
-
-def test_samples_of_one_metric_stand_together_behind_one_type() -> None:
-    told = lines(unfinished=[Unfinished(name, "init", 1, smallest_id(NOW)) for name in "ab"])
-    types = [line.split()[2] for line in told if line.startswith("# TYPE")]
-    assert len(types) == len(set(types))
 
 
 def test_age_of_the_oldest_message_is_that_at_the_time_of_the_page() -> None:
