@@ -116,6 +116,12 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """One line for people."""
         return self.text_with(str)
 
+    @property
+    def sentence(self) -> str:
+        """The line as a sentence, its numbers with separators."""
+        text = self.text_with("{:,}".format)
+        return f"{text[0].upper()}{text[1:]}."
+
     def text_with(self, number: Callable[[int], str]) -> str:
         """Return the line with its numbers as `number` writes them."""
         texts = _TEXTS if self.singles == 1 else _TEXTS_OF_RANGES

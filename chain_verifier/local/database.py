@@ -9,25 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.clients.session import Session
 from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
-from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_kernel.sql import AUDITOR, require_version
 from chain_kernel.text import reason_of
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import collected
 from chain_verifier.checks.topic_frames import FrameKeys
-from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
-from chain_verifier.server import connection_to, verifier_session_config
+from chain_verifier.server import verifier_session_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.config import VerifyRequest
+    from chain_verifier.config import DatabaseSource
     from chain_verifier.local.table import Row
-
-_CHART_SQL: Final = load_sql("chain_verifier.local", "chart_data.sql")
 
 _BYTES: Final = 4 * 2**20
 """Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
@@ -252,27 +248,3 @@ def _ends(sizes: Sequence[Any]) -> Iterator[int]:
         if following is None or following["bytes"] - held > _BYTES:
             held = batch["bytes"]
             yield batch["last_id"]
-
-
-def read_picture(request: VerifyRequest) -> ChartData | None:
-    """Return the picture of the chain; None when the database is not among the sources.
-
-    Raises SourceBroken.
-    """
-    source = next((s for s in request.sources if isinstance(s, DatabaseSource)), None)
-    if source is None:
-        return None
-    try:
-        return asyncio.run(_read(source, request.chain_id, request.start))
-    except OrderchainError as error:
-        raise SourceBroken(source.name, reason_of(error)) from error
-
-
-async def _read(source: DatabaseSource, chain_id: int, start: int) -> ChartData:
-    opening = connection_to(source.database, AUDITOR, source.connect_seconds)
-    async with opening as connection:
-        tiles = await connection.fetch(_CHART_SQL["tiles"], chain_id, start, TILES_MAX)
-        gaps = await connection.fetch(_CHART_SQL["gaps"], chain_id, start, GAPS_MAX)
-    return ChartData(
-        tiles=tuple(Tile(**row) for row in tiles), gaps=tuple(FilledGap(**row) for row in gaps)
-    )
