@@ -572,11 +572,13 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
 @click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
 @click.option(
     "--local", "is_local", is_flag=True,
-    help="Check in plain Python, without Java and Spark: the same findings, on one core.",
+    help="Check in plain Python, without Java and Spark, on one core: the same answer, but only "
+    "the first fault of each kind is named.",
 )  # fmt: skip
 @click.option(
     "--findings", "findings_folder", metavar="DIR",
-    help="Write all findings there, as Parquet and JSON; what is printed is a sample.",
+    help="Write all findings there, as Parquet and JSON; what is printed is a sample. Not with "
+    "--local.",
 )  # fmt: skip
 @click.option(
     "--report", "page", metavar="FILE.html",
