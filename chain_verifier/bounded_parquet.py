@@ -66,10 +66,9 @@ def column_pages(
     path: Path,
     file: Any,  # noqa: ANN401 - as above
     names: Sequence[str],
-    groups: Sequence[int] | None = None,
 ) -> Iterator[list[list[Any]]]:
     """Yield the values of some columns, page by page. Raises as `open_parquet`."""
-    for batch in file.iter_batches(PAGE_ROWS, row_groups=groups, columns=list(names)):
+    for batch in file.iter_batches(PAGE_ROWS, columns=list(names)):
         columns = [batch.column(name) for name in names]
         for name, column in zip(names, columns, strict=True):
             _check_values(path, name, column)

@@ -129,34 +129,17 @@ SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid,
                 WHERE q.chain_id = $1 AND q.last_id >= a.id ORDER BY q.last_id LIMIT 1)
          FROM pg_catalog.unnest($2::bigint[]) AS a (id)))
 
--- pages: the next pages after $2, at most $6, as many as are needed for $5 bytes: the last may bring
--- more. Up to $3, and on to the end of the page that holds it, but not beyond $4. For pages that are
--- not returned, only the size of out-of-line values is read. If the primary key was removed, several
--- pages may end with one id: they are returned together
+-- pages: the next pages after $2 up to $3, at most $5, as many as are needed for $4 bytes: the last may
+-- bring more. For pages that are not returned, only the size of out-of-line values is read. If the
+-- primary key was removed, several pages may end with one id: they are returned together
 SELECT last_id, ids, pids, keys, event_times_ns, payloads
   FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
                       + pg_column_size(event_times_ns) + pg_column_size(payloads)) OVER (
                       ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
           FROM (SELECT * FROM public.chain_page
-                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $4
-                   AND last_id <= coalesce((SELECT last_id FROM public.chain_page
-                                             WHERE chain_id = $1 AND last_id >= $3
-                                             ORDER BY last_id LIMIT 1), $3)
-                 ORDER BY last_id FETCH FIRST $6 ROWS WITH TIES) n) s
- WHERE coalesce(before, 0) < $5
- ORDER BY last_id
-
--- page_links: the same, with only the columns of the links
-SELECT last_id, ids, pids
-  FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids)) OVER (
-                      ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM (SELECT last_id, ids, pids FROM public.chain_page
-                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $4
-                   AND last_id <= coalesce((SELECT last_id FROM public.chain_page
-                                             WHERE chain_id = $1 AND last_id >= $3
-                                             ORDER BY last_id LIMIT 1), $3)
-                 ORDER BY last_id FETCH FIRST $6 ROWS WITH TIES) n) s
- WHERE coalesce(before, 0) < $5
+                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
+                 ORDER BY last_id FETCH FIRST $5 ROWS WITH TIES) n) s
+ WHERE coalesce(before, 0) < $4
  ORDER BY last_id
 
 -- sealed_sizes: the next $4 batches after $2 up to $3, each with the bytes up to and including it

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import fields
 
-from chain_kernel.errors import RetryError
 from chain_kernel.text import counted
 
 if TYPE_CHECKING:
@@ -116,6 +115,12 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """One line for people."""
         return self.text_with(str)
 
+    @property
+    def sentence(self) -> str:
+        """The line as a sentence, its numbers with separators."""
+        text = self.text_with("{:,}".format)
+        return f"{text[0].upper()}{text[1:]}."
+
     def text_with(self, number: Callable[[int], str]) -> str:
         """Return the line with its numbers as `number` writes them."""
         texts = _TEXTS if self.singles == 1 else _TEXTS_OF_RANGES
@@ -138,8 +143,8 @@ FINDING_TYPES: Final = {
     for field in fields(Finding)
     if field.name not in {"last_id", "rows", "batches"}
 }
-"""The fields of a finding of one row or batch as both modes write them to files, with their types
-in SQL."""
+"""The fields of a finding of one row or batch as Spark writes it to files, with their types in
+SQL."""
 
 CHAIN: Final = "chain"
 """The column that says which chain was verified; `chain_id` is that of a foreign row."""
@@ -150,14 +155,6 @@ def finding_columns(finding: Finding) -> dict[str, Any]:
     values = {name: getattr(finding, name) for name in FINDING_TYPES}
     known = {name: None if value in ((), "") else value for name, value in values.items()}
     return known | {"kind": finding.kind.value}  # Java takes plain texts only
-
-
-def require_written(found: int, due: int, folder: str, why: str) -> None:
-    """Raise RetryError unless all findings were found again in `folder`."""
-    if found != due:
-        raise RetryError(
-            f"findings could not be written to {folder}: {found} of {due} are there ({why})"
-        )
 
 
 class _Shown(dict[str, str]):
@@ -262,7 +259,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     """By kind, with one for each row, or batch, of those."""
     wholes: tuple[object, ...] = ()
     """What gives all of them, row by row, for a caller that wants more than the sample: tuples of
-    findings, functions that search once more (the local mode), frames (Spark)."""
+    findings, and frames of Spark."""
 
     @property
     def total(self) -> int:

@@ -47,6 +47,7 @@ PACKAGE_EXTRAS: Final = {
     "hdrh": "bench",
     "httpx": "cli",
     "jgo": "stack",
+    "jinja2": "local",
     "matplotlib": "bench",
     "prometheus_client": "monitoring",
     "pyarrow": "local",

@@ -17,7 +17,7 @@ from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import KINDS_OF_BATCHES, KINDS_OF_ROWS, Finding, Findings, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 ALIKE: Final = ("columns", "chain_id", "until_id", "count")
 """The fields in which neighbours of one kind, from one search in one source, must be equal; but for
@@ -108,27 +108,10 @@ def in_ranges(findings: Iterable[Finding]) -> Iterator[Finding]:
 def gathered(findings: Iterable[Finding]) -> Findings:
     """Return `findings`, at most `FINDINGS_MAX` per kind, with the count of each kind."""
     every = tuple(findings)
-    return _counted(every, (every,))
-
-
-def collected(look: Callable[[], Iterable[Finding]]) -> Findings:
-    """Return what `look` finds, however much: findings are counted, and only a sample is kept.
-
-    A caller that wants all of them calls `look` once more.
-    """
-    found = _counted(look(), (look,))
-    return replace(found, kept=tuple(sorted(found.kept, key=_kind)))
-
-
-def _kind(finding: Finding) -> Kind:
-    return finding.kind
-
-
-def _counted(findings: Iterable[Finding], wholes: tuple[object, ...]) -> Findings:
     kept: dict[str, list[Finding]] = {}
     counts: dict[str, int] = {}
     row_counts: dict[str, int] = {}
-    for finding in in_ranges(findings):
+    for finding in in_ranges(every):
         kind = finding.kind.value
         counts[kind] = counts.get(kind, 0) + 1
         row_counts[kind] = row_counts.get(kind, 0) + finding.singles
@@ -138,5 +121,13 @@ def _counted(findings: Iterable[Finding], wholes: tuple[object, ...]) -> Finding
         kept=tuple(one for found in kept.values() for one in found),
         counts=counts,
         row_counts=row_counts,
-        wholes=wholes if counts else (),
+        wholes=(every,) if counts else (),
     )
+
+
+def first_of_each_kind(findings: Iterable[Finding]) -> Findings:
+    """Return the first finding of each kind; all are looked for."""
+    found: dict[Kind, Finding] = {}
+    for finding in findings:
+        found.setdefault(finding.kind, finding)
+    return gathered(found.values())

@@ -1,4 +1,4 @@
-"""Parquet: rows with the columns of `chain_event`, read by row groups; and findings, written.
+"""Parquet: rows with the columns of `chain_event`, read by row groups.
 
 The same files are accepted as by Spark: values that are coded by a dictionary, and the chain's
 number in the name of a folder, `chain_id=7`, instead of in a column.
@@ -6,27 +6,22 @@ number in the name of a folder, `chain_id=7`, instead of in a column.
 
 from __future__ import annotations
 
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from chain_kernel.errors import InputError, RetryError, SourceBroken
+from chain_kernel.errors import InputError, SourceBroken
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.text import reason_of
 from chain_verifier.bounded_parquet import column_pages, open_parquet
-from chain_verifier.findings import CHAIN, FINDING_TYPES, finding_columns, require_written
 from chain_verifier.verification import CHAIN_FOLDER, CONTENT, MIXED_FOLDERS, require_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.config import ParquetSource
-    from chain_verifier.findings import Finding, Findings
-    from chain_verifier.local.table import Row
+    from chain_verifier.journal_rows import Row
 
 
 _CHAIN_ID: Final = CONTENT[0]
@@ -56,39 +51,28 @@ class LocalParquetTable:
     """The rows of one file or folder. The order of rows means nothing here: only ids count."""
 
     has_positions: Final = False
+    span = None
+    is_sorted = False
+    may_lack = ()
 
     def __init__(self, source: ParquetSource) -> None:
         self.name = source.name
         try:
             self._files = _files(Path(source.path))
-            spans = [self._look_at(file) for file in self._files]
+            for found in self._files:
+                with open_parquet(found.path) as file:
+                    of_folder = {_CHAIN_ID: "int"} if found.is_of_chain else {}
+                    require_columns(self.name, _kinds_of(file.schema_arrow) | of_folder)
         except (OSError, pa.ArrowException) as error:
             expected = f"Parquet that can be read ({reason_of(error)})"
             raise InputError("parquet", source.path, expected) from error
-        known = [span for span in spans if span is not None]
-        lowest = min((first for first, _ in known), default=0)
-        highest = max((last for _, last in known), default=-1)
-        self.span = highest - lowest + 1 if len(known) == len(spans) else None
 
-    def _look_at(self, found: _File) -> tuple[int, int] | None:
-        """Check the columns of a file; return its lowest and highest id, None if it names none."""
-        with open_parquet(found.path) as file:
-            of_folder = {_CHAIN_ID: "int"} if found.is_of_chain else {}
-            require_columns(self.name, _kinds_of(file.schema_arrow) | of_folder)
-            groups = [_ids_of(file, index) for index in range(file.num_row_groups)]
-        known = [ids for ids in groups if ids is not None]
-        if not known or len(known) < len(groups):
-            return None
-        return min(first for first, _ in known), max(last for _, last in known)
-
-    def pages(
-        self, ids: tuple[int, int] | None = None, *, content: bool = True
-    ) -> Iterator[Sequence[Row]]:
-        """Yield the rows; row groups whose statistics are outside of `ids` are not read."""
+    def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
+        """Yield the rows, those up to `after_id` too, as the files have them."""
         try:
             for found in self._files:
                 with open_parquet(found.path) as file:
-                    yield from _pages(found, file, ids)
+                    yield from _pages(found, file)
         except (OSError, pa.ArrowException) as error:
             raise SourceBroken(self.name, reason_of(error)) from error
 
@@ -148,87 +132,9 @@ def _kind_of(found: Any) -> str:  # noqa: ANN401 - as above
     return _KINDS.get(found, str(found))
 
 
-def _ids_of(file: Any, group: int) -> tuple[int, int] | None:  # noqa: ANN401 - pyarrow's own
-    index = file.schema_arrow.get_field_index("id")
-    statistics = file.metadata.row_group(group).column(index).statistics
-    # Rows without an id are needed for every range: such a group has no known range.
-    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
-        return None
-    return statistics.min, statistics.max
-
-
-def _pages(
-    found: _File,
-    file: Any,  # noqa: ANN401 - pyarrow's own
-    ids: tuple[int, int] | None,
-) -> Iterator[Sequence[Row]]:
-    groups = [
-        index
-        for index in range(file.num_row_groups)
-        if ids is None
-        or (span := _ids_of(file, index)) is None
-        or (span[0] < ids[1] and span[1] >= ids[0])
-    ]
+def _pages(found: _File, file: Any) -> Iterator[Sequence[Row]]:  # noqa: ANN401 - as above
     names = [name for name in CONTENT if name != _CHAIN_ID or not found.is_of_chain]
-    for columns in column_pages(found.path, file, names, groups):
+    for columns in column_pages(found.path, file, names):
         if found.is_of_chain:
             columns.insert(0, [found.chain_id] * len(columns[0]))
         yield list(zip(*columns, strict=True))
-
-
-_ARROW: Final = {
-    "bigint": pa.int64(),
-    "string": pa.string(),
-    "array<bigint>": pa.list_(pa.int64()),
-    "array<string>": pa.list_(pa.string()),
-}
-
-_SCHEMA: Final = pa.schema(
-    [*((name, _ARROW[kind]) for name, kind in FINDING_TYPES.items()), (CHAIN, pa.int32())]
-)
-
-_PAGE: Final = 10_000
-"""Findings held at a time."""
-
-
-def write_findings(chain_id: int, findings: Findings, folder: str) -> None:
-    """Add all `findings` of a chain to `folder`; what a search found is searched for once more.
-
-    What was written is read back and counted. Raises RetryError when the files cannot be written or
-    not all findings are there, SourceBroken when a source breaks off.
-    """
-    parquet, json = Path(folder) / "findings.parquet", Path(folder) / "findings.json"
-    name = f"part-chain-{chain_id}"
-    try:
-        for path in (parquet, json):
-            path.mkdir(parents=True, exist_ok=True)
-        with (
-            pq.ParquetWriter(parquet / f"{name}.parquet", _SCHEMA) as table,
-            (json / f"{name}.json").open("wb") as lines,
-        ):
-            rows = (finding_columns(one) | {CHAIN: chain_id} for one in _every(findings))
-            while page := list(islice(rows, _PAGE)):
-                table.write_batch(pa.RecordBatch.from_pylist(page, schema=_SCHEMA))
-                lines.writelines(msgspec.json.encode(_without_nulls(row)) + b"\n" for row in page)
-        with (json / f"{name}.json").open("rb") as written:
-            found = min(
-                pq.read_metadata(parquet / f"{name}.parquet").num_rows, sum(1 for _ in written)
-            )
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else reason_of(error)
-        raise RetryError(f"findings could not be written to {folder}: {reason}") from error
-    why = "a source has changed since it was read"
-    require_written(found, findings.total_by_row, folder, why)
-
-
-def _every(findings: Findings) -> Iterator[Finding]:
-    for whole in findings.wholes:
-        if callable(whole):
-            yield from whole()
-        elif isinstance(whole, tuple):
-            yield from chain(whole)
-
-
-def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not None: Spark's JSON leaves NULLs out too."""
-    return {name: value for name, value in row.items() if value is not None}

@@ -7,53 +7,64 @@ PRAGMA synchronous = OFF
 -- one_transaction: measured: row by row it takes forty times as long
 BEGIN
 
--- firsts: for each id, the first row, with the highest id before it
-CREATE TABLE firsts (id INTEGER PRIMARY KEY, highest INTEGER NOT NULL)
+-- links: every row, in the order in which it came, with the highest id before it
+CREATE TABLE links (id INTEGER NOT NULL, pid INTEGER NOT NULL, highest INTEGER NOT NULL)
 
--- first: a row; a repeated one adds nothing new
-INSERT OR IGNORE INTO firsts VALUES (?, ?)
+-- keep_link: a row
+INSERT INTO links VALUES (?, ?, ?)
 
--- late: the rows that come after a higher id, grouped by that id
-SELECT min(id), max(id), highest, count(*) FROM firsts WHERE id < highest
- GROUP BY highest ORDER BY min(id), highest
+-- links_by_id: to read them in the order of ids
+CREATE INDEX links_by_id ON links (id, pid)
 
--- pairs: rows of two sources
-CREATE TABLE pairs (id INTEGER, is_base INTEGER, pid INTEGER, key BLOB, event_time_ns INTEGER,
-                    payload BLOB)
+-- links_by_pid: to find what names a row
+CREATE INDEX links_by_pid ON links (pid, id)
 
--- pair: a row of one of the two
-INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?)
+-- links_in_order: all of them
+SELECT id, pid FROM links ORDER BY id, pid
 
--- sorted: all of them, equal ids together; NULL comes first
-SELECT id, is_base, pid, key, event_time_ns, payload FROM pairs
- ORDER BY id, is_base, pid, key, event_time_ns, payload
+-- times: how often an id occurs
+SELECT count(*) FROM links WHERE id = ?
 
--- wanted: the ids of rows that are looked for in another source
-CREATE TABLE wanted (id INTEGER PRIMARY KEY)
+-- naming: the rows, at most so many, that name one before them
+SELECT DISTINCT id FROM links WHERE pid = ? AND id > pid ORDER BY id LIMIT 1000
 
--- want: one of them
-INSERT OR IGNORE INTO wanted VALUES (?)
+-- far_end: of the pids between two neighbouring rows, the one after which the chain goes on: it
+-- names the end of a gap, the others are orphans. The chain ends with the last parameter
+SELECT r.pid, max(r.id = ?3 OR EXISTS (SELECT 1 FROM links n WHERE n.pid = r.id AND n.id > n.pid))
+           AS leads_on
+  FROM links r WHERE r.pid > ?1 AND r.pid < ?2 AND r.pid < r.id
+ GROUP BY r.pid ORDER BY leads_on DESC, r.pid LIMIT 1
 
--- wanted_range: the lowest and the highest of them
-SELECT min(id), max(id) FROM wanted
+-- highest: the last row
+SELECT max(id) FROM links
 
--- pair_if_wanted: a row of the other source, if it is looked for
-INSERT INTO pairs SELECT ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM wanted WHERE id = ?)
+-- late: the first rows that come after a higher id. A row that occurs twice is a duplicate: only its
+-- first occurrence counts
+SELECT min(id), max(id), highest, count(*)
+  FROM (SELECT id, highest, min(rowid) FROM links GROUP BY id)
+ WHERE id < highest
+ GROUP BY highest ORDER BY min(id), highest LIMIT 1
 
--- without_repeats: a forged row that occurs several times counts once
-DELETE FROM pairs WHERE is_base = 0 AND rowid NOT IN (
-       SELECT min(rowid) FROM pairs WHERE is_base = 0
-        GROUP BY id, pid, key, event_time_ns, payload)
+-- contents: rows as they are compared
+CREATE TABLE contents (id INTEGER NOT NULL, content BLOB NOT NULL)
 
--- changed: rows that are repeated on a topic with other content; numbered for paging
-CREATE TABLE changed AS
-SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 0
-EXCEPT
-SELECT id, pid, key, event_time_ns, payload FROM pairs WHERE is_base = 1
+-- keep_content: one of them
+INSERT INTO contents VALUES (?, ?)
 
--- changed_page: one page of them
-SELECT rowid, id, pid, key, event_time_ns, payload FROM changed WHERE rowid > ?
- ORDER BY rowid LIMIT ?
+-- contents_in_order: all of them
+SELECT id, content FROM contents ORDER BY id, content
+
+-- lowest: the first of them
+SELECT coalesce(min(id), 0) FROM contents
+
+-- different_contents: the same, equal ones once
+SELECT DISTINCT id, content FROM contents ORDER BY id, content
+
+-- seen: the contents under which ids occurred
+CREATE TABLE seen (id INTEGER, digest BLOB, PRIMARY KEY (id, digest)) WITHOUT ROWID
+
+-- see: one of them, unless it is there
+INSERT OR IGNORE INTO seen VALUES (?, ?)
 
 -- keys: every row with its key
 CREATE TABLE keys (id INTEGER NOT NULL, key BLOB)
@@ -82,12 +93,3 @@ INSERT INTO places SELECT id, row_number() OVER (ORDER BY id) FROM (SELECT DISTI
 SELECT r.before_id, r.id, r.key, l.place - e.place
   FROM repeats r LEFT JOIN places e ON e.id = r.before_id LEFT JOIN places l ON l.id = r.id
  ORDER BY r.id, r.before_id
-
--- found: findings that come in any order
-CREATE TABLE found (id INTEGER, pid INTEGER, columns TEXT, chain_id INTEGER, finding BLOB)
-
--- keep_found: one of them
-INSERT INTO found VALUES (?, ?, ?, ?, ?)
-
--- found_in_order: all of them; NULL comes first
-SELECT finding FROM found ORDER BY id, pid, columns, chain_id

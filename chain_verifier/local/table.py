@@ -1,8 +1,4 @@
-"""Rows of one source as plain Python reads them: page by page, never all of them at once.
-
-The simplest source is here: a journal, read line by line. What is sorted or compared is kept in a
-table on disk, so that memory stays constant for any amount.
-"""
+"""What the local mode needs of a source, and the table on disk in which rows are put in order."""
 
 from __future__ import annotations
 
@@ -10,10 +6,9 @@ import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from chain_kernel.errors import SourceBroken
-from chain_kernel.files import LINE_BYTES_MAX, found_row, journal_end, no_row, open_regular
 from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
 from chain_verifier.verification import OpenTable
@@ -21,87 +16,31 @@ from chain_verifier.verification import OpenTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.config import JournalSource
-
-
-Row = tuple[Any, ...]
-"""The values of `verification.CONTENT`; a plain tuple, since there are millions of them."""
-
-PAGE_ROWS: Final = 10_000
-"""Rows held at a time. A page of the largest usual rows (1 kB) is 10 MB."""
+    from chain_verifier.checks.topic_frames import Ranges
+    from chain_verifier.journal_rows import Row
 
 
 class LocalTable(OpenTable, Protocol):
     """One source, opened: its rows, read again at every use."""
 
-    def pages(
-        self, ids: tuple[int, int] | None = None, *, content: bool = True
-    ) -> Iterator[Sequence[Row]]:
-        """Yield the rows. Raises SourceBroken when the source cannot be read to its end.
+    is_sorted: bool
+    """Whether the first look has shown that ids rise from row to row."""
 
-        With `ids` (the first, and the first after the range), rows outside may be left out. Without
-        `content`, the last three values show only whether they are NULL.
+    @property
+    def may_lack(self) -> Ranges:
+        """Ranges (after, until] whose rows need not be there."""
+        ...
+
+    def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
+        """Yield the rows; those up to `after_id` may be left out.
+
+        Raises SourceBroken when the source cannot be read to its end.
         """
         ...
 
     def notes(self) -> tuple[str, ...]:
         """Return what is no fault, but should be known; complete once the rows were read."""
         ...
-
-
-class LocalJournalTable:
-    """The rows of one journal, as it was when it was opened: what is appended later is left out."""
-
-    has_positions: Final = True
-
-    def __init__(self, source: JournalSource) -> None:
-        self.name = source.name
-        self._path = Path(source.path)
-        self._is_torn = False
-        self._bytes, _, self.span = journal_end(self._path)
-
-    def pages(
-        self, ids: tuple[int, int] | None = None, *, content: bool = True
-    ) -> Iterator[Sequence[Row]]:
-        """Yield the rows in the order of the file. Raises InputError for a line that is no row."""
-        page: list[Row] = []
-        for number, line in enumerate(self._lines(), 1):
-            row = self._row(line, number)
-            if row is not None and (ids is None or row[1] is None or ids[0] <= row[1] < ids[1]):
-                page.append(row)
-            if len(page) == PAGE_ROWS:
-                yield page
-                page = []
-        yield page
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the lines up to where the file ended when it was opened."""
-        left = self._bytes
-        try:
-            with open_regular(self._path) as file:
-                while left:
-                    line = file.readline(min(left, LINE_BYTES_MAX))
-                    if not line:
-                        raise SourceBroken(self.name, "it became shorter while it was read")
-                    left -= len(line)
-                    yield line
-        except OSError as error:
-            raise SourceBroken(self.name, str(error.strerror or error)) from error
-
-    def _row(self, line: bytes, number: int) -> Row | None:
-        """Return the row on a line; None for an incomplete last line that a crash left."""
-        text = line.removesuffix(b"\n")
-        row = found_row(text)
-        if row is not None:
-            return row.chain_id, row.id, row.pid, row.key, row.event_time_ns, row.payload
-        if text is line or text == line:
-            self._is_torn = True
-            return None
-        raise no_row(self.name, text.decode(errors="replace"), number)
-
-    def notes(self) -> tuple[str, ...]:
-        """Report an incomplete last line, which a crash or a running receiver may leave."""
-        return ("the last line is incomplete, and was left out",) if self._is_torn else ()
 
 
 SQL: Final = load_sql("chain_verifier.local", "scratch.sql")

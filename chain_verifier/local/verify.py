@@ -1,15 +1,17 @@
-"""`verify` in plain Python, without Java and Spark: each chain by the same steps."""
+"""`verify` in plain Python, without Java and Spark: the same steps, up to the first faults."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import silent
-from chain_verifier.checks.neighbours import collected
+from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import (
     DatabaseSource,
@@ -20,10 +22,10 @@ from chain_verifier.config import (
     require_sound,
 )
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.local import source_check
-from chain_verifier.local.database import LocalDatabaseTable
-from chain_verifier.local.table import LocalJournalTable
+from chain_verifier.journal_rows import JournalRows
+from chain_verifier.local import comparison, source_check
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verification import Verification
 
 if TYPE_CHECKING:
@@ -36,8 +38,12 @@ if TYPE_CHECKING:
     from chain_verifier.verification import ScanPlan, ShowStep
 
 
-def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
-    """Return every batch whose rows do not give its seal, its count, its range or its epoch.
+FIRST_ONLY: Final = "only the first fault of each kind is named; Spark names all"
+"""The note on a source with findings."""
+
+
+def check_seals(table: StoredChain, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
+    """Return the first batch of each fault: of a seal, a count, a range or an epoch.
 
     Reads every column of every page once, in the order of ids. `kept` are seals that were exported.
     Raises SourceBroken.
@@ -52,24 +58,21 @@ def check_seals(table: LocalDatabaseTable, chain_id: int, kept: Sequence[KeptSea
                 seals = misfit.pop("computed", [])
                 if seals and batch["id"] in ends:
                     computed[batch["id"]] = seals
-                yield _finding(table.name, misfit)
+                fields = misfit | {"kind": Kind(misfit["kind"])}
+                yield Finding(source=table.name, **fields | {"ids": tuple(misfit.get("ids", ()))})
         yield from seal_ends(table, chain_id, kept, lambda last_id: computed.get(last_id, ()))
 
-    return collected(look)
-
-
-def _finding(source: str, misfit: dict[str, Any]) -> Finding:
-    fields: dict[str, Any] = misfit | {"kind": Kind(misfit["kind"])}
-    fields["ids"] = tuple(misfit.get("ids", ()))
-    return Finding(source=source, **fields)
+    return first_of_each_kind(look())
 
 
 def verify_locally(request: VerifyRequest, progress: ShowStep = silent) -> Report:
     """Verify the sources of `request`, each alone and then against each other, without Spark.
 
-    Memory stays constant for a chain of any length: rows are read in pages. Raises RefusedError (a
-    source cannot be used, nothing was found out) or SourceBroken (it broke off: nothing is known of
-    the whole). A report means that everything was read.
+    The report is clean exactly if that of Spark is; of what is wrong it names the first of each
+    kind. Memory stays constant for a chain of any length: rows are read in pages.
+
+    Raises RefusedError (a source cannot be used, nothing was found out) or SourceBroken (it broke
+    off: nothing is known of the whole). A report means that everything was read.
     """
     _require_local([request])
     return _verified(request, progress)
@@ -99,7 +102,8 @@ def _require_local(requests: Sequence[VerifyRequest]) -> None:
         if request.master is not None:
             raise SettingError("master", request.master, "none: the local mode runs without Spark")
         if request.findings_folder is not None:
-            local_folder("findings", request.findings_folder)
+            expected = "none: the local mode names the first fault, Spark writes all"
+            raise SettingError("findings", request.findings_folder, expected)
         for source in request.sources:
             if isinstance(source, ParquetSource):
                 local_folder("parquet", source.path)
@@ -107,7 +111,12 @@ def _require_local(requests: Sequence[VerifyRequest]) -> None:
 
 def _verified(request: VerifyRequest, progress: ShowStep) -> Report:
     with ExitStack() as opened:
-        return Verification(request, LocalMode(request, opened), progress).run()
+        report = Verification(request, LocalMode(request, opened), progress).run()
+    sources = (
+        replace(one, notes=(*one.notes, FIRST_ONLY)) if one.counts else one
+        for one in report.sources
+    )
+    return replace(report, sources=tuple(sources))
 
 
 class LocalMode:
@@ -117,63 +126,53 @@ class LocalMode:
         self._chain_id = request.chain_id
         self._start = request.start
         self._opened = opened
-        self._database: LocalDatabaseTable | None = None
+        self._database: StoredChain | None = None
 
     def open(self, source: Source) -> LocalTable:
-        """Open a source, the database first; it is closed with the stack."""
+        """Open a source, the database first; it is closed with the stack.
+
+        pyarrow and aiokafka, large installations, are imported only if needed.
+        """
         if isinstance(source, DatabaseSource):
-            self._database = LocalDatabaseTable(source, self._chain_id, self._start)
+            self._database = StoredChain(source, self._chain_id, self._start)
             self._opened.callback(self._database.close)
             return self._database
         if isinstance(source, TopicSource):
-            return self._topic(source)
+            from chain_verifier.local.topic import LocalTopicTable
+
+            topic = LocalTopicTable(source, self._chain_id, self._database)
+            self._opened.callback(topic.close)
+            return topic
         if isinstance(source, JournalSource):
-            return LocalJournalTable(source)
-        return _parquet_table(source)
+            return JournalRows(source)
+        from chain_verifier.local.parquet import LocalParquetTable
 
-    def _topic(self, source: TopicSource) -> LocalTable:
-        """Open a topic; only this imports aiokafka."""
-        from chain_verifier.local.topic import LocalTopicTable
-
-        table = LocalTopicTable(source, self._chain_id, self._database)
-        self._opened.callback(table.close)
-        return table
+        return LocalParquetTable(source)
 
     examine = staticmethod(source_check.examine)
     rows_beyond = staticmethod(source_check.rows_beyond)
-    compare = staticmethod(source_check.compare)
+    compare = staticmethod(comparison.compare)
 
     def forged_findings(self, topic: LocalTable, base: LocalTable, horizon: Horizon) -> Findings:
-        """Return the rows of forged frames that `base` does not hold with the same content."""
+        """Return the first row of a forged frame that `base` does not hold as it is there."""
         from chain_verifier.local.topic import LocalTopicTable
 
-        return (
-            source_check.forged_findings(topic, base)
-            if isinstance(topic, LocalTopicTable)
-            else Findings()
-        )
+        if not isinstance(topic, LocalTopicTable):
+            return Findings()
+        return comparison.forged_findings(topic, base, horizon)
 
     def check_seals(self, table: LocalTable, kept: Sequence[KeptSeal]) -> Findings:
         """Recompute the seals of the database."""
-        if not isinstance(table, LocalDatabaseTable):
+        if not isinstance(table, StoredChain):
             return Findings()
         return check_seals(table, self._chain_id, kept)
 
     def repeated_keys(
         self, table: LocalTable, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
-        """Return the rows whose key an earlier row has."""
+        """Return the first row whose key an earlier row has."""
         return source_check.repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
-        """Add all `findings` to the files in `folder`; only this and Parquet import pyarrow."""
-        from chain_verifier.local.parquet import write_findings
-
-        write_findings(self._chain_id, findings, folder)
-
-
-def _parquet_table(source: ParquetSource) -> LocalTable:
-    """Open Parquet; pyarrow, a large installation, is imported only if needed."""
-    from chain_verifier.local.parquet import LocalParquetTable
-
-    return LocalParquetTable(source)
+        """Refused before: the local mode has only the first findings."""
+        raise NotImplementedError

@@ -17,8 +17,8 @@ from chain_verifier.checks.published import place_of
 from chain_verifier.checks.seals import SealRun
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, FrameKeys, events_of, header_of
 from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, parse_source
-from chain_verifier.local.table import LocalJournalTable
-from chain_verifier.local.topic import PublishedReader, PublishedRecord
+from chain_verifier.journal_rows import JournalRows
+from chain_verifier.published_reader import PublishedReader, PublishedRecord
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class _JournalOffers:
     """Rows of a journal, gathered for the batches whose entries the database still has."""
 
     def __init__(self, source: JournalSource, chain_id: int) -> None:
-        self._table = LocalJournalTable(source)
+        self._table = JournalRows(source)
         self._chain_id = chain_id
 
     def batches(self, matching: SourceMatching, keys: FrameKeys) -> Iterator[Offer]:

@@ -34,11 +34,11 @@ from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, column_pages
 from chain_kernel.sql import OWNER, load_sql
 from chain_kernel.text import counted
 from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
-from chain_verifier.local.database import LocalDatabaseTable
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import Offers, RepairSource, open_offers
 from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
 from chain_verifier.server import connection_to
+from chain_verifier.stored_chain import StoredChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -139,19 +139,19 @@ class _RepairWork:
         progress(f"opening {source.name}")
         # The source before the head: what a leader adds meanwhile is then not in the source. What
         # the source has after the head was lost.
-        with closing(LocalDatabaseTable(database, chain_id)) as table:
+        with closing(StoredChain(database, chain_id)) as table:
             has_kept = bool(request.kept_seals)
             self._offers: Offers = open_offers(source, chain_id, table.head, has_kept=has_kept)
         opened.callback(self._offers.close)
         progress("comparing the chain with its seals")
         # Entries and marks before the head, too: those of a living leader are then never after it.
         self._start, self._marks = asyncio.run(_read_known(request))
-        with closing(LocalDatabaseTable(database, chain_id)) as table:
+        with closing(StoredChain(database, chain_id)) as table:
             self._keys: FrameKeys = table.frame_keys()
             self._survey = self._look(table)
             self._head = replace(self._survey.at, id=table.head.last_id, seal=table.head.seal)
 
-    def _look(self, table: LocalDatabaseTable) -> Survey:
+    def _look(self, table: StoredChain) -> Survey:
         start = self._start
         fields = {name: start[name] for name in ("seal", "epoch", "committed_at")}
         place = BatchEnd(id=start["last_id"], **fields)

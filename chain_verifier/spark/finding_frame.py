@@ -25,7 +25,6 @@ from chain_verifier.findings import (
     Findings,
     Kind,
     finding_columns,
-    require_written,
 )
 from chain_verifier.spark.errors import spark_reason
 
@@ -173,8 +172,11 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
     finally:
         frame.unpersist()
-    why = "every executor must write to the same place"
-    require_written(found, findings.total_by_row, folder, why)
+    if found != findings.total_by_row:
+        raise RetryError(
+            f"findings could not be written to {folder}: {found} of {findings.total_by_row} are "
+            "there (every executor must write to the same place)"
+        )
 
 
 def require_free(spark: SparkSession, folder: str) -> None:

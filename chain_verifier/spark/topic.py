@@ -208,7 +208,7 @@ def record_reader(source: TopicSource, topic: str, partition: int, bounds: Bound
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        from chain_verifier.local.topic import PublishedReader
+        from chain_verifier.published_reader import PublishedReader
 
         types = [pa.int64(), pa.binary()]
         for _ in batches:

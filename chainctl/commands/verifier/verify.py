@@ -205,10 +205,10 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
     _show(report, asked)
     _move_marks(settings, asked, [report])
     if asked.page is not None:
+        from chain_verifier.chart_data import read_chart_data
         from chain_verifier.html import html_report
-        from chain_verifier.local.database import read_picture
 
-        page = html_report(report, read_picture(request), _origin(settings))
+        page = html_report(report, read_chart_data(request), _origin(settings))
         write_private(Path(asked.page), page)
     return _code_of(report)
 
@@ -229,11 +229,11 @@ def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[i
     _show(report, asked, settings.secrets())
     _move_marks(settings, asked, report.reports)
     if asked.page is not None:
+        from chain_verifier.chart_data import read_chart_data
         from chain_verifier.html import html_chains_report
-        from chain_verifier.local.database import read_picture
 
         requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
-        pictures = {one.chain_id: read_picture(requests[one.chain_id]) for one in report.reports}
+        pictures = {one.chain_id: read_chart_data(requests[one.chain_id]) for one in report.reports}
         page = html_chains_report(report, pictures, _origin(settings))
         write_private(Path(asked.page), page)
     return max(map(_code_of, report.outcomes))
@@ -572,11 +572,13 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
 @click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
 @click.option(
     "--local", "is_local", is_flag=True,
-    help="Check in plain Python, without Java and Spark: the same findings, on one core.",
+    help="Check in plain Python, without Java and Spark, on one core: the same answer, but only "
+    "the first fault of each kind is named.",
 )  # fmt: skip
 @click.option(
     "--findings", "findings_folder", metavar="DIR",
-    help="Write all findings there, as Parquet and JSON; what is printed is a sample.",
+    help="Write all findings there, as Parquet and JSON; what is printed is a sample. Not with "
+    "--local.",
 )  # fmt: skip
 @click.option(
     "--report", "page", metavar="FILE.html",

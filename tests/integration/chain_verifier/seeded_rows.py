@@ -10,14 +10,12 @@ import pyarrow.parquet as pq
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from chain_verifier.findings import Kind
+from chain_verifier.findings import Finding, Kind
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from chain_verifier.findings import Finding
 
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.GAP: ("after_id", "until_id"),
@@ -57,6 +55,14 @@ def expect(kind: Kind, **fields: Any) -> Told:
     return kind.value, *(fields.get(name) for name in FIELDS[kind])
 
 
+def finding_of(said: Told, source: str) -> Finding:
+    """The finding of one source for which `told` gives this."""
+    kind = Kind(said[0])
+    fields = dict(zip(FIELDS[kind], said[1:], strict=True))
+    known = {name: value for name, value in fields.items() if value is not None}
+    return Finding(kind=kind, source=source, **known)
+
+
 class Planted(Struct):
     """A chain, the same with faults in it, and what they must be found as."""
 
@@ -68,6 +74,10 @@ class Planted(Struct):
     @property
     def head(self) -> int:
         return self.clean[-1].id or 0
+
+    def findings(self, source: str) -> list[Finding]:
+        """What must be found in `source`."""
+        return [finding_of(one, source) for one in self.expected]
 
 
 REGION: Final = 12
@@ -222,17 +232,23 @@ def beyond_head(planted: Planted, rng: random.Random) -> None:
     planted.expected.append(expect(Kind.BEYOND_HEAD, id=row.id, pid=row.pid, until_id=planted.head))
 
 
-def plant_rows(seed: int, *, has_order: bool) -> Planted:
-    """Make a chain and plant 1 to 5 faults; those of order where the source has one."""
+def plant_rows(
+    seed: int,
+    *,
+    has_order: bool,
+    count: tuple[int, int] = (70, 160),
+    faults: tuple[int, int] = (1, FAULTS_MAX),
+) -> Planted:
+    """Make a chain of `count` rows and plant `faults`; those of order where the source has one."""
     rng = random.Random(f"rows {seed}")
-    rows = chain_of(rng, rng.randint(70, 160))
+    rows = chain_of(rng, rng.randint(*count))
     planted = Planted(seed, rows, list(rows))
-    count = rng.randint(1, FAULTS_MAX)
+    left = rng.randint(*faults)
     at_end: list[Callable[[Planted, random.Random], None]] = [no_tail, beyond_head]
     if rng.random() < 0.25:
         rng.choice(at_end)(planted, rng)
-        count -= 1
-    regions = rng.sample(range(1, len(rows) - REGION - 4, REGION), count)
+        left -= 1
+    regions = rng.sample(range(1, len(rows) - REGION - 4, REGION), left)
     kinds: list[Callable[[Planting], None]] = [*SETS, *([out_of_order] * 4 if has_order else [])]
     once = list(ONCE)
     for at in regions:
@@ -244,7 +260,7 @@ def plant_rows(seed: int, *, has_order: bool) -> Planted:
     return planted
 
 
-_PARQUET: Final = pa.schema(
+PARQUET: Final = pa.schema(
     [
         ("chain_id", pa.int32()),
         ("id", pa.int64()),
@@ -256,9 +272,11 @@ _PARQUET: Final = pa.schema(
 )
 
 
-def write_parquet(path: Path, rows: Sequence[Row], rng: random.Random | None = None) -> Path:
+def write_parquet(
+    path: Path, rows: Sequence[Row], rng: random.Random | None = None, group_rows: int = 500
+) -> Path:
     """Write rows to one file; with `rng` in any order, which means nothing there."""
     chosen = rng.sample(list(rows), len(rows)) if rng else list(rows)
-    columns = [[getattr(row, name) for row in chosen] for name in _PARQUET.names]
-    pq.write_table(pa.table(columns, schema=_PARQUET), path)
+    columns = [[getattr(row, name) for row in chosen] for name in PARQUET.names]
+    pq.write_table(pa.table(columns, schema=PARQUET), path, row_group_size=group_rows)
     return path

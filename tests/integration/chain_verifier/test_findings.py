@@ -161,7 +161,7 @@ def test_findings_at_a_url_are_left_to_spark_to_write_and_counted(
     nowhere = replace(request, findings_folder="nowhere://bucket/x")
     with pytest.raises(InputError, match="a place that Spark can write to"):
         verify(nowhere, spark)
-    with pytest.raises(SettingError, match="not a URL"):
+    with pytest.raises(SettingError, match="the local mode names the first fault"):
         verify_locally(request)
 
 

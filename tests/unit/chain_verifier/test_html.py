@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from chain_verifier.chart_data import ChartData, FilledGap, Tile
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.html import ChartData, FilledGap, Origin, Tile, html_chains_report, html_report
+from chain_verifier.html import Origin, html_chains_report, html_report
 from chain_verifier.report import (
     ChainsReport,
     Comparison,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from chain_verifier.checks.neighbours import collected, gathered
+from chain_verifier.checks.neighbours import gathered
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.report import Comparison, Report, SourceReport, Verdict
@@ -75,7 +75,7 @@ def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:
     assert len(found.kept) == FINDINGS_MAX
     assert found.counts == {"gap": FINDINGS_MAX + 10}
     assert found.wholes == (every,)
-    both = joined_findings([found, collected(lambda: every)])
+    both = joined_findings([found, gathered(every)])
     assert both.total == 2 * (FINDINGS_MAX + 10)
     assert len(both.kept) == 2 * FINDINGS_MAX
-    assert joined_findings([gathered([]), collected(lambda: [])]) == Findings()
+    assert joined_findings([gathered([]), gathered([])]) == Findings()

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_verifier.config import TopicSource
-from chain_verifier.local.topic import PublishedReader
+from chain_verifier.published_reader import PublishedReader
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.in_hand import ConsumeStart, StartFrom

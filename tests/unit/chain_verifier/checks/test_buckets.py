@@ -26,97 +26,66 @@ def fork(pid: int, *ids: int) -> Finding:
     return Finding(kind=Kind.FORK, source="s", pid=pid, ids=ids)
 
 
-def test_faults_with_a_whole_chain_are_none() -> None:
-    assert faults_of(CHAIN) == []
+def duplicate(row_id: int, pid: int) -> Finding:
+    return Finding(kind=Kind.DUPLICATE, source="s", id=row_id, pid=pid, count=2)
+
+
+def not_below(row_id: int, pid: int) -> Finding:
+    return Finding(kind=Kind.PID_NOT_BELOW_ID, source="s", id=row_id, pid=pid)
+
+
+def root(*ids: int) -> Finding:
+    return Finding(kind=Kind.SECOND_ROOT, source="s", pid=0, ids=ids)
+
+
+def without(*indexes: int) -> list[tuple[int, int]]:
+    return [row for index, row in enumerate(CHAIN) if index not in indexes]
+
+
+CASES: dict[str, tuple[list[tuple[int, int]], list[Finding]]] = {
+    "a whole chain": (CHAIN, []),
+    "all rows missing": ([], [gap(0, 60)]),
+    **{f"row {at} missing": (without(at), [gap(*CHAIN[at])]) for at in range(6)},
+    "three rows missing": (without(1, 2, 3), [gap(10, 40)]),
+    "several gaps": (without(0, 2, 5), [gap(0, 10), gap(20, 30), gap(50, 60)]),
+    **{
+        f"row {at} twice": ([*CHAIN, CHAIN[at]], [duplicate(CHAIN[at][1], CHAIN[at][0])])
+        for at in range(6)
+    },
+    "two rows of one pid": ([*CHAIN, (20, 35)], [fork(20, 30, 35)]),
+    "a branch of several rows": ([*CHAIN, (20, 32), (32, 34), (34, 36)], [fork(20, 30, 32)]),
+    "two first rows": ([*CHAIN, (0, 45)], [root(10, 45)]),
+    "a row that names no row": ([*CHAIN, (34, 35)], [orphan(35, 34)]),
+    # 30 leads on to the head, 25 leads nowhere, so the chain went by 30.
+    "an orphan beside a gap": ([*without(1), (24, 25)], [gap(10, 20), orphan(25, 24)]),
+    **{
+        f"a pid of {pid} at 30": ([*without(2), (pid, 30)], [not_below(30, pid)])
+        for pid in (30, 35, 60, 99)
+    },
+    "a pid moved back": ([*without(3), (20, 40)], [fork(20, 30, 40)]),
+    "one id and two pids": ([*CHAIN, (20, 50)], [fork(20, 30, 50), duplicate(50, 20)]),
+    "a missing row of two children": ([*without(2), (30, 45)], [fork(30, 40, 45), gap(20, 30)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_faults_with_known_rows_are_these(name: str) -> None:
+    rows, expected = CASES[name]
+    assert faults_of(rows) == expected
+
+
+def test_faults_without_a_head_or_behind_a_start_are_what_lies_between() -> None:
     assert faults_of(CHAIN, head=None) == []
+    assert faults_of(CHAIN[:-1], head=None) == []
     assert faults_of(CHAIN[2:], start=20) == []
-
-
-def test_faults_with_an_empty_chain_are_none() -> None:
     assert faults_of([], head=0) == []
     assert faults_of([], head=None) == []
     assert faults_of([], start=20, head=20) == []
 
 
-def test_faults_with_all_rows_missing_is_one_gap_to_the_head() -> None:
-    assert faults_of([]) == [gap(0, 60)]
-
-
-@pytest.mark.parametrize("index", range(6))
-def test_faults_with_one_row_missing_names_it(index: int) -> None:
-    pid, row_id = CHAIN[index]
-    assert faults_of(CHAIN[:index] + CHAIN[index + 1 :]) == [gap(pid, row_id)]
-
-
-def test_faults_with_the_last_row_missing_and_no_head_known_are_none() -> None:
-    assert faults_of(CHAIN[:-1], head=None) == []
-
-
-def test_faults_with_three_rows_missing_names_the_last_of_them() -> None:
-    assert faults_of(CHAIN[:1] + CHAIN[4:]) == [gap(10, 40)]
-
-
-def test_faults_with_several_gaps_names_each() -> None:
-    assert faults_of([CHAIN[1], CHAIN[3], CHAIN[4]]) == [gap(0, 10), gap(20, 30), gap(50, 60)]
-
-
-@pytest.mark.parametrize("index", range(6))
-def test_faults_with_a_row_twice_names_it(index: int) -> None:
-    expected = Finding(
-        kind=Kind.DUPLICATE, source="s", id=CHAIN[index][1], pid=CHAIN[index][0], count=2
-    )
-    assert faults_of([*CHAIN, CHAIN[index]]) == [expected]
-
-
-def test_faults_with_two_rows_of_one_pid_is_a_fork() -> None:
-    assert faults_of([*CHAIN, (20, 35)]) == [fork(20, 30, 35)]
-
-
-def test_faults_with_a_branch_of_several_rows_is_one_fork() -> None:
-    assert faults_of([*CHAIN, (20, 32), (32, 34), (34, 36)]) == [fork(20, 30, 32)]
-
-
-def test_faults_with_two_first_rows_is_a_second_root() -> None:
-    expected = Finding(kind=Kind.SECOND_ROOT, source="s", pid=0, ids=(10, 45))
-    assert faults_of([*CHAIN, (0, 45)]) == [expected]
-
-
-def test_faults_with_a_row_that_names_no_row_is_an_orphan() -> None:
-    assert faults_of([*CHAIN, (34, 35)]) == [orphan(35, 34)]
-
-
-def test_faults_with_an_orphan_beside_a_gap_tells_them_apart() -> None:
-    # 20 is missing; 30 leads on to the head, 25 leads nowhere, so the chain went by 30.
-    rows = [*CHAIN[:1], *CHAIN[2:], (24, 25)]
-    assert faults_of(rows) == [gap(10, 20), orphan(25, 24)]
-
-
-@pytest.mark.parametrize("pid", [30, 35, 60, 99])
-def test_faults_with_a_pid_that_is_not_below_the_id_names_the_row_alone(pid: int) -> None:
-    rows = [*CHAIN[:2], (pid, 30), *CHAIN[3:]]
-    assert faults_of(rows) == [Finding(kind=Kind.PID_NOT_BELOW_ID, source="s", id=30, pid=pid)]
-
-
-def test_faults_with_a_pid_moved_back_is_a_fork() -> None:
-    assert faults_of([*CHAIN[:3], (20, 40), *CHAIN[4:]]) == [fork(20, 30, 40)]
-
-
-def test_faults_with_one_id_and_two_pids_names_both_faults() -> None:
-    duplicate = Finding(kind=Kind.DUPLICATE, source="s", id=50, pid=20, count=2)
-    assert faults_of([*CHAIN, (20, 50)]) == [fork(20, 30, 50), duplicate]
-
-
-def test_faults_with_a_missing_row_of_two_children_names_the_gap_and_the_fork() -> None:
-    rows = [*CHAIN[:2], *CHAIN[3:], (30, 45)]
-    assert faults_of(rows) == [fork(30, 40, 45), gap(20, 30)]
-
-
-def test_faults_with_a_path_drawn_together_are_the_same_as_row_by_row() -> None:
+def test_faults_with_paths_and_ranges_not_looked_at_claim_nothing_about_their_rows() -> None:
     drawn = [Link(0, 10, 20), Link(30, 40, 60)]
-    assert find_faults("s", drawn, 0, 60) == faults_of([*CHAIN[:2], *CHAIN[3:]])
-
-
-def test_faults_with_a_range_not_looked_at_claim_nothing_about_it() -> None:
+    assert find_faults("s", drawn, 0, 60) == faults_of(without(2))
     links = [Link(0, 10, 10), Link(99, 20, 50, is_damaged=True), Link(50, 60, 60)]
     assert find_faults("s", links, 0, 60) == []
     assert find_faults("s", [*links[:2], Link(45, 60, 60)], 0, 60) == []

@@ -1,35 +1,39 @@
-"""The local mode alone: planted faults by exact ids, bounded memory, and not a trace of Spark."""
+"""The local mode alone: clean exactly if the chain is, the first break by its ids, no Spark."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_verifier.checks.buckets import Link, find_faults
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
-from chain_verifier.findings import Finding, Kind
-from chain_verifier.local.verify import verify_locally
+from chain_verifier.findings import FINDING_TYPES, Finding, Kind
+from chain_verifier.local.verify import FIRST_ONLY, verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verification import CONTENT
+from tests.integration.chain_verifier.agreement import LINKS, require_first
 from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
     chain_of,
     head_of,
-    plant,
     write_journal,
 )
+from tests.integration.chain_verifier.seeded_rows import PARQUET, plant_rows, write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from chain_verifier.report import Report
 
@@ -37,22 +41,17 @@ FAULTY_CHAINS = 60
 ROWS = chain_of(random.Random(6), 60)
 HEAD = head_of(ROWS)
 
-COLUMNS = {
-    "chain_id": pa.int32(), "id": pa.int64(), "pid": pa.int64(), "key": pa.string(),
-    "event_time_ns": pa.int64(), "payload": pa.binary(),
-}  # fmt: skip
 
-
-def write_parquet(path: Path, rows: Sequence[Row], group_rows: int = 7) -> Path:
-    columns = {name: pa.array([getattr(row, name) for row in rows], kind)
-               for name, kind in COLUMNS.items()}  # fmt: skip
-    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
-    return path
+def written(source: Any, rows: Sequence[Row]) -> Any:
+    if isinstance(source, JournalSource):
+        write_journal(Path(source.path), rows)
+    else:
+        write_parquet(Path(source.path), rows, group_rows=7)
+    return source
 
 
 def verified(*sources: JournalSource | ParquetSource, **options: Any) -> Report:
-    request = {"bucket_bits": 4, "leaf_bits": 3} | options
-    return verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=sources, **request))
+    return verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=sources, **options))
 
 
 @pytest.fixture
@@ -65,32 +64,51 @@ def parquet(tmp_path: Path) -> ParquetSource:
     return ParquetSource(path=str(tmp_path / "rows.parquet"))
 
 
-def written(source: JournalSource | ParquetSource, rows: Sequence[Row]) -> Any:
-    from pathlib import Path
+LINKED = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=9)
 
-    path = Path(source.path)
-    if isinstance(source, JournalSource):
-        write_journal(path, rows)
-    else:
-        write_parquet(path, rows)
-    return source
+
+@pytest.mark.invariant("S12")
+@given(links=LINKED, head=st.none() | st.just(9))
+def test_local_is_clean_exactly_if_no_link_is_wrong_and_names_one_that_is(
+    tmp_path_factory: pytest.TempPathFactory, links: list[tuple[int, int]], head: int | None
+) -> None:
+    """Over any links at all, beside the search that Spark uses for every fault."""
+    rows = [Row(row_id, pid) for row_id, pid in links]
+    path = tmp_path_factory.getbasetemp() / "links.jsonl"
+    report = verified(JournalSource(path=str(write_journal(path, rows))), head=head)
+    found = [one for one in report.findings if one.kind in LINKS]
+    faults = find_faults(f"journal:{path}", [Link(pid, i, i) for i, pid in links], 0, head)
+    assert len(found) == bool(faults)
+    # The pid of a duplicate only serves to join neighbours.
+    known = [replace(one, pid=None) if one.kind is Kind.DUPLICATE else one for one in faults]
+    assert all(one in known for one in found)
 
 
 @pytest.mark.invariant("S12")
 @pytest.mark.parametrize("kind", ["journal", "parquet"])
-def test_local_with_random_faults_finds_these_and_no_others(
+def test_local_with_random_faults_names_the_first(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     source = request.getfixturevalue(kind)
     for seed in range(FAULTY_CHAINS):
-        rng = random.Random(seed)
-        planted = plant(rng, chain_of(rng, 80), source.name)
-        rows = planted.rows if kind == "journal" else rng.sample(planted.rows, len(planted.rows))
-        report = verified(
-            written(source, rows), head=head_of(planted.rows), bucket_bits=rng.choice([3, 5, 7])
-        )
-        assert sorted(report.findings, key=str) == sorted(planted.expected, key=str), seed
-        assert sum(report.counts.values()) == len(planted.expected), seed
+        planted = plant_rows(seed, has_order=kind == "journal")
+        rng, rows = random.Random(seed), planted.rows
+        rows = rows if kind == "journal" else rng.sample(rows, len(rows))
+        report = verified(written(source, rows), head=planted.head)
+        require_first(report.findings, planted.findings(source.name))
+        assert report.verdict is Verdict.BROKEN, seed
+        assert report.sources[0].notes == (FIRST_ONLY,)
+
+
+@pytest.mark.parametrize("kind", ["journal", "parquet"])
+def test_local_with_a_clean_chain_finds_nothing(request: pytest.FixtureRequest, kind: str) -> None:
+    for seed in range(20):
+        rows = chain_of(random.Random(seed), seed * 5)
+        source = written(request.getfixturevalue(kind), rows)
+        report = verified(source, head=head_of(rows))
+        assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(rows)), seed
+        expected = Verdict.CONTIGUOUS if rows else Verdict.UNPROVEN
+        assert verified(source).verdict is expected, seed
 
 
 def test_local_reads_parquet_as_other_writers_lay_it_out(
@@ -110,36 +128,60 @@ def test_local_reads_parquet_as_other_writers_lay_it_out(
         verified(ParquetSource(path=str(tmp_path / "folders")))
 
 
-@pytest.mark.parametrize("kind", ["journal", "parquet"])
-def test_local_with_a_clean_chain_finds_nothing(request: pytest.FixtureRequest, kind: str) -> None:
-    for seed in range(20):
-        rows = chain_of(random.Random(seed), seed * 5)
-        source = written(request.getfixturevalue(kind), rows)
-        report = verified(source, head=head_of(rows))
-        assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(rows)), seed
-        expected = Verdict.CONTIGUOUS if rows else Verdict.UNPROVEN
-        assert verified(source).verdict is expected, seed
-
-
-def test_local_with_pages_of_few_rows_gives_the_same(
-    journal: JournalSource, parquet: ParquetSource, monkeypatch: pytest.MonkeyPatch
+def test_local_compares_two_sources_up_to_the_first_difference(
+    journal: JournalSource, parquet: ParquetSource
 ) -> None:
-    monkeypatch.setattr("chain_verifier.local.table.PAGE_ROWS", 3)
-    monkeypatch.setattr("chain_verifier.bounded_parquet.PAGE_ROWS", 3)
-    damaged = [*ROWS[:30], ROWS[31], ROWS[30], *ROWS[32:50], *ROWS[51:]]
-    report = verified(written(journal, damaged), written(parquet, ROWS), head=HEAD)
-    assert report.counts == {"gap": 1, "out_of_order": 1, "surplus": 1}
+    """Whatever the order of either, and whether its own rows are a path or not."""
+    changed = Row(ROWS[8].id, ROWS[8].pid, "other", 5, ROWS[8].payload)
+    lacking, more = ROWS[30], Row(HEAD + 5, HEAD, "more")
+    differing = {"kind": Kind.DIFFERING, "columns": ("key", "event_time_ns")}
+    cases: tuple[tuple[list[Row], list[Row], dict[str, Any] | None], ...] = (
+        (ROWS, ROWS, None),
+        (ROWS, [*ROWS[:8], changed, *ROWS[9:]], differing | {"id": ROWS[8].id}),
+        (ROWS, [*ROWS[:8], changed, *ROWS[9:30], *ROWS[31:]], differing | {"id": ROWS[8].id}),
+        (ROWS, [*ROWS[:30], *ROWS[31:]], {"kind": Kind.LACKING, "id": lacking.id}),
+        ([*ROWS[:30], *ROWS[31:]], ROWS, {"kind": Kind.SURPLUS, "id": lacking.id}),
+        (ROWS, [*ROWS, ROWS[3]], {"kind": Kind.SURPLUS, "id": ROWS[3].id}),
+        (ROWS, [], {"kind": Kind.LACKING, "id": ROWS[0].id}),
+        (ROWS, [*ROWS, more], {"kind": Kind.SURPLUS, "id": more.id}),
+    )
+    for base, own, expected in cases:
+        shuffled = random.Random(len(own)).sample(base, len(base))
+        report = verified(written(parquet, shuffled), written(journal, own))
+        found = [one for one in report.findings if one.against]
+        names: dict[str, Any] = {"source": journal.name, "against": parquet.name}
+        assert found == ([] if expected is None else [Finding(**names | expected)])
+        assert report.comparisons[0].is_equal is (expected is None)
 
 
-def test_local_with_a_start_does_not_open_what_lies_before_it(parquet: ParquetSource) -> None:
+def test_local_holds_few_rows_at_a_time(
+    parquet: ParquetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in no order, of which one source has others: both go through a table on disk."""
+    monkeypatch.setattr("chain_verifier.bounded_parquet.PAGE_ROWS", 50)
+    rows = [Row(number, number - 1, payload=bytes(1_000)) for number in range(1, 6_001)]
+    other = ParquetSource(path=str(tmp_path / "other.parquet"))
+    write_parquet(Path(parquet.path), rows[::-1])
+    write_parquet(Path(other.path), [*rows[:0:-1], Row(1, 0)])
+    tracemalloc.start()
+    try:
+        report = verified(parquet, other, head=len(rows))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [(one.kind, one.id) for one in report.findings] == [(Kind.DIFFERING, 1)]
+    assert peak < len(rows) * 1_000 / 4
+
+
+def test_local_with_a_start_leaves_out_what_lies_before_it(parquet: ParquetSource) -> None:
     damaged = [*ROWS[:3], *ROWS[5:]]
     report = verified(written(parquet, damaged), head=HEAD, start=ROWS[20].id)
     assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS) - 21)
 
 
-def test_local_with_a_journal_that_shrinks_meanwhile_is_no_verdict(journal: JournalSource) -> None:
-    from pathlib import Path
-
+def test_local_with_a_source_that_breaks_off_is_no_verdict(
+    journal: JournalSource, parquet: ParquetSource
+) -> None:
     written(journal, ROWS)
 
     def cut(line: str) -> None:
@@ -148,10 +190,6 @@ def test_local_with_a_journal_that_shrinks_meanwhile_is_no_verdict(journal: Jour
 
     with pytest.raises(SourceBroken, match="became shorter"):
         verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(journal,)), cut)
-
-
-def test_local_with_parquet_cut_off_or_damaged_is_no_verdict(parquet: ParquetSource) -> None:
-    from pathlib import Path
 
     path = Path(written(parquet, ROWS).path)
     content = path.read_bytes()
@@ -165,22 +203,20 @@ def test_local_with_parquet_cut_off_or_damaged_is_no_verdict(parquet: ParquetSou
         verified(parquet)
 
 
-def test_local_with_a_master_is_refused(journal: JournalSource) -> None:
-    with pytest.raises(SettingError, match="without Spark"):
-        verified(written(journal, ROWS), master="local[2]")
-
-
-def test_local_with_differing_rows_names_row_and_column(
-    journal: JournalSource, parquet: ParquetSource
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"master": "local[2]"}, "without Spark"),
+        ({"findings_folder": "found"}, "the local mode names the first fault, Spark writes all"),
+    ],
+)
+def test_local_refuses_what_only_spark_can_do(
+    journal: JournalSource, options: dict[str, Any], told: str
 ) -> None:
-    changed = [*ROWS[:8], Row(ROWS[8].id, ROWS[8].pid, "other", 5, ROWS[8].payload), *ROWS[9:]]
-    report = verified(written(parquet, ROWS), written(journal, changed), head=HEAD)
-    assert report.findings == (
-        Finding(
-            kind=Kind.DIFFERING, source=journal.name, against=parquet.name, id=ROWS[8].id,
-            columns=("key", "event_time_ns"),
-        ),
-    )  # fmt: skip
+    with pytest.raises(SettingError, match=told):
+        verified(written(journal, ROWS), **options)
+    with pytest.raises(SettingError, match="not a URL"):
+        verified(ParquetSource(path="s3a://bucket/rows"))
 
 
 def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
@@ -195,4 +231,11 @@ def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
 
 
 def test_rows_of_both_modes_have_the_columns_of_the_view_in_its_order() -> None:
-    assert [*CONTENT] == [*COLUMNS]
+    assert [*CONTENT] == PARQUET.names
+
+
+def test_findings_are_written_with_every_field_but_those_of_ranges() -> None:
+    of_ranges = {"last_id", "rows", "batches"}
+    assert [*FINDING_TYPES] == [n for n in Finding.__struct_fields__ if n not in of_ranges]
+    some = [FINDING_TYPES[name] for name in ("kind", "id", "ids", "columns", "verified_at")]
+    assert some == ["string", "bigint", "array<bigint>", "array<string>", "string"]

@@ -1,33 +1,29 @@
-"""The chain in PostgreSQL, read page by page in the order of ids over one connection."""
+"""The chain in its database, read in plain Python over one connection, in the order of ids."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from itertools import chain, repeat, zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.clients.session import Session
 from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
-from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_kernel.sql import AUDITOR, require_version
 from chain_kernel.text import reason_of
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
-from chain_verifier.checks.neighbours import collected
+from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.topic_frames import FrameKeys
-from chain_verifier.config import DatabaseSource
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.html import GAPS_MAX, TILES_MAX, ChartData, FilledGap, Tile
-from chain_verifier.server import connection_to, verifier_session_config
+from chain_verifier.server import verifier_session_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.config import VerifyRequest
-    from chain_verifier.local.table import Row
-
-_CHART_SQL: Final = load_sql("chain_verifier.local", "chart_data.sql")
+    from chain_verifier.config import DatabaseSource
+    from chain_verifier.journal_rows import Row
 
 _BYTES: Final = 4 * 2**20
 """Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
@@ -45,13 +41,16 @@ _COMPARED_ROWS: Final = 1_000_000
 _COLUMNS: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
 
-class LocalDatabaseTable(DatabaseFacts):
+class StoredChain(DatabaseFacts):
     """The rows of one chain after `start`, up to the last one that existed when the head was read.
 
     Opening it reads the head, and raises ChainMissing, SchemaError or ConnectError. Each look is a
     separate statement, so that no long snapshot slows the sequencer; pages below the head no longer
     change. `close` ends the connection.
     """
+
+    is_sorted = False
+    may_lack = ()
 
     def __init__(self, source: DatabaseSource, chain_id: int, start: int = 0) -> None:
         self.name = source.name
@@ -168,23 +167,25 @@ class LocalDatabaseTable(DatabaseFacts):
         return bucket if is_one_path([bucket], horizon) else None
 
     def page_faults(self) -> Findings:
-        """Return what is wrong with pages as such; searched for once. Raises SourceBroken."""
+        """Return what is wrong with pages as such, the first of each kind; searched for once.
+
+        Raises SourceBroken.
+        """
         if self._faults is None:
-            self._faults = collected(self._look_at_pages)
+            self._faults = first_of_each_kind(map(self._fault, self._by_ranges("page_faults")))
         return self._faults
 
-    def _look_at_pages(self) -> Iterator[Finding]:
-        for row in self._by_ranges("page_faults"):
-            yield Finding(
-                kind=Kind(row["kind"]),
-                source=self.name,
-                id=row["id"],
-                until_id=row["until_id"],
-                ids=tuple(row["ids"] or ()),
-                columns=tuple(row["columns"] or ()),
-                after_id=row["after_id"],
-                count=row["count"],
-            )
+    def _fault(self, row: Any) -> Finding:  # noqa: ANN401 - a record
+        return Finding(
+            kind=Kind(row["kind"]),
+            source=self.name,
+            id=row["id"],
+            until_id=row["until_id"],
+            ids=tuple(row["ids"] or ()),
+            columns=tuple(row["columns"] or ()),
+            after_id=row["after_id"],
+            count=row["count"],
+        )
 
     def _by_ranges(self, name: str) -> Iterator[Any]:
         """Yield the results of a statement that compares the rows of pages, in their order."""
@@ -196,34 +197,26 @@ class LocalDatabaseTable(DatabaseFacts):
                 found = self._fetch_range(name, "last_id", within, self.head.has_rules)
             yield from found
 
-    def pages(
-        self, ids: tuple[int, int] | None = None, *, content: bool = True
-    ) -> Iterator[Sequence[Row]]:
+    def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
         """Yield the rows of some pages at a time, up to the last one when the head was read.
 
-        Rows outside of `ids` come with their pages; all rows come if pages misstate their content.
+        Rows up to `after_id` come with their pages; all rows come if pages misstate their content.
         """
-        after_id, until_id = page_ranges((), self._start, self.last_row_id)[0]
-        if ids is not None and not self.page_faults().total:
-            after_id, until_id = max(after_id, ids[0] - 1), min(until_id, ids[1] - 1)
-        columns = _COLUMNS if content or not self.head.has_rules else _COLUMNS[:2]
-        name = "page_links" if columns != _COLUMNS else "pages"
-        while after_id < until_id:
+        at_id, until_id = page_ranges((), self._start, self.last_row_id)[0]
+        if after_id > self._start and not self.page_faults().total:
+            at_id = after_id
+        while at_id < until_id:
             with self._as_broken():
-                found = self._fetch(name, after_id, until_id, self.last_row_id, _BYTES, _PAGES)
+                found = self._fetch("pages", at_id, until_id, _BYTES, _PAGES)
             if not found:
                 return
-            yield [row for page in found for row in self._rows(page, columns)]
-            after_id = found[-1]["last_id"]
+            yield [row for page in found for row in self._rows(page)]
+            at_id = found[-1]["last_id"]
 
-    def _rows(self, page: Any, columns: Sequence[str]) -> Iterator[Row]:  # noqa: ANN401 - a record
-        """Return the rows of a page; a value that a column lacks is None, as in SQL."""
-        held = [_flat(page[name]) for name in columns]
-        if len(held) < len(_COLUMNS):
-            return zip(repeat(self._chain_id), *held, repeat(""), repeat(0), repeat(b""))
-        if len(set(map(len, held))) == 1:
-            return zip(repeat(self._chain_id), *held)
-        return ((self._chain_id, *values) for values in zip_longest(*held))
+    def _rows(self, page: Any) -> Iterator[Row]:  # noqa: ANN401 - a record
+        """Yield the rows of a page; a value that a column lacks is None, as in SQL."""
+        for values in zip_longest(*(_flat(page[name]) for name in _COLUMNS)):
+            yield self._chain_id, *values
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a table has no end that could be torn."""
@@ -252,27 +245,3 @@ def _ends(sizes: Sequence[Any]) -> Iterator[int]:
         if following is None or following["bytes"] - held > _BYTES:
             held = batch["bytes"]
             yield batch["last_id"]
-
-
-def read_picture(request: VerifyRequest) -> ChartData | None:
-    """Return the picture of the chain; None when the database is not among the sources.
-
-    Raises SourceBroken.
-    """
-    source = next((s for s in request.sources if isinstance(s, DatabaseSource)), None)
-    if source is None:
-        return None
-    try:
-        return asyncio.run(_read(source, request.chain_id, request.start))
-    except OrderchainError as error:
-        raise SourceBroken(source.name, reason_of(error)) from error
-
-
-async def _read(source: DatabaseSource, chain_id: int, start: int) -> ChartData:
-    opening = connection_to(source.database, AUDITOR, source.connect_seconds)
-    async with opening as connection:
-        tiles = await connection.fetch(_CHART_SQL["tiles"], chain_id, start, TILES_MAX)
-        gaps = await connection.fetch(_CHART_SQL["gaps"], chain_id, start, GAPS_MAX)
-    return ChartData(
-        tiles=tuple(Tile(**row) for row in tiles), gaps=tuple(FilledGap(**row) for row in gaps)
-    )

@@ -1,0 +1,155 @@
+"""One partition of a topic, read record by record from its beginning, in plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from chain_kernel.clients.kafka import (
+    AIOKafkaConsumer,
+    TopicPartition,
+    close_client,
+    fetch,
+    make_consumer,
+    start_client,
+)
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.errors import OrderchainError, SourceBroken, TopicError
+from chain_kernel.text import reason_of
+from chain_verifier.checks.published import Bounds
+from chain_verifier.config import CONNECT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from chain_verifier.config import TopicSource
+
+
+_PAGE_RECORDS: Final = 32
+"""Records held at a time: each may hold a frame of a thousand rows."""
+
+_FETCH_BYTES: Final = 4 * 2**20
+"""Bytes that a broker sends at once; the same amount waits while a page is looked at."""
+
+_SILENCE_S: Final = 30.0
+"""How long nothing may arrive before the broker counts as gone: records up to the end exist."""
+
+_CLOSE_S: Final = 5.0
+
+
+class PublishedRecord(NamedTuple):
+    """One record of a topic."""
+
+    offset: int
+    value: bytes | None
+    time_ms: int
+    """When it was sent, or stored if the topic is set to that; milliseconds since 1970."""
+
+
+class PublishedReader:
+    """One partition, read from its beginning as often as needed. `close` ends the connection.
+
+    Raises ConnectError or RetryError if no broker answers as it should, TopicError if the partition
+    does not exist, or its records cannot be decoded here.
+    """
+
+    def __init__(self, source: TopicSource, topic: str, partition: int) -> None:
+        self._name = source.name
+        self._kafka = KafkaConfig.of(source.kafka)
+        self._connect_seconds = source.connect_seconds
+        self._at = TopicPartition(topic, partition)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._runner = asyncio.Runner()
+        try:
+            self.bounds: Bounds = self._runner.run(self._open())
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self) -> Bounds:
+        seconds = self._connect_seconds
+        try:
+            async with connecting(self._kafka, seconds, doing=f"read topic {self._at.topic}"):
+                self._consumer = consumer = make_consumer(
+                    self._kafka,
+                    "verifier",
+                    # What retention removes during the read must not look like never published.
+                    auto_offset_reset="none",
+                    # The checksum that counts is in the frame.
+                    check_crcs=False,
+                    fetch_max_bytes=_FETCH_BYTES,
+                    max_partition_fetch_bytes=_FETCH_BYTES,
+                    # A shorter one would end a fetch that waits for records.
+                    request_timeout_ms=math.ceil(1_000 * max(seconds, CONNECT_SECONDS)),
+                )
+                await start_client(consumer)
+                # All topics: a request for a missing one could create it.
+                if self._at.topic not in await consumer.topics():
+                    raise self._missing()
+                consumer.assign([self._at])
+                first = await consumer.beginning_offsets([self._at])
+                end = await consumer.end_offsets([self._at])
+        except TopicError:
+            raise
+        except OrderchainError as error:
+            if self._is_known_to_lack_partition():
+                raise self._missing() from error
+            raise
+        return Bounds(first=first[self._at], end=end[self._at])
+
+    def _is_known_to_lack_partition(self) -> bool:
+        """Whether the partition is known not to exist: aiokafka would request it forever."""
+        consumer = self._consumer
+        known = None if consumer is None else consumer.partitions_for_topic(self._at.topic)
+        return known is not None and self._at.partition not in known
+
+    def _missing(self) -> TopicError:
+        found = f"{self._at.topic}, partition {self._at.partition}"
+        return TopicError("topic", found, "a topic that exists")
+
+    def pages(self) -> Iterator[list[PublishedRecord]]:
+        """Yield records from the beginning. Raises SourceBroken."""
+        if self._consumer is None or self.bounds.first >= self.bounds.end:
+            return
+        self._consumer.seek(self._at, self.bounds.first)
+        position = self.bounds.first
+        while position < self.bounds.end:
+            page, position = self._run(self._next(self._consumer, position))
+            yield [record for record in page if record.offset < self.bounds.end]
+
+    async def _next(
+        self, consumer: AIOKafkaConsumer, position: int
+    ) -> tuple[list[PublishedRecord], int]:
+        """Return the next records, and the position after them."""
+        async with asyncio.timeout(_SILENCE_S):
+            while True:
+                found = await fetch(consumer, self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS)
+                at = await consumer.position(self._at)
+                records = [
+                    PublishedRecord(record.offset, record.value, record.timestamp)
+                    for record in found.get(self._at, ())
+                ]
+                # Offsets without a record (marks of a transaction) move the position too.
+                if records or at > position:
+                    return records, at
+
+    def _run(
+        self, work: Coroutine[object, object, tuple[list[PublishedRecord], int]]
+    ) -> tuple[list[PublishedRecord], int]:
+        try:
+            return self._runner.run(work)
+        except DRIVER_ERRORS as error:
+            if refusal := lasting_refusal(error, self._kafka, f"read topic {self._at.topic}"):
+                raise refusal from error
+            is_silent = isinstance(error, TimeoutError)
+            reason = f"no record came for {_SILENCE_S:.0f} s" if is_silent else reason_of(error)
+            raise SourceBroken(self._name, reason) from error
+
+    def close(self) -> None:
+        """Close the connection; never raises, and waits for at most 5 s."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            self._runner.run(close_client(consumer, _CLOSE_S))
+        self._runner.close()
