@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel.sql import OUTBOX_ROLES, OWNER
+from tests.permissions_page import rights_below, table_below
 
 if TYPE_CHECKING:
     from .conftest import Sender
 
 pytestmark = pytest.mark.postgres
 
-_DOCUMENT = Path(__file__).parents[3] / "docs" / "permissions.md"
 _COLUMNS = """
 SELECT c.oid, c.relname::text AS name, a.attnum, a.attname::text AS column
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
@@ -24,21 +22,7 @@ SELECT c.oid, c.relname::text AS name, a.attnum, a.attname::text AS column
 """
 
 
-def table_below(heading: str) -> list[dict[str, str]]:
-    """Return the rows of the first table below `heading`, by column title, without backticks."""
-    text = _DOCUMENT.read_text(encoding="utf-8")
-    section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
-    (first,) = re.findall(r"\A[^|]*((?:^\|.*\n)+)", section, flags=re.MULTILINE)
-    lines = first.splitlines()
-    cells = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
-
-
 async def test_column_rights_of_each_role_are_those_of_the_document(sender: Sender) -> None:
-    written = {
-        (row["table"], row["column"]): {role: row[role].replace("-", "") for role in OUTBOX_ROLES}
-        for row in table_below("Outbox: tables, column by column")
-    }
     real: dict[tuple[str, str], dict[str, str]] = {}
     for found in await sender.admin.fetch(_COLUMNS):
         place = real.setdefault((found["name"], found["column"]), {})
@@ -52,7 +36,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(sender: Send
                 query = "SELECT has_table_privilege($1::text, $2::oid, $3)"
                 if await sender.admin.fetchval(query, role, found["oid"], right):
                     place[role] += letter
-    assert real == written
+    assert real == rights_below("Outbox: tables, column by column", OUTBOX_ROLES, real)
 
 
 async def test_functions_and_who_may_call_them_are_those_of_the_document(sender: Sender) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -11,6 +9,7 @@ import pytest
 
 from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER
 from chain_kernel.sql import SEQUENCER_WRITER as WRITER
+from tests.permissions_page import rights_below, table_below
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
     Rights = dict[tuple[str, str], str]
 
-_DOCUMENT = Path(__file__).parents[3] / "docs" / "permissions.md"
 _COLUMN_RIGHTS = {"SELECT": "S", "INSERT": "I", "UPDATE": "U", "REFERENCES": "R"}
 
 _TABLES = """
@@ -42,21 +40,6 @@ SELECT p.oid::regprocedure::text AS name, pg_get_userbyid(p.proowner)::text AS o
 """
 
 
-def table_below(heading: str) -> list[dict[str, str]]:
-    """Return the rows of the first table below `heading`, by column title, without backticks."""
-    text = _DOCUMENT.read_text(encoding="utf-8")
-    section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
-    (first,) = re.findall(r"\A[^|]*((?:^\|.*\n)+)", section, flags=re.MULTILINE)
-    lines = first.splitlines()
-    cells = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
-
-
-def documented_columns(role: str) -> Rights:
-    rows = table_below("Tables, column by column")
-    return {(row["table"], row["column"]): row[role].replace("-", "") for row in rows}
-
-
 async def real_columns(catalog: asyncpg.Connection[Any], role: str) -> Rights:
     rights: Rights = {}
     for privilege, letter in _COLUMN_RIGHTS.items():
@@ -77,7 +60,9 @@ async def test_column_rights_of_each_role_are_those_of_the_document(
     catalog: asyncpg.Connection[Any],
 ) -> None:
     for role in LOGIN_ROLES:
-        assert await real_columns(catalog, role) == documented_columns(role), role
+        real = await real_columns(catalog, role)
+        written = rights_below("Tables, column by column", [role], real)
+        assert real == {place: rights[role] for place, rights in written.items()}, role
 
 
 async def test_rights_on_whole_tables_are_held_by_no_login_role(

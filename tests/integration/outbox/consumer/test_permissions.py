@@ -8,8 +8,8 @@ from chain_kernel.sql import INBOX_ROLES, OWNER
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import draw_message_ids
+from tests.permissions_page import rights_below, table_below
 
-from .permissions_page import table_below
 from .test_inbox_schema import delivery
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ _OF_TABLES = {"D": "DELETE", "T": "TRUNCATE", "R": "TRIGGER"}
 async def test_column_rights_of_each_role_are_those_of_the_document(
     admin: asyncpg.Connection,
 ) -> None:
-    written = {
-        (row["table"], row["column"]): {role: row[role].replace("-", "") for role in INBOX_ROLES}
-        for row in table_below("Inbox: tables, column by column")
-    }
     real: dict[tuple[str, str], dict[str, str]] = {}
     for found in await admin.fetch(_COLUMNS):
         place = real.setdefault((found["name"], found["column"]), {})
@@ -46,7 +42,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(
                 if await admin.fetchval(query, role, found["oid"], right):
                     letters += letter
             place[role] = letters
-    assert real == written
+    assert real == rights_below("Inbox: tables, column by column", INBOX_ROLES, real)
 
 
 async def test_functions_and_who_may_call_them_are_those_of_the_document(

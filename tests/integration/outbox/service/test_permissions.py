@@ -9,8 +9,9 @@ import pytest
 
 from chain_kernel.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
 from chainctl.schema.parts import PARTS
+from tests.permissions_page import rights_below, table_below
 
-from ..test_permissions import _COLUMNS, table_below
+from ..test_permissions import _COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,10 +31,6 @@ async def part(request: Any, empty_database: str) -> AsyncIterator[tuple[str, An
 async def test_column_rights_are_those_of_the_document(part: tuple[str, Any]) -> None:
     name, connection = part
     (role,) = ROLES[name]
-    written = {
-        (row["table"], row["column"]): row[role]
-        for row in table_below(f"{name}: tables, column by column")
-    }
     real: dict[tuple[str, str], str] = {}
     for found in await connection.fetch(_COLUMNS):
         letters = ""
@@ -46,7 +43,8 @@ async def test_column_rights_are_those_of_the_document(part: tuple[str, Any]) ->
             if await connection.fetchval(query, role, found["oid"], right):
                 letters += letter
         real[found["name"], found["column"]] = letters
-    assert real == written
+    written = rights_below(f"{name}: tables, column by column", [role], real)
+    assert real == {place: rights[role] for place, rights in written.items()}
 
 
 async def test_functions_and_roles_are_those_of_the_document(part: tuple[str, Any]) -> None:
