@@ -69,7 +69,7 @@ def _saved(folder: Path, names: Iterable[str]) -> dict[str, Lines]:
 
 def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield from ("# Results", "")
-    yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
+    yield "Made by `make bench`; [the page](../../docs/benchmarks.md) says what each means."
     yield ""
     yield from _told_conditions(_conditions(folder, lines))
     for name, these in lines.items():
@@ -102,7 +102,7 @@ def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
     yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
     yield "- servers warm; one order in twenty ahead of each run; garbage collector on, what was"
     yield "  made before the timed part frozen"
-    yield "- each cell: median (lowest to highest) of the repeats; ratios within one round"
+    yield "- each cell: median (lowest-highest) of the repeats; ratios within one round"
     yield ""
 
 
@@ -165,10 +165,9 @@ def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     figure = _rate_of(is_persisting)
     rates = _spaced(arm), lines.spread(arm, figure), _engine_to(lines, arm, figure)
     if is_persisting:
-        return *rates, *["-"] * (len(PROCESSES) + 3)
-    costs = (lines.spread(arm, per_million(process)) for process in PROCESSES)
+        return *rates, *["-"] * 3
     every, share = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, own_share)
-    return *rates, *costs, every, share, lines.spread(arm, _log_bytes)
+    return *rates, every, share, lines.spread(arm, _log_bytes)
 
 
 def _log_bytes(figures: Figures) -> float:
@@ -292,19 +291,22 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     return arm, stored, "-", *(number(found[name]) for name in _PERCENTILES)
 
 
+_COMPARISON_UNITS: Final = (
+    "CPU of all processes in seconds per million orders; log bytes per order."
+)
+
 _SECTIONS: Final = {
     "comparison": _Section(
         (
             "rival, batch",
             "orders/s",
             "orderchain / it",
-            *PROCESSES,
-            "all",
+            "CPU",
             "own share",
             "log bytes",
         ),
         _comparison,
-        before=lambda _: iter(("CPU in seconds per million orders; log bytes per order.", "")),
+        before=lambda _: iter((_COMPARISON_UNITS, "")),
     ),
     "batch_size": _Section(("batch", "stage", "rival", "orders/s", "orderchain / it"), _batch_size),
     "open_load": _Section(
@@ -353,7 +355,7 @@ README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
-_RATE_HEADERS: Final = ("orders/s, median (lowest to highest)", "batch 100", "1,000", "5,000")
+_RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
 _LATENCY_HEADERS: Final = (
     "load, % of the maximum",
     *("submit to handed on, ms: p50", "p99", "p99.9"),
