@@ -349,18 +349,13 @@ _SECTIONS: Final = {
 }
 
 
-# -- rates and latencies in README.md --------------------------------------------------------------
+# -- rates in README.md ----------------------------------------------------------------------------
 
 README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
 _RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
-_LATENCY_HEADERS: Final = (
-    "load, % of the maximum",
-    *("submit to handed on, ms: p50", "p99", "p99.9"),
-    *("to the ack: p50", "p99"),
-)
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
     "kafka_transactions_frames", "event_sourcing", "nats_jetstream", "common_way",
@@ -380,31 +375,23 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             yield (f"**{title}**" if name == "engine" else title, *cells)
 
 
-def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
-    """Yield the rows of the table: loads down, percentiles across, as the engine batches itself."""
-    for share in SHARES_PERCENT:
-        if cells := _waits(lines, arm_name(share, 0), ("p50", "p99", "p99.9")):
-            yield (f"{share} %", *cells)
-
-
-def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
-    """Return `text` with the tables between its marks. Raises ValueError without them."""
+def with_table(text: str, comparison: Lines) -> str:
+    """Return `text` with the table of rates between its marks. Raises ValueError without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
     rates = table(_RATE_HEADERS, _rates(comparison))
-    waits = table(_LATENCY_HEADERS, _latencies(open_load))
-    return "\n".join([before + BEGIN, *rates, "", *waits, END]) + after
+    return "\n".join([before + BEGIN, *rates, END]) + after
 
 
 def main() -> None:
     """Write README.md."""
     try:
-        lines = _saved(RESULTS, ("comparison", "open_load"))
+        lines = _saved(RESULTS, ("comparison",))
     except RefusedError as error:
         sys.exit(str(error))
-    text = with_tables(README.read_text(encoding="utf-8"), lines["comparison"], lines["open_load"])
+    text = with_table(README.read_text(encoding="utf-8"), lines["comparison"])
     README.write_text(text, encoding="utf-8")
 
 
