@@ -71,7 +71,7 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield from ("# Results", "")
     yield "Made by `make bench`; [the page](../../docs/benchmarks.md) says what each means."
     yield ""
-    yield from _told_conditions(_conditions(folder, lines))
+    yield from _measured_under(_conditions(folder, lines))
     for name, these in lines.items():
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
@@ -87,7 +87,7 @@ def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
     return [conditions for conditions in found if conditions.run in runs]
 
 
-def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
+def _measured_under(conditions: Sequence[Conditions]) -> Iterator[str]:
     if not conditions:
         return
     last, host = conditions[-1], conditions[-1].host
@@ -131,7 +131,7 @@ def _nothing(lines: Lines) -> Iterator[str]:
 class _Section(NamedTuple):
     headers: tuple[str, ...]
     cells: Callable[[Lines, str], Sequence[str | Spread | None]]
-    """Of an arm, by its name; nothing for one that has no row."""
+    """The cells of an arm, by its name; none for one that has no row."""
     before: Callable[[Lines], Iterator[str]] = _nothing
     after: Callable[[Lines], Iterator[str]] = _nothing
 
@@ -219,8 +219,8 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         ("due_send_histogram", "acked sends on a schedule, from when each was due"),
     ):
         if alone := lines.percentiles("floor", name):
-            told = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
-            yield from ("", f"Alone on the machine, {title}: {told} ms.")
+            alone_at = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
+            yield from ("", f"Alone on the machine, {title}: {alone_at} ms.")
 
 
 def _fixed_and_own(share: int) -> tuple[str, list[str]]:

@@ -206,7 +206,7 @@ class Runner:
             if not log.has(step.arm.name, step.repeat):
                 line = await self._run_step(step, site)
                 log.add(line)
-                talk(_told(line))
+                talk(_as_shown(line))
                 failed += [line] if line.failure is not None else []
             done += 1
         return Outcome(done=done, left=len(plan) - done, failed=failed)
@@ -275,7 +275,7 @@ def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> fl
     return seconds_of(plan) + (0 if is_warm else start)
 
 
-def _told(line: Line) -> str:
+def _as_shown(line: Line) -> str:
     name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
     if line.skipped is not None:
         return f"{name} skipped: {line.skipped}"
@@ -322,7 +322,7 @@ def measure(names: Sequence[str], options: Options) -> int:
         else:
             stack.down()
     for line in outcome.failed:
-        talk(f"chainctl: {_told(line)}")
+        talk(f"chainctl: {_as_shown(line)}")
     return len(outcome.failed)
 
 
