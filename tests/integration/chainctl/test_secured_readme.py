@@ -1,4 +1,4 @@
-"""The lines of docs/operations.md for servers with TLS and a login: the whole path by them alone."""
+"""The lines of docs/operations.md for servers with TLS and a login, the whole path by them."""
 
 from __future__ import annotations
 
