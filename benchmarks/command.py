@@ -10,7 +10,6 @@ import click
 from chainctl.exits import ExitCode
 from chainctl.options import Command, Integer, uses_settings
 from chainctl.output import data
-from chainctl.units import Span
 
 if TYPE_CHECKING:
     from benchmarks.load import Scope
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 REPEATS: Final = 5
 REPEATS_MAX: Final = 1_000
-MINUTES_MAX: Final = 24 * 60
 
 
 @click.command(cls=Command)
@@ -27,15 +25,9 @@ MINUTES_MAX: Final = 24 * 60
     "--only", multiple=True, metavar="QUESTION",
     help="Ask this one alone; may be given several times. --list shows them.",
 )  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue an interrupted call from what it saved.")
 @click.option(
     "--repeats", type=Integer(1, REPEATS_MAX), metavar="COUNT",
     help=f"Repeats of every arm.  [default: {REPEATS}, with --quick 1]",
-)  # fmt: skip
-@click.option(
-    "--minutes", type=Span(MINUTES_MAX * 60, unit="m"), metavar="SPAN",
-    callback=lambda _context, _option, seconds: None if seconds is None else seconds / 60,
-    help="End after so long (2h; in minutes without a unit), the servers left up for --resume.",
 )  # fmt: skip
 @click.option("--huge", is_flag=True, help="Chains of 10^8 rows too: an hour, 40 GB of disk.")
 @click.option(
@@ -49,9 +41,7 @@ def bench(
     settings: Settings,
     quick: bool,
     only: tuple[str, ...],
-    resume: bool,
     repeats: int | None,
-    minutes: float | None,
     huge: bool,
     output: Path | None,
     report: bool,
@@ -84,8 +74,6 @@ def bench(
         options = Options(
             scope=scope,
             folder=folder,
-            resumes=resume,
-            minutes=minutes,
             stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
         )
         failed = measure(names, options)

@@ -24,7 +24,6 @@ _COLOURS: Final = {
     "kafka_transactions_frames": "#edae49",
     "common_way": "#6d597a",
     "event_sourcing": "#3d5a80",
-    "nats_jetstream": "#98c1d9",
 }
 
 
@@ -99,7 +98,7 @@ def _draw_comparison(lines: Lines) -> Figure:
     title = "From one process to another, in order, with none missing"
     figure, axes = _new(title, ylabel="orders/s")
     groups = {f"batch {rows:,}": [(rival, rows) for rival in FAST] for rows in BATCH_ROWS}
-    common = [("common_way", 500), ("event_sourcing", 1000), ("nats_jetstream", 1000)]
+    common = [("common_way", 500), ("event_sourcing", 1000)]
     groups["what is common\n(500; 1,000; 1,000)"] = common
     for index, members in enumerate(groups.values()):
         for place, (rival, rows) in enumerate(members):

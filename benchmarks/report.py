@@ -111,8 +111,6 @@ def _listed(values: Mapping[str, str]) -> str:
 
 
 def _left_out(lines: Lines) -> Iterator[str]:
-    for arm, reason in lines.skipped.items():
-        yield from ("", f"Skipped: {_spaced(arm)}: {reason}.")
     for line in lines.failed:
         yield ""
         yield f"**No figure**: {line.arm}, repeat {line.repeat + 1}: {line.failure}"
@@ -358,7 +356,7 @@ END: Final = "<!-- benchmark: end -->"
 _RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
-    "kafka_transactions_frames", "event_sourcing", "nats_jetstream", "common_way",
+    "kafka_transactions_frames", "event_sourcing", "common_way",
 )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from benchmarks.chains import (
     Site,
     benchmark_stack,
     open_site,
-    site_of,
     tune,
     write_log_files,
 )
@@ -27,14 +26,14 @@ from benchmarks.host import describe_host, disk_flushes
 from benchmarks.load import QUICK_SHARE, Arm, Figures, Line, Load, Scope
 from benchmarks.processes import ROOT, RunFailed
 from benchmarks.questions import NAMES, question_of
-from benchmarks.rivals.rival import NotWhole, rival_of
+from benchmarks.rivals.rival import NotWhole
 from benchmarks.running import run_load
 from chain_kernel.text import reason_of
 from chainctl.event_loop import run_async
 from chainctl.output import progress, talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from local_stack import LocalStack
 
@@ -70,42 +69,13 @@ def engine_fingerprint() -> str:
 
 
 class ArmLog:
-    """The lines of one question, in `FOLDER/QUESTION.jsonl`."""
+    """The lines of one question, in `FOLDER/QUESTION.jsonl`, which begins empty."""
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path = folder / f"{question}.jsonl"
         self.lines: list[Line] = []
-
-    def begin(
-        self, *, resumes: bool, engine: str, settings: Mapping[str, object] | None = None
-    ) -> int:
-        """Read what is there, to go on with it, or start over; return how many lines were left out.
-
-        Lines of another engine are of no use: a comparison is of one state of the code. Nor are
-        lines of arms that have other `settings` now, by arm: a quick run sends fewer orders through
-        an arm of the same name. Failed ones are rerun.
-        """
-        now = settings or {}
-        found = read_lines(self.path) if resumes else []
-        is_comparable = all(line.engine == engine for line in found)
-        same = [
-            line
-            for line in found
-            if is_comparable and now.get(line.arm, line.settings) == line.settings
-        ]
-        self.lines = [line for line in same if line.failure is None]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines))
-        new.replace(self.path)
-        return len(found) - len(same)
-
-    def has(self, arm: str, repeat: int) -> bool:
-        """Return whether this repeat was saved, or its arm skipped."""
-        return any(
-            line.arm == arm and (line.repeat == repeat or line.skipped is not None)
-            for line in self.lines
-        )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(b"")
 
     def add(self, line: Line) -> None:
         """Save a line. It is on disk when this returns."""
@@ -144,26 +114,15 @@ class Options(Struct, frozen=True, kw_only=True):
 
     scope: Scope
     folder: Path
-    resumes: bool = False
-    minutes: float | None = None
-    """End after this long, to be resumed; the arm under way is finished first."""
     stack_directory: Path | None = None
 
 
 class Step(Struct, frozen=True):
-    """One repeat of one arm that is still to be run."""
+    """One repeat of one arm."""
 
     question: str
     arm: Arm
     repeat: int
-
-
-class Outcome(Struct, frozen=True, kw_only=True):
-    """How a run ended."""
-
-    done: int
-    left: int
-    failed: list[Line]
 
 
 class Runner:
@@ -177,39 +136,26 @@ class Runner:
         self._logs = {name: ArmLog(options.folder, name) for name in questions}
 
     def plan(self) -> list[Step]:
-        """Return what is to be run, in its order, and begin or go on with the files."""
-        scope, resumes = self._options.scope, self._options.resumes
-        planned = []
-        for name, question in self._questions.items():
-            arms, log = question.arms(scope), self._logs[name]
-            settings = {arm.name: arm_settings(arm) for arm in arms}
-            left_out = log.begin(resumes=resumes, engine=self._engine, settings=settings)
-            if left_out:
-                talk(f"{name}: {left_out} lines are of another engine or set-up: run again")
-            every = steps(name, arms, scope.repeats)
-            planned += [step for step in every if not log.has(step.arm.name, step.repeat)]
-        return planned
+        """Return what is to be run, in its order."""
+        scope = self._options.scope
+        return [
+            step
+            for name, question in self._questions.items()
+            for step in steps(name, question.arms(scope), scope.repeats)
+        ]
 
     async def run(
         self, plan: Sequence[Step], site: Site, on_step: Callable[[Step], None]
-    ) -> Outcome:
-        """Run the steps of `plan`; every one is saved when it ends."""
-        began = time.monotonic()
+    ) -> list[Line]:
+        """Run the steps of `plan`, each saved when it ends; return those without a figure."""
         failed: list[Line] = []
-        done = 0
         for step in plan:
-            minutes = self._options.minutes
-            if minutes is not None and time.monotonic() - began + step.arm.seconds > minutes * 60:
-                break
             on_step(step)
-            log = self._logs[step.question]
-            if not log.has(step.arm.name, step.repeat):
-                line = await self._run_step(step, site)
-                log.add(line)
-                talk(_as_shown(line))
-                failed += [line] if line.failure is not None else []
-            done += 1
-        return Outcome(done=done, left=len(plan) - done, failed=failed)
+            line = await self._run_step(step, site)
+            self._logs[step.question].add(line)
+            talk(_as_shown(line))
+            failed += [line] if line.failure is not None else []
+        return failed
 
     async def _run_step(self, step: Step, site: Site) -> Line:
         """Run one repeat of one arm. A run that fails, or is not whole, has no figure."""
@@ -217,13 +163,11 @@ class Runner:
         figures: Figures | None = None
         failure: str | None = None
         began = time.monotonic()
-        absence = rival_of(arm.load.rival).absence() if arm.load is not None else None
-        if absence is None:
-            try:
-                question = self._questions[step.question]
-                figures = await question.run(site, arm, self._logs[step.question].lines)
-            except (RunFailed, NotWhole, TimeoutError) as error:
-                failure = reason_of(error)
+        try:
+            question = self._questions[step.question]
+            figures = await question.run(site, arm, self._logs[step.question].lines)
+        except (RunFailed, NotWhole, TimeoutError) as error:
+            failure = reason_of(error)
         return Line(
             question=step.question,
             arm=arm.name,
@@ -233,7 +177,6 @@ class Runner:
             settings=arm_settings(arm),
             figures=figures,
             failure=failure,
-            skipped=absence,
             seconds=time.monotonic() - began,
         )
 
@@ -269,16 +212,13 @@ def seconds_of(plan: Iterable[Step]) -> float:
     return sum(step.arm.seconds for step in plan)
 
 
-def expected_seconds(plan: Sequence[Step], scope: Scope, *, is_warm: bool) -> float:
-    """Return about how long a plan takes, with the start of the servers unless they are warm."""
-    start = START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1)
-    return seconds_of(plan) + (0 if is_warm else start)
+def expected_seconds(plan: Sequence[Step], scope: Scope) -> float:
+    """Return about how long a plan takes, with the start of the servers."""
+    return START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1) + seconds_of(plan)
 
 
 def _as_shown(line: Line) -> str:
     name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
-    if line.skipped is not None:
-        return f"{name} skipped: {line.skipped}"
     if line.figures is None:
         return f"{name} has no figure: {line.failure}"
     for figure in ("delivered", "published", "persisted", "rows"):
@@ -299,45 +239,27 @@ def listed(names: Sequence[str], scope: Scope) -> Iterator[tuple[str, int, float
 
 
 def measure(names: Sequence[str], options: Options) -> int:
-    """Ask the questions `names`; return how many runs have no figure.
-
-    The servers stay up only for a call that resumes.
-    """
+    """Ask the questions `names`; return how many runs have no figure."""
     runner = Runner(options, [name for name in NAMES if name in names])
     plan = runner.plan()
-    if not plan:
-        talk("chainctl: nothing is left to run")
-        return 0
-    minutes = expected_seconds(plan, options.scope, is_warm=False) / 60
+    minutes = expected_seconds(plan, options.scope) / 60
     talk(f"chainctl: {len(plan)} runs, about {minutes:.0f} minutes; results in {options.folder}")
-    outcome: Outcome | None = None
     stack = benchmark_stack(options.stack_directory)
-    is_warm = options.resumes and stack.status().up  # left up by the run to be resumed
-    site = site_of(stack) if is_warm else open_site(stack)
+    site = open_site(stack)
     try:
-        outcome = run_async(_run(runner, plan, stack, site, options, is_warm=is_warm))
+        failed = run_async(_run(runner, plan, stack, site, options))
     finally:
-        if outcome is not None and outcome.left:
-            talk(f"chainctl: {outcome.left} runs are left: the same again with --resume")
-        else:
-            stack.down()
-    for line in outcome.failed:
+        stack.down()
+    for line in failed:
         talk(f"chainctl: {_as_shown(line)}")
-    return len(outcome.failed)
+    return len(failed)
 
 
 async def _run(
-    runner: Runner,
-    plan: Sequence[Step],
-    stack: LocalStack,
-    site: Site,
-    options: Options,
-    *,
-    is_warm: bool,
-) -> Outcome:
+    runner: Runner, plan: Sequence[Step], stack: LocalStack, site: Site, options: Options
+) -> list[Line]:
     await runner.note_conditions(site, stack)
-    if not is_warm:
-        await _warm_up(site, options.scope)
+    await _warm_up(site, options.scope)
     with progress("measuring", seconds_of(plan)) as bar:
         seconds = 0.0
 
@@ -354,6 +276,5 @@ async def _warm_up(site: Site, scope: Scope) -> None:
     talk("warming up: files of PostgreSQL's log")
     await write_log_files(site, MAX_WAL_SIZE_MB // share)
     for load in WARM_UP:
-        if rival_of(load.rival).absence() is None:
-            talk(f"warming up: {load.rival}")
-            await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))
+        talk(f"warming up: {load.rival}")
+        await run_load(site, msgspec.structs.replace(load, orders=load.orders // share))

@@ -92,11 +92,6 @@ class Lines:
         return list(self._figures)
 
     @property
-    def skipped(self) -> dict[str, str]:
-        """Arms that cannot run on the machine, with the reason."""
-        return {line.arm: line.skipped for line in self.all if line.skipped is not None}
-
-    @property
     def failed(self) -> list[Line]:
         """Runs without a figure."""
         return [line for line in self.all if line.failure is not None]

@@ -171,13 +171,15 @@ class _Field(NamedTuple):
 
     def _expected(self, error: msgspec.ValidationError) -> str:
         types = list(_types_of(self.hint))
-        if choices := [choice for kind in types for choice in _choices_of(kind)]:
-            return f"one of {', '.join(choices)}"
+        expected = expected_of(error).partition(", got ")[0]
+        choices = [choice for kind in types for choice in _choices_of(kind)]
+        if choices and not expected.startswith("int "):
+            return f"one of {', '.join(choices)}" + (", or a number" if int in types else "")
         configs = [kind.__name__ for kind in types if _is_struct(kind)]
         if configs:
             texts = ["a text"] if str in types else []
             return " or ".join([*texts, *configs])
-        return expected_of(error).partition(", got ")[0]
+        return expected
 
 
 @cache

@@ -143,13 +143,14 @@ def counter_field(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, 
 
 
 def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], ...]:
-    """Return a counter `prefix`_NAME_total for each field NAME of `stats`, made by `counted`."""
+    """Return a counter `prefix`_NAME_total for each field NAME that `counter_field` made."""
     return tuple(
         Metric(
             f"{prefix}_{each.name}_total", "counter", each.metadata["help"],
             attrgetter(each.name), each.metadata["label"],
         )
         for each in fields(stats)
+        if "help" in each.metadata
     )  # fmt: skip
 
 

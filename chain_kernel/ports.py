@@ -365,7 +365,9 @@ class ArchivedSource(Protocol):
 
 
 class CheckpointStore(Closable, Protocol):
-    """Where a receiver keeps its place, for one chain and one receiver name."""
+    """What is stored about a receiver, for one chain and one receiver name: its place, unless that
+    is kept elsewhere and only reported here, its halts and its gaps.
+    """
 
     @property
     def chain_id(self) -> int:
@@ -377,8 +379,23 @@ class CheckpointStore(Closable, Protocol):
         """The receiver's name."""
         ...
 
+    @property
+    def keeps_place(self) -> bool:
+        """Whether a receiver begins at what `load` returns; False where `save` only reports."""
+        ...
+
+    @property
+    def database_id(self) -> UUID | None:
+        """The chain's database that this is in; None before `load`, and in no such database."""
+        ...
+
     async def load(self) -> Mark | None:
-        """Return the stored place, None for a receiver that never stored one."""
+        """Return the place that was stored, or reported, last; None for none.
+
+        Raises StillHalted for a receiver that has halted, until the halt is lifted; ForeignDatabase
+        for a place that was stored in another database; SettingError where a receiver of this name
+        keeps its place here, and this one only reports it, or the other way round.
+        """
         ...
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
@@ -390,8 +407,17 @@ class CheckpointStore(Closable, Protocol):
         commits. Raises CheckpointLost where the place is not at `first_pid`; SettingError for an
         `end` before `first_pid`, and a `connection` outside of a transaction; RetryError when it is
         not known whether it was stored: the caller may repeat the call, or make one for a later
-        end. The same holds after a cancellation.
+        end. The same holds after a cancellation. Where the place is kept elsewhere, `end` is stored
+        later, without a comparison and without a `connection`: that never waits, never raises.
         """
+        ...
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Store that the receiver has halted after the row `at_id`. Raises RetryError."""
+        ...
+
+    def record_gap(self, gap: Gap) -> None:
+        """Store `gap` later; never waits, never raises."""
         ...
 
 
@@ -411,58 +437,6 @@ class PlaceFinder(Protocol):
 
         Microseconds since 1970 UTC, by the sequencer's clock. Raises as `GapSource.standing`.
         """
-        ...
-
-
-@runtime_checkable
-class ReceiverRecords(Protocol):
-    """What is kept about a receiver besides its place; a CheckpointStore may implement this too.
-
-    Its `load` then raises StillHalted for a receiver that has halted, until the halt is lifted, and
-    ForeignDatabase for a place that was stored in another database.
-    """
-
-    @property
-    def database_id(self) -> UUID | None:
-        """The database that keeps the place; None before `load`."""
-        ...
-
-    async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted after the row `at_id`. Raises RetryError."""
-        ...
-
-    def record_gap(self, gap: Gap) -> None:
-        """Store `gap` later; never waits, never raises."""
-        ...
-
-
-class HeadReports(ReceiverRecords, Protocol):
-    """What a receiver whose place is kept elsewhere reports to the chain's database."""
-
-    @property
-    def chain_id(self) -> int:
-        """The chain of the receiver."""
-        ...
-
-    @property
-    def receiver(self) -> str:
-        """The receiver's name."""
-        ...
-
-    async def begin(self) -> Mark | None:
-        """Check whether this receiver may start; return what was reported last, None for nothing.
-
-        Raises StillHalted for a receiver that has halted, until the halt is lifted; SettingError
-        where a receiver of this name keeps its checkpoint in that database.
-        """
-        ...
-
-    def report(self, done: Mark) -> None:
-        """Store later that everything up to `done` was processed; never waits, never raises."""
-        ...
-
-    async def close(self) -> None:
-        """Write what is pending and close; never raises, never waits beyond its deadline."""
         ...
 
 

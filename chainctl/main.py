@@ -100,8 +100,6 @@ _ROOMS: Final = {
     "verifier.repair": ("repair",),
     "verifier.seal": ("seal",),
     "console": ("console",),
-    "outbox": ("outbox",),
-    "outbox.relay": ("messages",),
 }
 """The commands of each module of `chainctl.commands`; a command's function has its name."""
 

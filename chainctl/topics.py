@@ -105,7 +105,7 @@ async def connected_topics(
     """Hold a connection to the broker. Raises ConnectError or RetryError when none answers."""
     from chain_kernel.clients.kafka import close_client, make_admin, start_client
     from chain_kernel.clients.kafka_config import KafkaConfig
-    from chain_kernel.clients.kafka_probe import connecting
+    from chain_kernel.clients.kafka_errors import connecting
 
     config = KafkaConfig.of(kafka)
     admin = make_admin(config, "topics", request_timeout_ms=int(ACT_SECONDS * 1_000))

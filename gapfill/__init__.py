@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from gapfill.archived import ArchiveBackedSource
 from gapfill.config import GapReaderConfig
 from gapfill.preferred import PreferenceConfig, PreferredSources
 from gapfill.reader import GapReader
 
 __all__ = [
-    "ArchiveBackedSource",
     "GapReader",
     "GapReaderConfig",
     "PreferenceConfig",

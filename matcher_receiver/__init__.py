@@ -7,6 +7,7 @@ from matcher_receiver.config import (
     CheckpointConfig,
     KafkaSourceConfig,
     ReceiverConfig,
+    ReceiverTuning,
     StartAt,
 )
 from matcher_receiver.decisions import State
@@ -28,6 +29,7 @@ __all__ = [
     "Receiver",
     "ReceiverConfig",
     "ReceiverStats",
+    "ReceiverTuning",
     "Snapshot",
     "StartAt",
     "State",

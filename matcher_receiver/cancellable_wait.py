@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from chain_kernel.clock import Backoff, Clock
-    from matcher_receiver.stats import Counters
+    from matcher_receiver.stats import ReceiverCounters
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ class StopAsked(Exception):
 class CancellableWait:
     """All long waits of one receiver go through here."""
 
-    def __init__(self, chain_id: int, backoff: Backoff, counters: Counters) -> None:
+    def __init__(self, chain_id: int, backoff: Backoff, counters: ReceiverCounters) -> None:
         self._chain_id = chain_id
         self._backoff = backoff
         self._outage = SummedLog(_log, logging.WARNING)
@@ -126,23 +126,6 @@ async def _until_done(task: asyncio.Task[Any]) -> None:
 def _wake(waiter: asyncio.Future[None], _: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end, which must be bounded, however often the caller is cancelled.
-
-    The last cancellation is raised after it: what is being closed is closed anyway.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await _until_done(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
 
 
 class Patience:

@@ -12,13 +12,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import RowsMissing, SettingError
-from chain_kernel.ports import ReceiverRecords
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import CheckpointStore, HeadReports
+    from chain_kernel.ports import CheckpointStore
 
 
 class WorkedOff:
@@ -71,16 +70,8 @@ class WorkedOff:
 class CheckpointProgress:
     """Moves the checkpoint past what was delivered, by compare-and-set."""
 
-    def __init__(
-        self,
-        store: CheckpointStore | None,
-        start: Mark,
-        stored: Mark | None,
-        reports: HeadReports | None = None,
-    ) -> None:
+    def __init__(self, store: CheckpointStore | None, start: Mark, stored: Mark | None) -> None:
         self._store = store
-        self._reports = reports
-        self._report(start)
         self._start_id = start.id
         self.delivered = start
         """The place after the last row that was delivered. Its id never falls."""
@@ -99,7 +90,7 @@ class CheckpointProgress:
         If a place is kept, only a checkpoint shows that: the caller may collect runs. A checkpoint
         that was stored in the caller's own transaction has been committed by now.
         """
-        done = self._in_callers_hands if self._is_kept else self.delivered.id
+        done = self._in_callers_hands if self._store is not None else self.delivered.id
         self.worked_off.rise(done)
 
     def deliver(self, run: Run) -> None:
@@ -114,24 +105,25 @@ class CheckpointProgress:
 
     async def save(self, run: Run, connection: object | None) -> None:
         """Store that everything up to the end of `run` was processed; see `Receiver.checkpoint`."""
-        if not self._is_kept:
+        if self._store is None:
             raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
         self._refuse_foreign(run)
         # We cannot see whether the caller's transaction was committed: the same run again means
         # that it was not, and that the place is where it was.
         is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
         if run.last_id > self._saved.id or is_repeat:
-            await self._save(run, connection, is_repeat=is_repeat)
+            await self._save(self._store, run, connection, is_repeat=is_repeat)
         self._note_worked_off(run.last_id, connection)
 
-    async def _save(self, run: Run, connection: object | None, *, is_repeat: bool) -> None:
+    async def _save(
+        self, store: CheckpointStore, run: Run, connection: object | None, *, is_repeat: bool
+    ) -> None:
         first_pid = self._saved_from if is_repeat else self._saved.id
-        if self._store is not None:
-            await self._store.save(first_pid, run.end, connection)
-        if connection is None:
-            self._report(run.end)
+        if store.keeps_place or connection is None:
+            await store.save(first_pid, run.end, connection)
         elif not is_repeat:
-            self._report(self._saved)  # the caller has come past it, so that one was committed
+            # The caller has come past the place before, so that one was committed.
+            await store.save(first_pid, self._saved)
         self._saved, self._saved_from = run.end, first_pid
         self._is_saved_by_caller = connection is not None
 
@@ -151,17 +143,9 @@ class CheckpointProgress:
         if run.last_id > self._saved.id and run.first_pid < self._start_id:
             raise SettingError("run", run.first_pid, f"a run after {self._start_id}")
 
-    @property
-    def _is_kept(self) -> bool:
-        return self._store is not None or self._reports is not None
-
-    def _report(self, done: Mark) -> None:
-        if self._reports is not None:
-            self._reports.report(done)
-
     def must_save(self, run: Run) -> bool:
-        """Return whether there is a store, or are reports, that do not know `run` yet."""
-        return self._is_kept and run.last_id > self._saved.id
+        """Return whether there is a store that does not know `run` yet."""
+        return self._store is not None and run.last_id > self._saved.id
 
 
 _log = logging.getLogger(__name__)
@@ -173,24 +157,12 @@ tries, the caller must learn of the halt first."""
 AGAIN_SECONDS: Final = 0.2
 
 
-def records_of(
-    checkpoints: CheckpointStore | None, reports: HeadReports | None
-) -> ReceiverRecords | None:
-    """Return where halts and gaps are stored, None if nowhere. Raises SettingError."""
-    if not isinstance(checkpoints, ReceiverRecords):
-        return reports
-    if reports is not None:
-        expected = "none, since the checkpoints report to that database already"
-        raise SettingError("reports", type(reports).__name__, expected)
-    return checkpoints
-
-
-async def store_halt(records: ReceiverRecords, error: HaltError, at_id: int) -> bool:
+async def store_halt(store: CheckpointStore, error: HaltError, at_id: int) -> bool:
     """Store the halt, and return whether that was done; if not, `error` gets a note of it."""
     failure: Exception | None = None
     for _ in range(TRIES):
         try:
-            await records.record_halt(error, at_id)
+            await store.record_halt(error, at_id)
         except AWAY as found:
             failure = found
             await asyncio.sleep(AGAIN_SECONDS)

@@ -37,47 +37,9 @@ class StartAt(Config, frozen=True, kw_only=True):
     sequencer's clock."""
 
 
-class ReceiverConfig(Config, frozen=True, kw_only=True):
-    """Which receiver of which chain this is, where it reads and keeps its place, how it behaves.
+class ReceiverTuning(Config, frozen=True, kw_only=True):
+    """How a receiver polls, waits and gives up. The defaults suit most."""
 
-    It is all that `orderchain.open_receiver` needs. A part that is passed in there instead of being
-    made from this is compared with it.
-    """
-
-    chain_id: ChainId
-    name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    """The name under which the checkpoint is stored. Two receivers of one name stop each other. A
-    store that is passed in must have this name. None: the name of that store."""
-    database: str | DatabaseConfig | None = None
-    """The chain's primary, as a DatabaseConfig or a libpq URL, for the role `receiver_writer`: it
-    keeps the checkpoint, the gaps and the halts. None: nothing is stored there."""
-    gap_databases: Annotated[
-        tuple[str | DatabaseConfig, ...], Meta(max_length=GAP_DATABASES_MAX)
-    ] = ()
-    """Where missing rows are read, with the role `gap_reader`: standbys first, the primary last.
-    Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
-    kafka: str | KafkaConfig | None = None
-    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
-    topic: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
-    """None: the topic that the chain's row in the database names. Another one is refused."""
-    partition: Annotated[int, Meta(ge=0)] | None = None
-    """As `topic`."""
-    checkpoint: Literal["stored", "reported"] = "stored"
-    """`stored`: `Receiver.checkpoint` stores the place in `database`. `reported`: you keep it (in
-    `start`, or as snapshots), and it is only reported to `database`, for operators and
-    retention."""
-    start: Mark | None = None
-    """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
-    the checkpoint, and without either, at `start_at`."""
-    start_at: StartAt | None = None
-    """Where a receiver without a place begins. None: at the beginning of the chain. It is ignored
-    once there is a checkpoint, or each restart would skip or repeat."""
-    until_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
-    """Stop after the last row whose id is not above this. None: never."""
-    to_head_at_start: bool = False
-    """Stop at the head that the database had at the start."""
-    idle_seconds: Seconds | None = None
-    """Stop when nothing was delivered for this long and the database holds nothing more."""
     poll_after_seconds: Seconds = 1.0
     """The database's head is read when no frame has been useful for this long. Keep it well above
     the interval of heartbeats (0.25 s), or every idle chain is polled for nothing."""
@@ -101,7 +63,6 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     then a warning, not an error."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     """Gaps kept in the ledger in memory, about 300 bytes each, and in `database`."""
-
     page_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Rows read at once in a fill. Two pages are in memory at most: yours and the next."""
     fetch_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
@@ -114,6 +75,46 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     """Deadline of a single request to the broker."""
     close_seconds: Seconds = 2.0
     """Deadline of each step of closing."""
+
+
+class ReceiverConfig(Config, frozen=True, kw_only=True):
+    """Which receiver of which chain this is, where it reads and keeps its place, how it behaves.
+
+    It is all that `orderchain.open_receiver` needs. A part that is passed in there instead of being
+    made from this is compared with it.
+    """
+
+    chain_id: ChainId
+    name: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    """The name under which the checkpoint is stored. Two receivers of one name stop each other. A
+    store that is passed in must have this name. None: the name of that store."""
+    database: str | DatabaseConfig | None = None
+    """The chain's primary, as a DatabaseConfig or a libpq URL, for the role `receiver_writer`: it
+    keeps the checkpoint, the gaps and the halts. None: nothing is stored there."""
+    gap_databases: Annotated[
+        tuple[str | DatabaseConfig, ...], Meta(max_length=GAP_DATABASES_MAX)
+    ] = ()
+    """Where missing rows are read, with the role `gap_reader`: standbys first, the primary last.
+    Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
+    kafka: str | KafkaConfig | None = None
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    checkpoint: Literal["stored", "reported"] = "stored"
+    """`stored`: `Receiver.checkpoint` stores the place in `database`. `reported`: you keep it (in
+    `start`, or as snapshots), and it is only reported to `database`, for operators and
+    retention."""
+    start: Mark | None = None
+    """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
+    the checkpoint, and without either, at `start_at`."""
+    start_at: StartAt | None = None
+    """Where a receiver without a place begins. None: at the beginning of the chain. It is ignored
+    once there is a checkpoint, or each restart would skip or repeat."""
+    until: Annotated[int, Meta(ge=0, le=ID_MAX)] | Literal["head"] | None = None
+    """Stop after the last row whose id is not above this; with "head", at the head that the
+    database had at the start. None: never."""
+    idle_seconds: Seconds | None = None
+    """Stop when nothing was delivered for this long and the database holds nothing more."""
+    tuning: ReceiverTuning = ReceiverTuning()
+    """What few need to change."""
 
     def __repr__(self) -> str:
         return f"ReceiverConfig(chain_id={self.chain_id}, name={self.name!r})"

@@ -1,10 +1,10 @@
 -- The statements for what is stored about a receiver. The role `receiver_writer` may run all of them.
 
 -- load: a receiver's place, the database that it is in, whether the receiver has halted, and which
--- other login holds its name
-SELECT v.version, v.upgrade_to, v.database_id,
+-- other login holds its name; ids as text: the connection may be the caller's own, with codecs of its own
+SELECT v.version, v.upgrade_to, v.database_id::text,
        c.head_delivered, c.batch_last_id, encode(c.seal, 'hex') AS seal, c.epoch,
-       c.database_id AS stored_in, c.is_report,
+       c.database_id::text AS stored_in, c.is_report,
        h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at,
        CASE WHEN c.login <> session_user AND row_security_active('public.receiver_checkpoint')
             THEN c.login END AS held_by

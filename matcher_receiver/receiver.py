@@ -17,18 +17,18 @@ from chain_kernel.errors import (
     StoppedError,
 )
 from chain_kernel.handlers import check_handler, result_of
-from chain_kernel.limits import ID_MAX
 from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.ports import PlaceFinder
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
-from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked, to_the_end
-from matcher_receiver.checkpoint import CheckpointProgress, records_of, store_halt
+from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
+from matcher_receiver.checkpoint import CheckpointProgress, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
-from matcher_receiver.live_frames import OptionalFrames
-from matcher_receiver.receive_loop import ReceiveLoop
-from matcher_receiver.stats import METRICS, Counters, GapLedger, ReceiverStats, archived_gap
+from matcher_receiver.listening import OptionalFrames, ReceiveLoop
+from matcher_receiver.reading import ReceiverParts
+from matcher_receiver.stats import METRICS, GapLedger, ReceiverCounters, ReceiverStats, archived_gap
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         CheckpointStore,
         FrameSource,
         GapSource,
-        HeadReports,
         SnapshotStore,
     )
     from matcher_receiver.config import ReceiverConfig, StartAt
@@ -52,7 +51,6 @@ def check_parts(
     config: ReceiverConfig,
     gap_source: GapSource,
     checkpoints: CheckpointStore | None,
-    reports: HeadReports | None,
     snapshots: SnapshotStore | None,
 ) -> None:
     """Refuse parts of another chain or name, before any of them is used. Raises SettingError.
@@ -63,16 +61,14 @@ def check_parts(
     of_a_chain = {
         "gap source": gap_source,
         "checkpoints": checkpoints,
-        "reports": reports,
         "snapshots": snapshots,
     }
     for what, part in of_a_chain.items():
         if part is not None and part.chain_id != config.chain_id:
             raise SettingError(f"chain of the {what}", part.chain_id, f"chain {config.chain_id}")
-    for what, named in {"checkpoints": checkpoints, "reports": reports}.items():
-        if named is not None and config.name not in (None, named.receiver):
-            expected = f"{config.name!r}, the receiver's name"
-            raise SettingError(f"receiver of the {what}", named.receiver, expected)
+    if checkpoints is not None and config.name not in (None, checkpoints.receiver):
+        expected = f"{config.name!r}, the receiver's name"
+        raise SettingError("receiver of the checkpoints", checkpoints.receiver, expected)
 
 
 def check_chain(config: ReceiverConfig, head: ChainHead, frames: FrameSource) -> None:
@@ -131,7 +127,7 @@ FIRST_RETRY_SECONDS: Final = 0.05
 def stats_of(
     core: ReceiveCore,
     receive_loop: ReceiveLoop,
-    counters: Counters,
+    counters: ReceiverCounters,
     *,
     name: str,
     head_delivered: int,
@@ -150,22 +146,9 @@ def stats_of(
         lag_seconds=lag.seconds,
         fill_until=core.fill_until,
         open_gap=receive_loop.filling.range,
-        source=counters.source,
-        records=counters.records,
-        heartbeats=counters.heartbeats,
-        frames_live=counters.frames_live,
-        duplicates_dropped=counters.duplicates_dropped,
-        dropped=dict(counters.dropped),
-        rows_live=counters.rows_live,
-        rows_filled=counters.rows_filled,
-        rows_caught_up=counters.rows_caught_up,
         gaps=gaps.count,
         gap_durations=gaps.durations.histogram,
-        fill_seconds=counters.fill_seconds,
-        fill_rows_per_second=counters.fill_rows_per_second,
-        reads=counters.reads,
-        database_retries=counters.database_retries,
-        broker_failures=counters.broker_failures,
+        **{**vars(counters), "dropped": dict(counters.dropped)},
     )
 
 
@@ -195,37 +178,34 @@ class Receiver:
         clock: Clock | None = None,
         *,
         snapshots: SnapshotStore | None = None,
-        reports: HeadReports | None = None,
         on_state: Callable[[State], None] | None = None,
         random: Random | None = None,
     ) -> None:
         self._config = config
-        is_required = config.kafka_at_start == "required"
+        is_required = config.tuning.kafka_at_start == "required"
         self._frames = OptionalFrames(
-            frames, config.poll_after_seconds, random, is_broker_required=is_required
+            frames, config.tuning.poll_after_seconds, random, is_broker_required=is_required
         )
         self._gap_source = gap_source
         self._checkpoints = checkpoints
-        self._reports = reports
-        self._records = records_of(checkpoints, reports)
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._on_state = on_state
-        self._counters = Counters()
-        pause_max = config.retry_seconds_max
+        self._counters = ReceiverCounters()
+        pause_max = config.tuning.retry_seconds_max
         backoff = Backoff(min(FIRST_RETRY_SECONDS, pause_max), pause_max, random=random)
         self._waits = CancellableWait(config.chain_id, backoff, self._counters)
         self._core: ReceiveCore | None = None
         self._receive_loop: ReceiveLoop | None = None
         self._place: CheckpointProgress | None = None
         self._logged_state: State | None = None
-        self._is_halt_stored = self._records is None
+        self._is_halt_stored = checkpoints is None
         self._unhandled: Run | None = None
         self._unsaved: Run | None = None
-        record = None if self._records is None else self._records.record_gap
+        record = None if checkpoints is None else checkpoints.record_gap
         self._tracing = find_tracing()
         trace = None if self._tracing is None else self._tracing.filled
-        self.gaps = GapLedger(config.gaps_kept, record, trace)
+        self.gaps = GapLedger(config.tuning.gaps_kept, record, trace)
         """The last gaps, including those that could not be filled."""
         self.snapshot: Snapshot | None = None
         """The newest snapshot, after which this receiver began; None if there is none."""
@@ -240,7 +220,7 @@ class Receiver:
         try:
             await self._start()
         except BaseException:
-            await to_the_end(self._close())
+            await uninterrupted(self._close())
             raise
         return self
 
@@ -250,18 +230,17 @@ class Receiver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_the_end(self._close())
+        await uninterrupted(self._close())
 
     async def _start(self) -> None:
-        check_parts(
-            self._config, self._gap_source, self._checkpoints, self._reports, self._snapshots
-        )
+        store = self._checkpoints
+        check_parts(self._config, self._gap_source, store, self._snapshots)
         # First the live end, then the database: what is committed in between comes from Kafka too.
         # In the opposite order it would be in neither.
         await self._frames.start()
-        stored = None if self._checkpoints is None else await self._checkpoints.load()
-        if self._reports is not None:
-            await self._reports.begin()
+        stored = None if store is None else await store.load()
+        if store is not None and not store.keeps_place:
+            stored = None  # what was reported says nothing about the caller's state
         own = await self._own_place(stored)
         try:
             start, standing = await find_start(self._gap_source, own, self._config.start_at)
@@ -270,8 +249,8 @@ class Receiver:
             raise
         check_chain(self._config, standing.head, self._frames)
         await self._begin(start, standing, stored)
-        if stored is None and self._checkpoints is not None:
-            await self._checkpoints.save(start.id, start)
+        if stored is None and store is not None:
+            await store.save(start.id, start)
 
     async def _own_place(self, stored: Mark | None) -> Mark | None:
         """Return the place of the caller's state; None for a state that is empty.
@@ -288,20 +267,22 @@ class Receiver:
 
     async def _begin(self, start: Mark, standing: Standing, stored: Mark | None) -> None:
         self.head_at_start = standing.head.last_id
-        database_id = None if self._records is None else self._records.database_id
+        database_id = None if self._checkpoints is None else self._checkpoints.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
-        self._place = CheckpointProgress(self._checkpoints, start, stored, self._reports)
-        self._receive_loop = ReceiveLoop(
-            self._config,
+        self._place = CheckpointProgress(self._checkpoints, start, stored)
+        parts = ReceiverParts(
+            self._config.tuning,
             core,
             self._frames,
             self._gap_source,
             self._waits,
-            ledger=self.gaps,
-            counters=self._counters,
-            clock=self._clock,
-            until_id=self._until_id(),
-            tracing=self._tracing,
+            self.gaps,
+            self._counters,
+            self._clock,
+            self._tracing,
+        )
+        self._receive_loop = ReceiveLoop(
+            parts, until_id=self._until_id(), idle_seconds=self._config.idle_seconds
         )
         try:
             self._receive_loop.begin(standing)
@@ -310,16 +291,14 @@ class Receiver:
         self._log_state(core.state)
 
     def _until_id(self) -> int | None:
-        until_id = self._config.until_id
-        if not self._config.to_head_at_start:
-            return until_id
-        return min(ID_MAX if until_id is None else until_id, self.head_at_start)
+        until = self._config.until
+        return self.head_at_start if until == "head" else until
 
     async def _close(self) -> None:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
         if self._receive_loop is not None:
             await self._receive_loop.close()
-        parts = (self._frames, self._gap_source, self._checkpoints, self._reports)
+        parts = (self._frames, self._gap_source, self._checkpoints)
         # Each has a deadline of its own.
         await asyncio.gather(*(part.close() for part in parts if part is not None))
 
@@ -381,8 +360,8 @@ class Receiver:
         One call may cover all runs since the last one; a run that this receiver has not delivered
         is refused with SettingError. With `connection`, the caller's own inside its transaction,
         effect and checkpoint are committed or rolled back together; after a rollback, call again
-        with the same run. A run that an earlier call has covered is left alone. `reports` get the
-        place, too; without a store that is all that is done.
+        with the same run. A run that an earlier call has covered is left alone. A store that keeps
+        no place only reports it.
         Raises SettingError for a `connection` outside of a transaction.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
@@ -457,7 +436,7 @@ class Receiver:
 
         A row is processed when `checkpoint` was called for it; if that was in the caller's own
         transaction, once the caller asks for the next run or checkpoint, since by then it has
-        committed. Without a store or reports, a row is processed if it was delivered before the run
+        committed. Without a store, a row is processed if it was delivered before the run
         that is now requested. Rows before the place at which the receiver began count as processed.
         There is no deadline: for an id that no row has, this waits until a later row comes.
         Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
@@ -480,8 +459,8 @@ class Receiver:
 
     @property
     def _name(self) -> str:
-        named = self._checkpoints or self._reports
-        return self._config.name or ("" if named is None else named.receiver)
+        store = self._checkpoints
+        return self._config.name or ("" if store is None else store.receiver)
 
     @staticmethod
     def _running(part: _T | None) -> _T:
@@ -493,8 +472,8 @@ class Receiver:
         core.halt(error)
         self._log_state(core.state)
         self._end_waits(error)
-        if not self._is_halt_stored and self._records is not None:
-            self._is_halt_stored = await store_halt(self._records, error, self.head_delivered)
+        if not self._is_halt_stored and self._checkpoints is not None:
+            self._is_halt_stored = await store_halt(self._checkpoints, error, self.head_delivered)
         raise error
 
     def _log_state(self, state: State) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from chain_kernel.model import Gap
-from chain_kernel.monitoring import Buckets, Histogram, Metric
+from chain_kernel.monitoring import Buckets, Histogram, Metric, counter_field, counters
 from matcher_receiver.decisions import State
 
 if TYPE_CHECKING:
@@ -18,8 +17,50 @@ if TYPE_CHECKING:
     from chain_kernel.model import Cause
 
 
-class ReceiverStats(Struct, frozen=True, kw_only=True):
-    """Counters since the start of this receiver; they never fall."""
+@dataclass(kw_only=True)
+class ReceiverCounters:
+    """What a receiver has done since its start."""
+
+    records: int = counter_field("Kafka records looked at.")
+    heartbeats: int = counter_field("Heartbeats received.")
+    frames_live: int = 0
+    """Frames whose rows were delivered, all or in part."""
+    duplicates_dropped: int = 0
+    """Frames that held only rows delivered before."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Frames dropped for another reason: `chain`, `nonce`, `mac` (not signed by the leader that it
+    names), `phantom`, `suspect` (not checked, right after a phantom), `seal`, `epoch`, `link`,
+    `unreadable`, or a FrameError's reason."""
+    rows_live: int = 0
+    """Rows delivered from frames."""
+    rows_filled: int = 0
+    """Rows delivered from the database to fill gaps."""
+    rows_caught_up: int = 0
+    """Rows delivered from the database at the start."""
+    fill_seconds: float = counter_field("Time spent waiting for orders from the database.")
+    source: str = ""
+    """Where the last run came from: `kafka`, `primary` or `standby`; empty before the first."""
+    reads: int = counter_field("Readings of the database's head.")
+    database_retries: int = counter_field("Readings and fills that failed and were retried.")
+    broker_failures: int = counter_field("Times that the broker could not be reached.")
+
+    @property
+    def fill_rows_per_second(self) -> float:
+        """Rows read from the database per second of `fill_seconds`; 0 before the first."""
+        rows = self.rows_filled + self.rows_caught_up
+        return rows / self.fill_seconds if self.fill_seconds else 0.0
+
+    def drop(self, reason: str) -> None:
+        """Count a frame that was dropped for `reason`."""
+        if reason == "old":
+            self.duplicates_dropped += 1
+        else:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+@dataclass(kw_only=True)
+class ReceiverStats(ReceiverCounters):
+    """The state at one instant; every counter counts from the start of this receiver."""
 
     chain_id: int
     name: str
@@ -41,39 +82,10 @@ class ReceiverStats(Struct, frozen=True, kw_only=True):
     """Last id of the open fill; not above `head_delivered` when none is open."""
     open_gap: tuple[int, int] | None
     """The rows being read from the database now: from after one id up to another."""
-    source: str
-    """Where the last run came from: `kafka`, `primary` or `standby`; empty before the first."""
-    records: int
-    """Kafka records looked at, including broken ones."""
-    heartbeats: int
-    frames_live: int
-    """Frames whose rows were delivered, all or in part."""
-    duplicates_dropped: int
-    """Frames that held only rows delivered before."""
-    dropped: dict[str, int]
-    """Frames dropped for another reason: `chain`, `nonce`, `mac` (not signed by the leader that it
-    names), `phantom`, `suspect` (not checked, right after a phantom), `seal`, `epoch`, `link`,
-    `unreadable`, or a FrameError's reason."""
-    rows_live: int
-    """Rows delivered from frames."""
-    rows_filled: int
-    """Rows delivered from the database to fill gaps."""
-    rows_caught_up: int
-    """Rows delivered from the database at the start."""
     gaps: int
     """Gaps filled."""
     gap_durations: Histogram
     """How many of them took how long, from when they were seen."""
-    fill_seconds: float
-    """Time spent waiting for rows from the database, at the start and in fills."""
-    fill_rows_per_second: float
-    """Rows read from the database per second of that time; 0 before the first."""
-    reads: int
-    """Readings of the database's head."""
-    database_retries: int
-    """Readings and fills that failed and were retried."""
-    broker_failures: int
-    """Times that the broker could not be reached."""
 
 
 _R = Metric[ReceiverStats]
@@ -107,12 +119,6 @@ METRICS: Final = (
        "Orders delivered: live, filled into a gap, or caught_up with at the start.",
        lambda stats: {"live": stats.rows_live, "filled": stats.rows_filled,
                       "caught_up": stats.rows_caught_up}, "source"),
-    _R("orderchain_receiver_fill_seconds_total", "counter",
-       "Time spent waiting for orders from the database.", lambda stats: stats.fill_seconds),
-    _R("orderchain_receiver_records_total", "counter", "Kafka records looked at.",
-       lambda stats: stats.records),
-    _R("orderchain_receiver_heartbeats_total", "counter", "Heartbeats received.",
-       lambda stats: stats.heartbeats),
     _R("orderchain_receiver_frames_total", "counter", "Frames whose orders were delivered.",
        lambda stats: stats.frames_live),
     _R("orderchain_receiver_duplicates_total", "counter",
@@ -121,51 +127,9 @@ METRICS: Final = (
     _R("orderchain_receiver_frames_dropped_total", "counter",
        "Frames dropped for another reason; mac, nonce and phantom are forged ones.",
        lambda stats: {**_NO_FORGERY, **stats.dropped}, "reason"),
-    _R("orderchain_receiver_reads_total", "counter", "Readings of the database's head.",
-       lambda stats: stats.reads),
-    _R("orderchain_receiver_database_retries_total", "counter",
-       "Readings and fills that failed and were retried.", lambda stats: stats.database_retries),
-    _R("orderchain_receiver_broker_failures_total", "counter",
-       "Times that the broker could not be reached.", lambda stats: stats.broker_failures),
+    *counters("orderchain_receiver", ReceiverCounters),
 )  # fmt: skip
 """What a receiver exports, with the labels `chain` and `name`."""
-
-
-class Counters:
-    """The mutable side of `ReceiverStats`; the receiver's own."""
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.heartbeats = 0
-        self.frames_live = 0
-        self.duplicates_dropped = 0
-        self.dropped: dict[str, int] = {}
-        self.rows_live = 0
-        self.rows_filled = 0
-        self.rows_caught_up = 0
-        self.fill_ns = 0
-        self.source = ""
-        self.reads = 0
-        self.database_retries = 0
-        self.broker_failures = 0
-
-    @property
-    def fill_seconds(self) -> float:
-        """Time spent waiting for rows from the database."""
-        return self.fill_ns / 1e9
-
-    @property
-    def fill_rows_per_second(self) -> float:
-        """Rows from the database per second of that time."""
-        rows = self.rows_filled + self.rows_caught_up
-        return rows / self.fill_seconds if self.fill_ns else 0.0
-
-    def drop(self, reason: str) -> None:
-        """Count a frame that was dropped for `reason`."""
-        if reason == "old":
-            self.duplicates_dropped += 1
-        else:
-            self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
 
 class GapLedger:

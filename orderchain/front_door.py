@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         CheckpointStore,
         FrameSource,
         GapSource,
-        HeadReports,
         SnapshotStore,
     )
     from matcher_receiver import ReceiverConfig, State
@@ -35,7 +34,6 @@ def open_receiver(
     gap_source: GapSource | None = None,
     checkpoints: CheckpointStore | None = None,
     snapshots: SnapshotStore | None = None,
-    reports: HeadReports | None = None,
     on_state: Callable[[State], None] | None = None,
     clock: Clock | None = None,
 ) -> Receiver:
@@ -51,8 +49,8 @@ def open_receiver(
     source = gap_source or _gap_source(config)
     if frames is None:
         frames = _frames(config, source)
-    if checkpoints is None and reports is None:
-        checkpoints, reports = _records(config, keeps_snapshots=snapshots is not None)
+    if checkpoints is None:
+        checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     return Receiver(
         config,
         frames,
@@ -60,7 +58,6 @@ def open_receiver(
         checkpoints,
         clock,
         snapshots=snapshots,
-        reports=reports,
         on_state=on_state,
     )
 
@@ -74,10 +71,10 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
     reader = GapReaderConfig(
         database=primary,
         chain_id=config.chain_id,
-        page_rows=config.page_rows,
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.statement_seconds,
-        close_seconds=config.close_seconds,
+        page_rows=config.tuning.page_rows,
+        connect_seconds=config.tuning.connect_seconds,
+        statement_seconds=config.tuning.statement_seconds,
+        close_seconds=config.tuning.close_seconds,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
 
@@ -88,9 +85,7 @@ def _frames(config: ReceiverConfig, source: GapSource) -> FrameSource:
     return ChainFrames(config, source)
 
 
-def _records(
-    config: ReceiverConfig, *, keeps_snapshots: bool
-) -> tuple[CheckpointStore | None, HeadReports | None]:
+def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> CheckpointStore | None:
     """Return what keeps the checkpoint, or what reports a place that the caller keeps."""
     is_stored = config.checkpoint == "stored"
     if config.database is None:
@@ -98,18 +93,16 @@ def _records(
         if is_stored and config.start is None and not keeps_snapshots:
             expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
             raise SettingError("database", None, expected)
-        return None, None
+        return None
     if config.name is None:
         raise SettingError("name", None, "the receiver's name, under which its place is stored")
     stored = CheckpointConfig(
         database=config.database,
         chain_id=config.chain_id,
         name=config.name,
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.statement_seconds,
-        close_seconds=config.close_seconds,
-        gaps_kept=config.gaps_kept,
+        connect_seconds=config.tuning.connect_seconds,
+        statement_seconds=config.tuning.statement_seconds,
+        close_seconds=config.tuning.close_seconds,
+        gaps_kept=config.tuning.gaps_kept,
     )
-    if is_stored:
-        return PostgresCheckpointStore(stored), None
-    return None, PostgresHeadReports(stored)
+    return PostgresCheckpointStore(stored) if is_stored else PostgresHeadReports(stored)

@@ -44,7 +44,7 @@ REPORT_SECONDS: Final = 0.2
 
 async def run_sequencing(pipe: Pipe) -> None:
     """Do the job that the demo gives."""
-    from sequencer import SequencerConfig, open_sequencer
+    from sequencer import SequencerConfig, SequencerTuning, open_sequencer
 
     job = await pipe.job(SequencingJob)
     config = SequencerConfig(
@@ -52,7 +52,7 @@ async def run_sequencing(pipe: Pipe) -> None:
         database=job.database,
         kafka=job.kafka,
         name="chainctl demo",
-        batch_rows_max=job.batch_rows,
+        tuning=SequencerTuning(batch_rows_max=job.batch_rows),
     )
     with FileIntake(Path(job.input), FileOptions()) as intake:
         async with watched(job.http) as watch, open_sequencer(config) as sequencer:

@@ -1,75 +1,98 @@
-"""Messages that must all arrive and be applied once, in any order."""
+"""Messages that must all arrive and be applied once, in any order.
 
-from outbox.consumer.attempts import Refused
-from outbox.consumer.config import ConsumerConfig, ConsumerStats
-from outbox.consumer.consumer import Consumer
-from outbox.consumer.decisions import RetryLevels
-from outbox.consumer.delivery import Delivery
-from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
-from outbox.consumer.in_hand import ConsumeStart, StartFrom
-from outbox.consumer.inbox import InboxLog
-from outbox.consumer.record_source import move_start
-from outbox.destination import Destination
-from outbox.errors import (
-    BadRecord,
-    DestinationMissing,
-    MessageError,
-    OutboxFull,
-    PartEnded,
-    TransitionRefused,
-)
-from outbox.message import Message, draw_message_ids
-from outbox.records import Confirm, Progress
-from outbox.sender.business import BusinessTransaction, add, add_many
-from outbox.sender.config import KeepConfig, RelayConfig
-from outbox.sender.relay import FireAfterCommit, Relay
-from outbox.sender.upkeep import (
-    UpkeepReport,
-    change_destination,
-    create_destination_topics,
-    keep_outbox,
-    save_destinations,
-)
-from outbox.statuses import Change, Status
+Each name is imported at its first use: `chainctl schema` needs the names of the roles alone.
+"""
 
-__all__ = [
-    "BadRecord",
-    "BusinessTransaction",
-    "Change",
-    "Confirm",
-    "ConsumeStart",
-    "Consumer",
-    "ConsumerConfig",
-    "ConsumerStats",
-    "Delivery",
-    "Destination",
-    "DestinationMissing",
-    "FireAfterCommit",
-    "InboxLog",
-    "KeepConfig",
-    "MemoryFilter",
-    "Message",
-    "MessageError",
-    "NoFilter",
-    "OutboxFull",
-    "PartEnded",
-    "Progress",
-    "RedisFilter",
-    "RedisFilterConfig",
-    "Refused",
-    "Relay",
-    "RelayConfig",
-    "RetryLevels",
-    "StartFrom",
-    "Status",
-    "TransitionRefused",
-    "UpkeepReport",
-    "add",
-    "add_many",
-    "change_destination",
-    "create_destination_topics",
-    "draw_message_ids",
-    "keep_outbox",
-    "move_start",
-    "save_destinations",
-]
+# There is no import here: `import outbox` costs nothing. Type checkers treat this as true.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from outbox.consumer.attempts import Refused as Refused
+    from outbox.consumer.config import (
+        ConsumerConfig as ConsumerConfig,
+        ConsumerStats as ConsumerStats,
+    )
+    from outbox.consumer.consumer import Consumer as Consumer
+    from outbox.consumer.decisions import RetryLevels as RetryLevels
+    from outbox.consumer.delivery import Delivery as Delivery
+    from outbox.consumer.filters import (
+        MemoryFilter as MemoryFilter,
+        NoFilter as NoFilter,
+        RedisFilter as RedisFilter,
+        RedisFilterConfig as RedisFilterConfig,
+    )
+    from outbox.consumer.in_hand import ConsumeStart as ConsumeStart, StartFrom as StartFrom
+    from outbox.consumer.inbox import InboxLog as InboxLog
+    from outbox.consumer.record_source import move_start as move_start
+    from outbox.destination import Destination as Destination
+    from outbox.errors import (
+        BadRecord as BadRecord,
+        DestinationMissing as DestinationMissing,
+        MessageError as MessageError,
+        OutboxFull as OutboxFull,
+        PartEnded as PartEnded,
+        TransitionRefused as TransitionRefused,
+    )
+    from outbox.message import Message as Message, draw_message_ids as draw_message_ids
+    from outbox.records import Confirm as Confirm, Progress as Progress
+    from outbox.sender.business import (
+        BusinessTransaction as BusinessTransaction,
+        add as add,
+        add_many as add_many,
+    )
+    from outbox.sender.config import KeepConfig as KeepConfig, RelayConfig as RelayConfig
+    from outbox.sender.relay import FireAfterCommit as FireAfterCommit, Relay as Relay
+    from outbox.sender.upkeep import (
+        UpkeepReport as UpkeepReport,
+        change_destination as change_destination,
+        create_destination_topics as create_destination_topics,
+        keep_outbox as keep_outbox,
+        save_destinations as save_destinations,
+    )
+    from outbox.statuses import Change as Change, Status as Status
+
+_NAMES = {
+    "outbox.consumer.attempts": "Refused",
+    "outbox.consumer.config": "ConsumerConfig ConsumerStats",
+    "outbox.consumer.consumer": "Consumer",
+    "outbox.consumer.decisions": "RetryLevels",
+    "outbox.consumer.delivery": "Delivery",
+    "outbox.consumer.filters": "MemoryFilter NoFilter RedisFilter RedisFilterConfig",
+    "outbox.consumer.in_hand": "ConsumeStart StartFrom",
+    "outbox.consumer.inbox": "InboxLog",
+    "outbox.consumer.record_source": "move_start",
+    "outbox.destination": "Destination",
+    "outbox.errors": (
+        "BadRecord DestinationMissing MessageError OutboxFull PartEnded TransitionRefused"
+    ),
+    "outbox.message": "Message draw_message_ids",
+    "outbox.records": "Confirm Progress",
+    "outbox.sender.business": "BusinessTransaction add add_many",
+    "outbox.sender.config": "KeepConfig RelayConfig",
+    "outbox.sender.relay": "FireAfterCommit Relay",
+    "outbox.sender.upkeep": (
+        "UpkeepReport change_destination create_destination_topics keep_outbox save_destinations"
+    ),
+    "outbox.statuses": "Change Status",
+}
+"""The names that each module gives to the door."""
+
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import what `name` stands for at its first use."""
+        from importlib import import_module
+
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return found

@@ -247,6 +247,48 @@ async def troubles(
     return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 
+COUNTED: Final = (
+    "destination", "status", "deliveries", "oldest_seconds", "overdue", "overdue_seconds",
+    "trouble",
+)  # fmt: skip
+"""The columns of `read_counts`."""
+
+
+async def read_counts(connection: Connection, overdue_seconds: float) -> list[dict[str, Any]]:
+    """Return how many deliveries have which status, and what is wrong, by destination."""
+    found = await counts(connection)
+    late_of = await overdue(connection, overdue_seconds)
+    wrong = await troubles(connection)
+    seen_seconds = await relay_seen_seconds(connection)
+    now = time.time()
+    rows = []
+    for name, status, deliveries, oldest in found:
+        late, late_seconds = late_of.get((name, status), (0, None))
+        rows.append(
+            _counted(
+                name,
+                status=status.name.lower(),
+                deliveries=deliveries,
+                oldest_seconds=None if oldest is None else round(age_seconds(oldest, now), 3),
+                overdue=late,
+                overdue_seconds=late_seconds,
+                trouble=wrong.get(name),
+            )
+        )
+    # A destination may be in trouble before anything goes to it.
+    idle = sorted(set(wrong) - {row["destination"] for row in rows})
+    rows += [_counted(name, trouble=wrong[name]) for name in idle]
+    if late_of and seen_seconds > RELAY_SILENT_SECONDS:
+        rows.append(_counted(None, trouble=f"no relay was seen for {seen_seconds:.0f} s"))
+    return rows
+
+
+def _counted(destination: str | None, **known: object) -> dict[str, Any]:
+    """Return a row of `status`; a destination without deliveries has zeros, and no status."""
+    none: dict[str, Any] = dict.fromkeys(COUNTED)
+    return {**none, "deliveries": 0, "overdue": 0, "destination": destination, **known}
+
+
 async def look(connection: Connection, message_id: UUID) -> tuple[Record | None, list[Record]]:
     """Return a message and the acts on it; no message if it is unknown, or was dropped."""
     message = await connection.fetchrow(_SQL["message"], message_id)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, lasting_refusal
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, lasting_refusal
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import OrderchainError, TopicError
 from chain_kernel.text import SummedLog, printable, reason_of

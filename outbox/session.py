@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.session import Session, SessionConfig, check_durability
-from chain_kernel.sql import OUTBOX_RELAY, load_sql, require_version
+from chain_kernel.sql import load_sql, require_version
+from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -1,6 +1,6 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
-from sequencer.config import SequencerConfig, TopicIntakeConfig
+from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
 from sequencer.intake.reader import check_intake_topic
 from sequencer.intake.topic import TopicIntake, TopicIntakeStats
 from sequencer.order import Ack, Order
@@ -15,6 +15,7 @@ __all__ = [
     "Sequencer",
     "SequencerConfig",
     "SequencerStats",
+    "SequencerTuning",
     "TopicIntake",
     "TopicIntakeConfig",
     "TopicIntakeStats",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -13,33 +14,31 @@ from chain_kernel.errors import (
     ConnectError,
     Fenced,
     HaltError,
-    IntakeMoved,
     PrimaryBehind,
     RetryError,
     UnknownOutcome,
 )
 from chain_kernel.monitoring import Buckets
 from chain_kernel.text import SummedLog
-from sequencer.core import ClockWatch, SequencerCore
-from sequencer.key_resolution import Assembly, KeyResolution, columns_of_entries
+from sequencer.assembly import Assembler, Assembly
 from sequencer.stats import BATCH_SIZES, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from opentelemetry.context import Context
 
     from chain_kernel.clock import Clock
-    from chain_kernel.model import Event, IntakeMark, Term
+    from chain_kernel.model import Term
     from chain_kernel.ports import ChainStore
     from chain_kernel.seal import Batch
     from chain_kernel.tracing import Tracing
     from sequencer.config import SequencerConfig
     from sequencer.keys.keeper import KeyKeeper
-    from sequencer.keys.memory import Claims, KeyMemory
     from sequencer.leadership import Leadership
     from sequencer.publisher import Publisher
-    from sequencer.submission import Entry
+    from sequencer.stats import SequencerCounters
+    from sequencer.submission import Batcher, Entry
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +81,7 @@ class Committer:
         leadership: Leadership,
         keys: KeyKeeper,
         clock: Clock,
+        counters: SequencerCounters,
         random: Random | None = None,
         tracing: Tracing | None = None,
     ) -> None:
@@ -93,25 +93,21 @@ class Committer:
         self._leadership = leadership
         self._keys = keys
         self._clock = clock
-        self._clock_watch = ClockWatch()
-        self._core: SequencerCore | None = None
+        self._counters = counters
+        self._assembler = Assembler(config, keys, clock)
         self._publisher: Publisher | None = None
         # Invariant: never falls, and no primary that we lead may be below it.
         self._acknowledged_id = 0
-        # By source, the position after all that was assembled; None if it was never read. What is
-        # assembled is committed in its order, or this process commits nothing more.
-        self._positions: dict[str, int | None] = {}
-        # Committed, but its callers have no answer yet: at most one.
-        self._unfinished: Assembly | None = None
-        # The trace of its commit, if commits are traced.
+        # Three batches are in the air at most. The oldest is committed, but its callers have no
+        # answer yet; the next is the one that `_commit` awaits; the last is assembled, and sent if
+        # the server can begin it as soon as that one has ended.
+        self._committed: Assembly | None = None
+        self._ahead: Assembly | None = None
+        # The trace of the last commit, if commits are traced.
         self._trace: Context | None = None
-        self.rows = 0
-        self.batches = 0
         self.batch_rows_last = 0
         self.batch_sizes = Buckets(BATCH_SIZES)
         self.timing = Timing()
-        self.repeats = 0
-        self.unknown_outcomes = 0
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property
@@ -124,12 +120,7 @@ class Committer:
         if term.last_id < self._acknowledged_id:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
-        self._wall_ns()  # the first call starts the watch on the clock
-        self._core = SequencerCore(
-            term,
-            takeover_skip_ids=self._config.takeover_skip_ids,
-            id_strategy=self._config.id_strategy,
-        )
+        self._assembler.lead(term)
         if self._publisher is not None:
             self._publisher.lead(term)
 
@@ -137,167 +128,161 @@ class Committer:
         """Offer every committed batch to `publisher` from now on."""
         self._publisher = publisher
 
-    def assemble(self, entries: Sequence[Entry], beside: Assembly | None = None) -> Assembly | None:
-        """Make the next batch of `entries` if all their keys are certainly new, else return None.
+    async def run(self, batcher: Batcher) -> None:
+        """Commit all that `batcher` returns, until it is closed and empty.
 
-        `beside` is a batch whose outcome is still open: a key that it claims is not certainly new.
+        One batch is assembled ahead while another commits. Raises when this process can lead no
+        longer; the callers of all batches have their answers then.
         """
-        columns = columns_of_entries(entries)
-        claims: Claims | None = None
-        memory = self._keys.memory
-        if memory is not None:
-            claims = memory.claim(columns, beside=beside.claims if beside is not None else None)
-            if claims is None:
-                return None
-        assembly = Assembly(entries, columns, claims)
-        positions = self._positions_after(assembly.intake)
-        if positions is None:
+        try:
+            while current := self._take_ahead() or await self._next(batcher):
+                await self._commit(current, batcher)
+        except BaseException as error:
+            ahead = self._take_ahead()
+            if ahead is not None:
+                ahead.fail(_answer_of_ahead(error, ahead))
+            raise
+
+    def _take_ahead(self) -> Assembly | None:
+        ahead, self._ahead = self._ahead, None
+        return ahead
+
+    async def _next(self, batcher: Batcher) -> Assembly | None:
+        """Return the next assembly once there is one; None once closed and empty."""
+        entries = await batcher.next_batch()
+        if entries and self._publisher is not None and self._publisher.is_full:
+            batcher.put_back(entries)  # others may join them there
+            await self._publisher.room()
+            entries = await batcher.next_batch()
+        if not entries:
             return None
-        assembly.give_ids(self._leading(), self._wall_ns())
-        self._positions.update(positions)
+        with self._answering(entries):
+            return self._assembler.assemble(entries) or await self._resolve(entries)
+
+    async def _resolve(self, entries: Sequence[Entry]) -> Assembly:
+        """Assemble `entries` with what is stored of their keys and intakes. One look-up for all."""
+        for source in self._assembler.unread_sources(entries):
+            # A connection lost while idle costs one epoch.
+            mark = await self.taking_over_again(partial(self._store.intake, source))
+            self._assembler.learn(source, mark)
+        entries = self._assembler.following(entries)
+        if self._keys.memory is None:
+            return self._assembler.resolve(entries, {})
+        keys = [order.key for entry in entries for order in entry.orders]
+        known = await self._until_done(lambda: self._keys.rows_with(keys))
+        assembly = self._assembler.resolve(entries, known)
+        self._counters.repeats += len(keys) - (assembly.batch.row_count if assembly.batch else 0)
         return assembly
 
-    async def resolve(self, entries: Sequence[Entry]) -> Assembly:
-        """Make the next batch of the orders in `entries` that are new; refuse bad entries.
+    async def _commit(self, current: Assembly, batcher: Batcher) -> None:
+        """Commit `current`; while the server is busy with it, do all the other work."""
+        current.began_ns = self._clock.monotonic_ns()
+        try:
+            await self._send(current)
+            failure = self._work_beside(current, batcher)
+            await self._naming_successor(self._commit_until_known(current))
+        except BaseException as error:
+            self._finish()
+            if self._tracing is not None and current.batch is not None:
+                self._traced(self._tracing, current, current.batch, error)
+            current.fail(_as_answer(error, current.batch))
+            raise
+        self._committed = current
+        if current.batch is not None:
+            self._count(current, current.batch)
+        if self._ahead is None or failure is not None:
+            await self._finish_after_answers()
+        if failure is not None:
+            raise failure
 
-        For use when no other batch is open, and `assemble` returned None. One look-up for all.
+    def _work_beside(self, current: Assembly, batcher: Batcher) -> Exception | None:
+        """Do what can be done while the server commits `current`; nothing waits for it then.
+
+        Return the error instead of raising it: `current` must finish first.
         """
-        entries = await self._following(entries)
-        memory = self._keys.memory
-        if memory is None:
-            assembly = Assembly(entries, columns_of_entries(entries) if entries else None, None)
+        try:
+            self._finish()
+            # After what was sent under an epoch of before, nothing may be given ids yet.
+            if current.pending is not None and self._assembler.is_current(current):
+                self._assemble_ahead(current, batcher)
+        except Exception as error:  # noqa: BLE001 - raised by the caller, later
+            return error
+        return None
+
+    def _assemble_ahead(self, current: Assembly, batcher: Batcher) -> None:
+        """Assemble the batch after `current` if it would not grow by waiting, and send it.
+
+        It is not assembled if it depends on the outcome of `current`: a key that both claim.
+        """
+        if not batcher.has_full_batch():
+            return
+        if self._publisher is not None and self._publisher.is_full:
+            return
+        entries = batcher.take()
+        with self._answering(entries):
+            self._ahead = self._assembler.assemble(entries, beside=current)
+        if self._ahead is None:
+            batcher.put_back(entries)
         else:
-            keys = columns_of_entries(entries).keys
-            known = await self._until_done(lambda: self._keys.rows_with(keys))
-            resolution = await self._resolution(entries, memory, known)
-            assembly = Assembly.of_resolution(resolution, memory)
-            self.repeats += len(keys) - len(resolution.new)
-        assembly.give_ids(self._leading(), self._wall_ns())
-        self._positions.update((mark.source, mark.position) for mark in assembly.intake)
-        return assembly
+            self._follow(current, self._ahead)
 
-    async def _resolution(
-        self, entries: Sequence[Entry], memory: KeyMemory, known: Mapping[str, Event]
-    ) -> KeyResolution:
-        """Place `entries`; fail the refused ones, and those whose marks follow a refused one."""
-        while True:
-            resolution = KeyResolution(memory, known)
-            resolution.add(entries)
-            for entry, refusal in resolution.refused:
-                entry.fail(refusal)
-            if all(entry.intake is None for entry, _ in resolution.refused):
-                return resolution
-            entries = await self._following([entry for entry, _ in resolution.placed])
+    def _follow(self, current: Assembly, ahead: Assembly) -> None:
+        """Have the server begin `ahead` as soon as `current` has ended, if it can."""
+        if current.pending is not None and ahead.batch is not None:
+            ahead.pending = current.pending.follow(
+                ahead.batch, published_id=self._published_id(), intake=ahead.intake
+            )
 
-    async def _following(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Return the entries whose marks follow the stored ones; refuse the others.
+    @contextmanager
+    def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Answer the callers of `entries`, which are in no list, if no batch is made of them.
 
-        If one call of an intake was not taken, the next call must not move the mark past it.
+        None of them was sent, so none is committed.
         """
-        followed: list[Entry] = []
-        newest: dict[str, int] = {}
-        for entry in entries:
-            mark = entry.intake
-            if mark is not None:
-                if mark.source not in self._positions:
-                    await self._learn_position(mark.source)
-                if not self._is_next(mark, newest):
-                    entry.fail(IntakeMoved(mark.source, mark.previous))
-                    continue
-                newest[mark.source] = mark.position
-            followed.append(entry)
-        return followed
-
-    async def _learn_position(self, source: str) -> None:
-        """Read how far `source` was taken. A connection lost while idle costs one epoch."""
-        mark = await self.taking_over_again(lambda: self._store.intake(source))
-        self._positions[source] = None if mark is None else mark.position
-
-    async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Return what `work` returns, which reads over the leader's connection.
-
-        Where it fails for a while, takes over again, which makes a new connection, and repeats it.
-        Raises what it raised last, after `recover_seconds`; Fenced when another process leads.
-        """
-        deadline_ns = self._deadline_ns()
-        backoff = self._backoff(is_first_at_once=True)
-        while True:
-            try:
-                found = await work()
-            except (RetryError, ConnectError) as error:
-                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
-                failure = error
-            else:
-                self._outage.log()
-                return found
-            await self._pause(backoff, deadline_ns, failure)
-            await self._take_over_until(deadline_ns, failure)
-
-    def _positions_after(self, marks: Sequence[IntakeMark]) -> dict[str, int] | None:
-        """Return the positions of the intakes after `marks`; None unless each mark certainly
-        follows what was taken before.
-        """
-        newest: dict[str, int] = {}
-        for mark in marks:
-            if not self._is_next(mark, newest):
-                return None
-            newest[mark.source] = mark.position
-        return newest
-
-    def _is_next(self, mark: IntakeMark, newest: Mapping[str, int]) -> bool:
-        """Return whether `mark` certainly follows all that was assembled, and then `newest`."""
-        known = newest if mark.source in newest else self._positions
-        return mark.source in known and known[mark.source] == mark.previous
-
-    async def begin(self, assembly: Assembly) -> None:
-        """Send `assembly`, unless it was sent after the one before; what follows is left to `end`.
-
-        Between the two the server is busy: that is the time for `finish` of what was committed
-        before, and for `follow`. Raises when this process can lead no longer; the callers have
-        their answers then too.
-        """
-        assembly.began_ns = self._clock.monotonic_ns()
         try:
-            await self._send(assembly)
+            yield
         except BaseException as error:
-            self._fail(assembly, error)
+            failure = _as_answer(error, None)
+            for entry in entries:
+                entry.fail(failure)
             raise
 
-    async def end(self, assembly: Assembly) -> None:
-        """Commit what `begin` has sent; `finish` answers its callers. Raises as `begin`."""
-        try:
-            await self._naming_successor(self._commit_until_known(assembly))
-        except BaseException as error:
-            self._fail(assembly, error)
-            raise
-        self.finish()
-        self._unfinished = assembly
-        if assembly.batch is not None:
-            self._acknowledged_id = assembly.batch.last_id
-            self.rows += assembly.batch.row_count
-            self.batches += 1
-            self.batch_rows_last = assembly.batch.row_count
-            self.batch_sizes.add(assembly.batch.row_count)
-            duration_ns = self._clock.monotonic_ns() - assembly.began_ns
-            self.timing.add(duration_ns / 1e9)
-            if self._tracing is not None:
-                self._trace = self._traced(self._tracing, assembly, assembly.batch)
+    async def _finish_after_answers(self) -> None:
+        """Finish the last commit once its callers have their answers: they wait for nothing else.
 
-    async def _naming_successor(self, commit: Awaitable[None]) -> None:
-        """Wait for `commit`; where it was fenced, look who has taken the chain over, if anybody."""
+        The next batch is assembled later, by the same task, so its keys are known by then.
+        """
         try:
-            await commit
-        except Fenced as error:
-            with suppress(RetryError, ConnectError, TimeoutError):
-                async with asyncio.timeout(_FENCED_LOOK_SECONDS):
-                    error = error.named_by(await self._store.look())
-            raise error from error.__cause__
+            if self._committed is not None:
+                self._committed.answer()
+            await asyncio.sleep(0)
+        finally:
+            self._finish()
 
-    def _fail(self, assembly: Assembly, error: BaseException) -> None:
-        self.finish()
-        if self._tracing is not None and assembly.batch is not None:
-            self._traced(self._tracing, assembly, assembly.batch, error)
-        assembly.fail(_as_answer(error, assembly.batch))
+    def _finish(self) -> None:
+        """Answer the callers of the last commit, and offer its batch to the publisher."""
+        assembly, self._committed = self._committed, None
+        if assembly is None:
+            return
+        try:
+            if assembly.batch is not None:
+                self._keys.remember(assembly.batch, assembly.claims)
+        finally:
+            # Before it is published: that must not delay the acknowledgement of the commit.
+            assembly.answer()
+        if assembly.batch is not None and self._publisher is not None:
+            self._publisher.offer(assembly.batch, self._trace)
+
+    def _count(self, assembly: Assembly, batch: Batch) -> None:
+        self._acknowledged_id = batch.last_id
+        duration_ns = self._clock.monotonic_ns() - assembly.began_ns
+        self._counters.orders += batch.row_count
+        self._counters.batches += 1
+        self.batch_rows_last = batch.row_count
+        self.batch_sizes.add(batch.row_count)
+        self.timing.add(duration_ns / 1e9)
+        if self._tracing is not None:
+            self._trace = self._traced(self._tracing, assembly, batch)
 
     def _traced(
         self,
@@ -311,53 +296,23 @@ class Committer:
         duration_ns = self._clock.monotonic_ns() - assembly.began_ns
         return tracing.committed(batch, ended_ns - duration_ns, ended_ns, error)
 
-    def leads_with(self, assembly: Assembly) -> bool:
-        """Say whether ids may be given after those of `assembly`: its epoch is still the last."""
-        return assembly.core is self._core
-
-    def follow(self, current: Assembly, assembly: Assembly) -> None:
-        """Have the server begin `assembly` as soon as `current` has ended, if it can."""
-        if current.pending is not None and assembly.batch is not None:
-            assembly.pending = current.pending.follow(
-                assembly.batch, published_id=self._published_id(), intake=assembly.intake
-            )
-
-    def give_up(self, assembly: Assembly, error: Exception) -> None:
-        """Answer the callers of the assembly that was to follow a commit that raised `error`.
-
-        If it was sent, it may have been committed, unless the fence prevents it.
-        """
-        batch = assembly.batch
-        if assembly.pending is not None and batch is not None and not isinstance(error, Fenced):
-            error = UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
-        assembly.fail(error)
-
-    def answer(self) -> None:
-        """Answer the callers of the last commit; what is left is for `finish`."""
-        if self._unfinished is not None:
-            self._unfinished.answer()
-
-    def finish(self) -> None:
-        """Answer the callers of the last commit, and offer its batch to the publisher."""
-        assembly, self._unfinished = self._unfinished, None
-        if assembly is None:
-            return
+    async def _naming_successor(self, commit: Awaitable[None]) -> None:
+        """Wait for `commit`; where it was fenced, look who has taken the chain over, if anybody."""
         try:
-            if assembly.batch is not None:
-                self._keys.remember(assembly.batch, assembly.claims)
-        finally:
-            # Before it is published: that must not delay the acknowledgement of the commit.
-            assembly.answer()
-        if assembly.batch is not None and self._publisher is not None:
-            self._publisher.offer(assembly.batch, self._trace)
+            await commit
+        except Fenced as error:
+            with suppress(RetryError, ConnectError, TimeoutError):
+                async with asyncio.timeout(_FENCED_LOOK_SECONDS):
+                    error = error.named_by(await self._store.look())
+            raise error from error.__cause__
 
     async def _send(self, assembly: Assembly) -> None:
         """Send `assembly` under the epoch of now. What the store refuses is said by its outcome."""
         if assembly.pending is not None:
             return  # whatever has happened since, its outcome comes first
-        if assembly.core is not self._core:
+        if not self._assembler.is_current(assembly):
             # Something went wrong and raised the epoch: ids and seal are void.
-            assembly.give_ids(self._leading(), self._wall_ns())
+            self._assembler.give_ids(assembly)
         if assembly.batch is None:
             return
         try:
@@ -380,7 +335,7 @@ class Committer:
                 else:
                     await pending.outcome()
             except UnknownOutcome as error:
-                self.unknown_outcomes += 1
+                self._counters.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
                 if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
                     break
@@ -440,6 +395,26 @@ class Committer:
                 raise fenced
             return is_committed
 
+    async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what `work` returns, which reads over the leader's connection.
+
+        Where it fails for a while, takes over again, which makes a new connection, and repeats it.
+        Raises what it raised last, after `recover_seconds`; Fenced when another process leads.
+        """
+        deadline_ns = self._deadline_ns()
+        backoff = self._backoff(is_first_at_once=True)
+        while True:
+            try:
+                found = await work()
+            except (RetryError, ConnectError) as error:
+                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
+                failure = error
+            else:
+                self._outage.log()
+                return found
+            await self._pause(backoff, deadline_ns, failure)
+            await self._take_over_until(deadline_ns, failure)
+
     async def _take_over_until(self, deadline_ns: int, cause: Exception) -> None:
         """Take over; retry while the database is away. Raises `cause` at the deadline."""
 
@@ -484,21 +459,10 @@ class Committer:
         await asyncio.sleep(seconds)
 
     def _deadline_ns(self) -> int:
-        return self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
-
-    def _wall_ns(self) -> int:
-        """Return the time for the stamp of a batch. Raises ClockError."""
-        wall_ns = self._clock.wall_ns()
-        self._clock_watch.check_jump(wall_ns, self._clock.monotonic_ns())
-        return wall_ns
+        return self._clock.monotonic_ns() + int(self._config.tuning.recover_seconds * 1e9)
 
     def _published_id(self) -> int:
         return self._publisher.published_id if self._publisher is not None else 0
-
-    def _leading(self) -> SequencerCore:
-        if self._core is None:
-            raise RetryError("not the leader yet")
-        return self._core
 
 
 def _as_answer(error: BaseException, batch: Batch | None) -> Exception:
@@ -507,4 +471,15 @@ def _as_answer(error: BaseException, batch: Batch | None) -> Exception:
         return error
     if batch is None:
         return RetryError("the sequencer was stopped")
+    return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
+
+
+def _answer_of_ahead(error: BaseException, ahead: Assembly) -> Exception:
+    """Return the answer for the callers of `ahead`, after the commit before it raised `error`.
+
+    If it was sent, it may have been committed, unless the fence prevents it.
+    """
+    batch = ahead.batch
+    if ahead.pending is None or batch is None or isinstance(error, Fenced):
+        return _as_answer(error, None)
     return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)

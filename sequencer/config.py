@@ -23,18 +23,8 @@ from sequencer.core import IdStrategy
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
-class SequencerConfig(Config, frozen=True, kw_only=True):
-    """What a sequencer of one chain must know. The defaults suit orders of 100 to 1,000 bytes."""
-
-    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
-    database: str | DatabaseConfig
-    """The primary, as a DatabaseConfig or a libpq URL. The sequencer holds direct connections: use
-    no transaction pooler. With several hosts, `target_session_attrs=read-write` finds the
-    primary."""
-    kafka: str | KafkaConfig
-    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
-    name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
-    """The leader's name, as operators see it. It identifies nothing: the nonce does."""
+class SequencerTuning(Config, frozen=True, kw_only=True):
+    """How a sequencer batches and waits. The defaults suit orders of 100 to 1,000 bytes."""
 
     batch_rows_max: Annotated[int, Meta(ge=1, le=BATCH_ROWS_MAX)] = 5_000
     """Rows per commit. More rows raise the rate a little, and the wait of the first row a lot."""
@@ -48,12 +38,6 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """Payload and key bytes per commit."""
     queue_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**32)] = 32 * 2**20
     """Payload and key bytes that may wait for a commit; above this, `submit` waits for room."""
-
-    key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
-    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 12
-    bytes of memory each. For older rows, a free-form key is new again, and a client's number is too
-    old. 0: keys are not compared at all."""
-
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
     """Bytes per record. Frames are smaller if the topic's `max.message.bytes` is lower. A batch
     with a row that fits into no frame is not published, and recorded as skipped."""
@@ -74,10 +58,6 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     heartbeat_seconds: Seconds = 0.25
     """Idle time before the head is published again. It bounds how long the loss of the last frame
     stays unnoticed."""
-
-    when_kafka_is_away: Literal["continue", "refuse"] = "continue"
-    """Whether orders are accepted while the broker is away: receivers read them from the database.
-    With "refuse" every submit raises BrokerAway until the broker is back."""
     kafka_away_seconds: Seconds = 10.0
     """How long the broker must give no answer before it counts as away. With a value below
     `heartbeat_seconds` and the time of a slow send, orders are refused while nothing is wrong."""
@@ -85,13 +65,10 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """Whether the first leader of a chain needs broker and topic, so that a wrong address is found
     at once. A chain that was led before is led without them: they are checked once they are there,
     and the rows that were committed without them are published then."""
-
     connect_seconds: Seconds = 10.0
     lease_seconds: Seconds = 5.0
     """How long the leader's counter must not change, by a standby's own clock, before the standby
     takes over. It decides only who tries; a leader that was only slow is fenced, not duplicated."""
-    standby: bool = False
-    """Wait while another leader is alive, instead of giving up."""
     commit_seconds: Annotated[float, Meta(gt=0, le=COMMIT_SECONDS_MAX)] = 4.0
     """Deadline of one commit, below `lease_seconds`; after it the connection is given up and the
     outcome is read back, before a standby tries."""
@@ -101,17 +78,11 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """How long to retry while the database is away, before the callers get an error."""
     stop_seconds: Seconds = 15.0
     """Deadline of a graceful stop: for commits and publishing alike."""
-
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
     """Ids skipped at a take-over, in addition to those for the time since the last commit (2^29 per
     second) and a random number below 2^29: an id that a lost primary may have given out is never
     given out again. More than is ever committed and not yet published. 0: no ids are skipped, and
     a restored database may give out ids again; for throw-away data only."""
-    id_strategy: IdStrategy = "sequential"
-    """How ids rise. With "time" an id shows the millisecond of its batch; this needs a chain whose
-    partitions span at least an hour of such ids. It may be changed at any start: ids only rise."""
-    unsafe_durability: bool = False
-    """Start on a database that may lose acknowledged rows. For throw-away data only."""
 
     def __post_init__(self) -> None:
         """Raise SettingError if two settings contradict each other."""
@@ -120,6 +91,35 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
             raise SettingError(
                 "commit_seconds", self.commit_seconds, f"below lease_seconds, {self.lease_seconds}"
             )
+
+
+class SequencerConfig(Config, frozen=True, kw_only=True):
+    """What a sequencer of one chain must know; what few need to change is in `tuning`."""
+
+    chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
+    database: str | DatabaseConfig
+    """The primary, as a DatabaseConfig or a libpq URL. The sequencer holds direct connections: use
+    no transaction pooler. With several hosts, `target_session_attrs=read-write` finds the
+    primary."""
+    kafka: str | KafkaConfig
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
+    """The leader's name, as operators see it. It identifies nothing: the nonce does."""
+    standby: bool = False
+    """Wait while another leader is alive, instead of giving up."""
+    key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
+    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 12
+    bytes of memory each. For older rows, a free-form key is new again, and a client's number is too
+    old. 0: keys are not compared at all."""
+    id_strategy: IdStrategy = "sequential"
+    """How ids rise. With "time" an id shows the millisecond of its batch; this needs a chain whose
+    partitions span at least an hour of such ids. It may be changed at any start: ids only rise."""
+    when_kafka_is_away: Literal["continue", "refuse"] = "continue"
+    """Whether orders are accepted while the broker is away: receivers read them from the database.
+    With "refuse" every submit raises BrokerAway until the broker is back."""
+    unsafe_durability: bool = False
+    """Start on a database that may lose acknowledged rows. For throw-away data only."""
+    tuning: SequencerTuning = SequencerTuning()
 
     def __repr__(self) -> str:
         """Show the settings without the password."""

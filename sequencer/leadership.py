@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
+    from sequencer.stats import SequencerCounters
 
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
@@ -161,10 +162,13 @@ class Leadership:
         lease: Lease,
         sink: FrameSink,
         clock: Clock,
+        counters: SequencerCounters,
         head_published: Callable[[], int],
     ) -> None:
         """Lead with `store` and `lease`; `head_published` returns how far was published, or 0."""
         self._config = config
+        self._tuning = config.tuning
+        self._counters = counters
         self._head_published = head_published
         self._store = store
         self._lease = lease
@@ -174,7 +178,6 @@ class Leadership:
         self._is_changing = False
         self._renewed_ns = 0
         self.term: Term | None = None
-        self.take_overs = 0
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
         self._has_handed_over = False
@@ -194,8 +197,8 @@ class Leadership:
         when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
         else as `ChainStore.look`, and for a chain that nobody has led yet as `FrameSink.start`.
         """
-        watch = LeaseWatch(int(self._config.lease_seconds * 1e9))
-        gives_up_ns = self._clock.monotonic_ns() + int(self._config.recover_seconds * 1e9)
+        watch = LeaseWatch(int(self._tuning.lease_seconds * 1e9))
+        gives_up_ns = self._clock.monotonic_ns() + int(self._tuning.recover_seconds * 1e9)
         while True:
             try:
                 sight = await self._store.look()
@@ -220,7 +223,7 @@ class Leadership:
                 chain_id = self._config.chain_id
                 why = reason_in_chain(chain_id, error)
                 self._outage.repeat(f"chain {chain_id}: {why}; looking again")
-            pause = min(self._config.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
+            pause = min(self._tuning.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
             await asyncio.sleep(pause)
 
     async def _check_broker(self, sight: LeaseSight) -> None:
@@ -229,7 +232,7 @@ class Leadership:
         A chain that was led before goes on without them: its leader has gone on without them, too,
         and a new one that needed them would fence it, and end.
         """
-        if sight.epoch == 0 and self._config.kafka_at_start == "required":
+        if sight.epoch == 0 and self._tuning.kafka_at_start == "required":
             try:
                 await self._sink.start(sight.topic, sight.partition)
             finally:
@@ -249,7 +252,7 @@ class Leadership:
     async def keep(self) -> None:
         """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads."""
         while True:
-            await asyncio.sleep(self._config.lease_seconds / _BEATS_PER_LEASE)
+            await asyncio.sleep(self._tuning.lease_seconds / _BEATS_PER_LEASE)
             await self._beat()
 
     async def hand_over(self) -> None:
@@ -279,7 +282,7 @@ class Leadership:
     def _begin(self, term: Term) -> Term:
         self.term = term
         self._renewed_ns = self._clock.monotonic_ns()
-        self.take_overs += 1
+        self._counters.take_overs += 1
         return term
 
     async def look_at_topic(self, term: Term) -> Term:
@@ -320,7 +323,7 @@ class Leadership:
         # seconds for it while the broker is away.
         self._looking.add(looking)
         looking.add_done_callback(self._end_look)
-        seconds = min(self._config.lease_seconds * _LAST_RECORDS_SHARE, _LAST_RECORDS_SECONDS_MAX)
+        seconds = min(self._tuning.lease_seconds * _LAST_RECORDS_SHARE, _LAST_RECORDS_SECONDS_MAX)
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(looking)

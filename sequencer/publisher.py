@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from chain_kernel.seal import Batch
     from chain_kernel.tracing import Tracing
     from sequencer.config import SequencerConfig
+    from sequencer.stats import SequencerCounters
 
 
 _ROW_OVERHEAD_BYTES: Final = 64
@@ -156,6 +157,7 @@ class Publisher:
         sink: FrameSink,
         term: Term,
         clock: Clock,
+        counters: SequencerCounters,
         *,
         skip: Callable[[int, int], Awaitable[None]],
         random: Random | None = None,
@@ -164,7 +166,7 @@ class Publisher:
         """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._outage = SummedLog(_log, logging.WARNING)
-        self._config = config
+        self._tuning = config.tuning
         self._record_skip = skip
         self._sink = sink
         self._term = term
@@ -193,11 +195,7 @@ class Publisher:
         self.published_id = term.published_id
         self._forgotten_until: int | None = None
         self._head_id, self._head_seal = term.last_id, term.last_seal
-        self.frames_sent = 0
-        self.heartbeats_sent = 0
-        self.send_failures = 0
-        self.waits = 0
-        self.waited_seconds = 0.0
+        self._counters = counters
         self.timing = Timing()
 
     @property
@@ -208,7 +206,7 @@ class Publisher:
     @property
     def is_full(self) -> bool:
         """Whether the next commit has to wait; see `room`."""
-        return self._queue_bytes > self._config.publish_queue_bytes_max
+        return self._queue_bytes > self._tuning.publish_queue_bytes_max
 
     @property
     def away_seconds(self) -> float:
@@ -235,13 +233,13 @@ class Publisher:
         """
         if trace is not None:
             self._traces[batch.seal_before] = trace
-        self._is_full_batch = batch.row_count >= self._config.batch_rows_max
+        self._is_full_batch = batch.row_count >= self._tuning.batch_rows_max
         self._head_id, self._head_seal = batch.last_id, batch.seal
         self._queue.append(batch)
         self._offered_ns.append(self._clock.monotonic_ns())
         self._queue_bytes += batch.size
         self._idle.clear()
-        if self.is_full and self.away_seconds >= self._config.publish_wait_seconds:
+        if self.is_full and self.away_seconds >= self._tuning.publish_wait_seconds:
             self.forget(batch.last_id)
         # A batch that may wait for others does not wake the task: it saves a loop turn per commit.
         if len(self._queue) <= 1 or not self._seconds_to_wait():
@@ -258,17 +256,17 @@ class Publisher:
         if not self.is_full:
             return
         began_ns = self._clock.monotonic_ns()
-        self.waits += 1
+        self._counters.publish_waits += 1
         try:
             while self.is_full:
                 since_ns = max(began_ns, self._acknowledged_ns)
                 idle = max((self._clock.monotonic_ns() - since_ns) / 1e9, self.away_seconds)
-                if idle >= self._config.publish_wait_seconds:
+                if idle >= self._tuning.publish_wait_seconds:
                     self.forget(self._head_id)
                     return
-                await self._wait_for_move(self._config.publish_wait_seconds - idle)
+                await self._wait_for_move(self._tuning.publish_wait_seconds - idle)
         finally:
-            self.waited_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
+            self._counters.publish_wait_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
 
     async def _wait_for_move(self, seconds: float) -> None:
         self._has_moved.clear()
@@ -305,13 +303,13 @@ class Publisher:
                     self._outage.log()
             except TopicError as error:
                 has_failed = True
-                self.send_failures += 1
+                self._counters.send_failures += 1
                 if self.refusal != str(error):
                     self._refuse(error)
                 await asyncio.sleep(self._backoff.next_seconds())
             except RetryError as error:
                 has_failed = True
-                self.send_failures += 1
+                self._counters.send_failures += 1
                 self.refusal = str(error)
                 self._outage.repeat(f"chain {self._term.chain_id}: {error}; trying again")
                 await asyncio.sleep(self._backoff.next_seconds())
@@ -357,7 +355,7 @@ class Publisher:
         if not self._is_full_batch or not self._queue or self._queue_bytes >= _SEND_BYTES_MAX:
             return 0.0
         since = (self._clock.monotonic_ns() - self._sent_ns) / 1e9
-        return max(self._config.publish_interval_seconds - since, 0.0)
+        return max(self._tuning.publish_interval_seconds - since, 0.0)
 
     def _next_batches(self) -> list[Batch]:
         """Return the batches at the front of the queue to send together; they stay in it."""
@@ -373,7 +371,7 @@ class Publisher:
         return batches
 
     def _frame_bytes_max(self) -> int:
-        return min(self._config.frame_bytes_max, self._sink.frame_bytes_max)
+        return min(self._tuning.frame_bytes_max, self._sink.frame_bytes_max)
 
     async def _publish_front(self) -> None:
         """Publish the front of the queue, or skip it if the topic cannot take it."""
@@ -393,7 +391,7 @@ class Publisher:
             await self._send(part)
             self._acknowledged_ns = self._clock.monotonic_ns()
         self.timing.add((self._clock.monotonic_ns() - began_ns) / 1e9)
-        self.frames_sent += len(frames)
+        self._counters.frames += len(frames)
         self._done_with(batches)
 
     async def _skip_unfit(self, batch: Batch) -> None:
@@ -439,7 +437,7 @@ class Publisher:
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head if none comes within `heartbeat_seconds`."""
-        if not await self._wait(self._config.heartbeat_seconds):
+        if not await self._wait(self._tuning.heartbeat_seconds):
             await self._beat()
 
     async def _wait(self, seconds: float) -> bool:
@@ -453,7 +451,7 @@ class Publisher:
     async def _beat(self) -> None:
         frame = heartbeat_frame(self._term, last_id=self._head_id, last_seal=self._head_seal)
         await self._send([frame])
-        self.heartbeats_sent += 1
+        self._counters.heartbeats += 1
 
     async def _send(self, frames: Sequence[bytes]) -> None:
         if self._unanswered_since_ns is None:

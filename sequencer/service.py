@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -17,6 +17,7 @@ from chain_kernel.errors import (
     StoppedError,
 )
 from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
@@ -24,7 +25,7 @@ from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
 from sequencer.order import Ack, Order, check_order, columns_of
 from sequencer.publisher import Publisher
-from sequencer.stats import METRICS, Latency, SequencerStats
+from sequencer.stats import METRICS, Latency, SequencerCounters, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import LagLimits, Sample
     from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
-    from sequencer.key_resolution import Assembly
     from sequencer.submission import Refusal
 
 _log = logging.getLogger(__name__)
@@ -87,32 +87,40 @@ class Sequencer:
         random: Random | None = None,
     ) -> None:
         self._config = config
+        self._tuning = config.tuning
         self._needs_broker = config.when_kafka_is_away != "continue"
         self._store = store
         self._key_store = keys
         self._lease = lease
         self._sink = sink
         self._batcher = Batcher(
-            rows_max=config.batch_rows_max,
-            bytes_max=config.batch_bytes_max,
-            queue_bytes_max=config.queue_bytes_max,
-            linger_seconds=config.linger_seconds,
+            rows_max=config.tuning.batch_rows_max,
+            bytes_max=config.tuning.batch_bytes_max,
+            queue_bytes_max=config.tuning.queue_bytes_max,
+            linger_seconds=config.tuning.linger_seconds,
         )
         self._clock = clock
+        self._counters = SequencerCounters()
         self._leadership = Leadership(
-            config, store, lease, sink, clock, lambda: self._head_published
+            config, store, lease, sink, clock, self._counters, lambda: self._head_published
         )
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
         self._tracing = find_tracing()
         self._committer = Committer(
-            config, store, self._leadership, self._keys, clock, random, self._tracing
+            config,
+            store,
+            self._leadership,
+            self._keys,
+            clock,
+            self._counters,
+            random,
+            self._tracing,
         )
         self._publisher: Publisher | None = None
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
-        self._upcoming: Assembly | None = None
         self._is_open = False
         self._is_closing = False
         self._stepped_down: SteppedDown | None = None
@@ -161,7 +169,7 @@ class Sequencer:
     @property
     def batch_rows_max(self) -> int:
         """Orders that one call may hold."""
-        return self._config.batch_rows_max
+        return self._tuning.batch_rows_max
 
     async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
@@ -199,8 +207,8 @@ class Sequencer:
         there are more than `batch_rows_max`; IntakeMoved if `intake` does not follow the stored
         mark, and then nothing is taken; else as `submit`.
         """
-        if not 1 <= len(orders) <= self._config.batch_rows_max:
-            raise OrderError("orders", len(orders), f"1 to {self._config.batch_rows_max} orders")
+        if not 1 <= len(orders) <= self._tuning.batch_rows_max:
+            raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
         done = asyncio.get_running_loop().create_future()
         await self._batcher.add(self._entry(orders, intake, done))
         acks: Sequence[Ack] = await done
@@ -237,9 +245,9 @@ class Sequencer:
         were not taken, and a mark that follows theirs is refused until they are.
         """
         least = 0 if intake is not None else 1
-        if not least <= len(orders) <= self._config.batch_rows_max:
+        if not least <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError(
-                "orders", len(orders), f"{least} to {self._config.batch_rows_max} orders"
+                "orders", len(orders), f"{least} to {self._tuning.batch_rows_max} orders"
             )
         check_positions(positions, len(orders), intake)
         self._check_open()
@@ -274,24 +282,15 @@ class Sequencer:
             broker_away_seconds=publisher.away_seconds if publisher else 0.0,
             broker_refusal=publisher.refusal if publisher else "",
             lease_age_seconds=self._leadership.lease_age_seconds,
-            rows=committer.rows,
-            batches=committer.batches,
             batch_rows_last=committer.batch_rows_last,
             batch_sizes=committer.batch_sizes.histogram,
             commit_latency=committer.timing.latency,
             publish_latency=publisher.timing.latency if publisher else Latency(),
-            repeats=committer.repeats,
             keys_remembered=memory.index.rows if (memory := self._keys.memory) else 0,
             queue_rows=batcher.rows,
             queue_bytes=batcher.bytes,
             publish_queue_bytes=publisher.queue_bytes if publisher else 0,
-            publish_waits=publisher.waits if publisher else 0,
-            publish_waited_seconds=publisher.waited_seconds if publisher else 0.0,
-            frames=publisher.frames_sent if publisher else 0,
-            heartbeats=publisher.heartbeats_sent if publisher else 0,
-            send_failures=publisher.send_failures if publisher else 0,
-            take_overs=self._leadership.take_overs,
-            unknown_outcomes=committer.unknown_outcomes,
+            **vars(self._counters),
         )
 
     def samples(self) -> Iterator[Sample]:
@@ -308,7 +307,7 @@ class Sequencer:
             return f"{chain}: {reason_in_chain(self._config.chain_id, self._failure)}"
         if not self._is_open:
             return f"{chain}: not leading"
-        late = self.stats().why_late(limits, self._config.lease_seconds)
+        late = self.stats().why_late(limits, self._tuning.lease_seconds)
         return late and f"{chain}: {late}"
 
     def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
@@ -338,7 +337,7 @@ class Sequencer:
         if self._publisher is None:
             return
         away_seconds = self._publisher.away_seconds
-        if away_seconds >= self._config.kafka_away_seconds:
+        if away_seconds >= self._tuning.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
     async def _start(self) -> Publisher:
@@ -356,6 +355,7 @@ class Sequencer:
             self._sink,
             term,
             self._clock,
+            self._counters,
             skip=self._skip_published,
             random=self._random,
             tracing=self._tracing,
@@ -369,7 +369,7 @@ class Sequencer:
         """Queue again what may not have been published: repeats are harmless, silence is not."""
         if after_id == last_id:
             return
-        tail_rows_max = self._config.tail_rows_max
+        tail_rows_max = self._tuning.tail_rows_max
         if await self._store.rows_after(after_id, tail_rows_max) > tail_rows_max:
             publisher.forget(last_id)
             return
@@ -398,93 +398,11 @@ class Sequencer:
         return await ask()
 
     async def _commit_all(self) -> None:
-        """Commit until closed and empty, assembling one batch ahead while another commits."""
+        """Commit until closed and empty; a failure ends everything at once."""
         try:
-            while current := self._take_upcoming() or await self._next():
-                await self._committer.begin(current)
-                failure = self._work_beside(current)
-                await self._committer.end(current)
-                if self._upcoming is None or failure is not None:
-                    await self._finish_after_answers()
-                if failure is not None:
-                    raise failure
+            await self._committer.run(self._batcher)
         except BaseException as error:
             self._fail(self._failure_of(_COMMITS, error))
-            upcoming = self._take_upcoming()
-            if upcoming is not None and self._failure is not None:
-                self._committer.give_up(upcoming, self._failure)
-            raise
-
-    async def _finish_after_answers(self) -> None:
-        """Finish the last commit once its callers have their answers: they wait for nothing else.
-
-        The next batch is assembled later, by the same task, so its keys are known by then.
-        """
-        try:
-            self._committer.answer()
-            await asyncio.sleep(0)
-        finally:
-            self._committer.finish()
-
-    def _work_beside(self, current: Assembly) -> Exception | None:
-        """Do what can be done while the server commits `current`; nothing waits for it then.
-
-        Return the error instead of raising it: `current` must finish first.
-        """
-        try:
-            self._committer.finish()
-            # After what was sent under an epoch of before, nothing may be given ids yet.
-            if current.pending is not None and self._committer.leads_with(current):
-                self._assemble_ahead(current)
-        except Exception as error:  # noqa: BLE001 - raised by the caller, later
-            return error
-        return None
-
-    def _take_upcoming(self) -> Assembly | None:
-        upcoming, self._upcoming = self._upcoming, None
-        return upcoming
-
-    async def _next(self) -> Assembly | None:
-        """Return the next assembly once there is one; None once closed and empty."""
-        entries = await self._batcher.next_batch()
-        if entries and self._publisher is not None and self._publisher.is_full:
-            self._batcher.put_back(entries)  # others may join them there
-            await self._publisher.room()
-            entries = await self._batcher.next_batch()
-        if not entries:
-            return None
-        with self._answering(entries):
-            return self._committer.assemble(entries) or await self._committer.resolve(entries)
-
-    def _assemble_ahead(self, current: Assembly) -> None:
-        """Assemble the batch after `current` if it would not grow by waiting, and send it.
-
-        It is not assembled if it depends on the outcome of `current`: a key that both claim.
-        """
-        if not self._batcher.has_full_batch():
-            return
-        if self._publisher is not None and self._publisher.is_full:
-            return
-        entries = self._batcher.take()
-        with self._answering(entries):
-            self._upcoming = self._committer.assemble(entries, beside=current)
-        if self._upcoming is None:
-            self._batcher.put_back(entries)
-        else:
-            self._committer.follow(current, self._upcoming)
-
-    @contextmanager
-    def _answering(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Answer the callers of `entries`, which are in no list, if no batch is made of them.
-
-        None of them was sent, so none is committed.
-        """
-        try:
-            yield
-        except BaseException as error:
-            failure = self._failure_of(_COMMITS, error)
-            for entry in entries:
-                entry.fail(failure)
             raise
 
     def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
@@ -555,7 +473,7 @@ class Sequencer:
         self._is_open = False
         self._batcher.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.stop_seconds):
+            async with asyncio.timeout(self._tuning.stop_seconds):
                 await self._drain()
         # A standby need not wait for a broker that is away: it publishes the tail itself.
         if self._tasks[_COMMITS].done() and self._failure is None and self._publisher is not None:
@@ -580,15 +498,7 @@ class Sequencer:
         a deadline of its own. Raises CancelledError then.
         """
         self._is_closing = True
-        closing = asyncio.create_task(self._close_parts())
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await uninterrupted(self._close_parts())
 
     async def _close_parts(self) -> None:
         async with AsyncExitStack() as parts:

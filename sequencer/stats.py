@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_kernel.monitoring import Buckets, Histogram, Metric
+from chain_kernel.monitoring import Buckets, Histogram, Metric, counter_field, counters
 
 if TYPE_CHECKING:
     from chain_kernel.monitoring import LagLimits
@@ -62,7 +63,30 @@ BATCH_SIZES: Final = (
 """Upper bounds of the buckets for the rows of a commit."""
 
 
-class SequencerStats(Struct, frozen=True, kw_only=True):
+@dataclass(kw_only=True)
+class SequencerCounters:
+    """What a sequencer has done since the start of this process; each is a metric of its name."""
+
+    orders: int = counter_field("Orders committed.")
+    batches: int = counter_field("Commits.")
+    repeats: int = counter_field(
+        "Orders whose key was accepted before, or that were refused for their key."
+    )
+    publish_waits: int = counter_field("Commits that waited, since too much waited for the broker.")
+    publish_wait_seconds: float = counter_field("How long they waited.")
+    frames: int = counter_field("Frames that the broker acknowledged.")
+    heartbeats: int = counter_field("Heartbeats published.")
+    send_failures: int = counter_field("Sends that failed or exceeded their deadline.")
+    take_overs: int = counter_field(
+        "Epochs that this process raised; each one after the first is a lost connection."
+    )
+    unknown_outcomes: int = counter_field(
+        "Commits whose answer was lost, and which were read back."
+    )
+
+
+@dataclass(kw_only=True)
+class SequencerStats(SequencerCounters):
     """The state at one instant; every counter counts from the start of this process."""
 
     chain_id: int
@@ -81,20 +105,14 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Why; empty when it answers, or is silent."""
     lease_age_seconds: float
     """Since the lease was last renewed; 0 before the chain is taken over."""
-    rows: int
-    """Orders committed."""
-    batches: int
-    """Commits."""
     batch_rows_last: int
-    """Rows of the last commit; `rows / batches` is the mean."""
+    """Orders of the last commit; `orders / batches` is the mean."""
     batch_sizes: Histogram
-    """How many commits had how many rows."""
+    """How many commits had how many orders."""
     commit_latency: Latency
     """From the first statement of a commit to the server's answer, retries included."""
     publish_latency: Latency
     """From a send to the broker's acknowledgement, without sends that failed."""
-    repeats: int
-    """Orders whose key was accepted before, or that were refused for their key."""
     keys_remembered: int
     """Rows whose keys a repeat is compared with."""
     queue_rows: int
@@ -103,19 +121,6 @@ class SequencerStats(Struct, frozen=True, kw_only=True):
     """Their keys and payloads."""
     publish_queue_bytes: int
     """Bytes of committed rows that wait for the broker."""
-    publish_waits: int
-    """Commits that waited because these bytes were too many."""
-    publish_waited_seconds: float
-    """How long they waited in total."""
-    frames: int
-    """Records that the broker acknowledged, without heartbeats."""
-    heartbeats: int
-    send_failures: int
-    """Sends that failed or exceeded their deadline; each cost one producer."""
-    take_overs: int
-    """Epochs that this process raised; each one above 1 means a lost connection."""
-    unknown_outcomes: int
-    """Commits whose answer was lost, and which were read back."""
 
     def why_late(self, limits: LagLimits, lease_seconds: float) -> str | None:
         """Return in one line that it publishes, or renews its lease, too late; else None."""
@@ -161,12 +166,6 @@ METRICS: Final = (
        lambda stats: stats.batch_rows_last),
     _S("orderchain_sequencer_batch_size_orders", "histogram", "Orders per commit.",
        lambda stats: stats.batch_sizes),
-    _S("orderchain_sequencer_orders_total", "counter", "Orders committed.",
-       lambda stats: stats.rows),
-    _S("orderchain_sequencer_batches_total", "counter", "Commits.", lambda stats: stats.batches),
-    _S("orderchain_sequencer_repeats_total", "counter",
-       "Orders whose key was accepted before, or that were refused for their key.",
-       lambda stats: stats.repeats),
     _S("orderchain_sequencer_keys_remembered", "gauge", "Orders whose keys are remembered.",
        lambda stats: stats.keys_remembered),
     _S("orderchain_sequencer_commit_seconds", "histogram",
@@ -175,22 +174,6 @@ METRICS: Final = (
     _S("orderchain_sequencer_publish_seconds", "histogram",
        "From a send to the broker's acknowledgement.",
        lambda stats: stats.publish_latency.histogram),
-    _S("orderchain_sequencer_publish_waits_total", "counter",
-       "Commits that waited, since too much waited for the broker.",
-       lambda stats: stats.publish_waits),
-    _S("orderchain_sequencer_publish_wait_seconds_total", "counter", "How long they waited.",
-       lambda stats: stats.publish_waited_seconds),
-    _S("orderchain_sequencer_frames_total", "counter", "Frames that the broker acknowledged.",
-       lambda stats: stats.frames),
-    _S("orderchain_sequencer_heartbeats_total", "counter", "Heartbeats published.",
-       lambda stats: stats.heartbeats),
-    _S("orderchain_sequencer_send_failures_total", "counter",
-       "Sends that failed or exceeded their deadline.", lambda stats: stats.send_failures),
-    _S("orderchain_sequencer_take_overs_total", "counter",
-       "Epochs that this process raised; each one after the first is a lost connection.",
-       lambda stats: stats.take_overs),
-    _S("orderchain_sequencer_unknown_outcomes_total", "counter",
-       "Commits whose answer was lost, and which were read back.",
-       lambda stats: stats.unknown_outcomes),
+    *counters("orderchain_sequencer", SequencerCounters),
 )  # fmt: skip
 """What a sequencer exports, with the labels `chain` and `name`."""

@@ -178,7 +178,7 @@ async def consume(world: World) -> None:
 async def read_to_head(world: World, chain: int, name: str) -> None:
     """Receive what there is; what ends the receiver is stored for the console."""
     config = ReceiverConfig(
-        chain_id=chain, name=name, database=world.database, kafka=world.kafka, to_head_at_start=True
+        chain_id=chain, name=name, database=world.database, kafka=world.kafka, until="head"
     )
     with suppress(errors.OrderchainError):
         async with open_receiver(config) as receiver:

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec.structs import replace
 
 from local_stack import LocalStack, default_directory
+from matcher_receiver import ReceiverTuning
 from orderchain import ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 from orderchain_demo.scenario import set_up_chain
+from sequencer import SequencerTuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "a-walk-through.md"
-PRODUCT: Final = frozenset({"orderchain", "sequencer", "matcher_receiver", "gapfill"})
+PRODUCT: Final = frozenset({"chain_kernel", "sequencer", "matcher_receiver", "gapfill"})
 QUIET_SECONDS: Final = 3_600.0
 """Beats, of the lease and of an idle publisher, and polls of the head must not come in between."""
 
@@ -77,8 +79,10 @@ class Recorder:
 async def walk(sequencing: SequencerConfig, receiving: ReceiverConfig) -> tuple[Way, Way]:
     """Send an order through a chain that is new; return its ways to Kafka and to the checkpoint."""
     to_kafka, to_checkpoint = Recorder(), Recorder()
-    sequencing = replace(sequencing, lease_seconds=QUIET_SECONDS, heartbeat_seconds=QUIET_SECONDS)
-    receiving = replace(receiving, poll_after_seconds=QUIET_SECONDS, prove_seconds=QUIET_SECONDS)
+    quiet = SequencerTuning(lease_seconds=QUIET_SECONDS, heartbeat_seconds=QUIET_SECONDS)
+    sequencing = replace(sequencing, tuning=quiet)
+    calm = ReceiverTuning(poll_after_seconds=QUIET_SECONDS, prove_seconds=QUIET_SECONDS)
+    receiving = replace(receiving, tuning=calm)
     async with open_sequencer(sequencing) as sequencer, open_receiver(receiving) as receiver:
         runs = aiter(receiver)
         # What the first order finds at its start is no part of the way of every day.

@@ -18,7 +18,7 @@ from chain_kernel.text import reason_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
-from sequencer import Order, Sequencer, SequencerConfig
+from sequencer import Order, Sequencer, SequencerConfig, SequencerTuning
 from sequencer.leadership import PostgresLease
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
@@ -65,7 +65,7 @@ def sequencer_of(
         database=site.sequencer,
         kafka=site.kafka,
         key_window_rows=load.key_window_rows,
-        batch_rows_max=load.batch_rows,
+        tuning=SequencerTuning(batch_rows_max=load.batch_rows),
     )
     return Sequencer(
         config,

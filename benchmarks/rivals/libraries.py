@@ -6,20 +6,14 @@
   database, and an acknowledged order is in the page caches of the brokers, not on a disk.
 - The recorder of the library `eventsourcing`, on the same PostgreSQL, as one long aggregate. Its
   notification log is what other processes read: the receiving end selects from it by position.
-- NATS JetStream, file storage, every message synced: when the server's program is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
-import shutil
-import subprocess
-import tempfile
 import time
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
@@ -38,7 +32,6 @@ from benchmarks.rivals.rival import (
 )
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.options import librdkafka_options
-from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,7 +149,6 @@ class KafkaTransactionsEvents(Rival):
     """One record per order: what most people write."""
 
     title = "Kafka transactions, an event a record"
-    library = "confluent_kafka"
     producer = _EventProducer
     receiver: ClassVar[type[_EventReceiver]] = _EventReceiver
     topic = "transactions"
@@ -252,7 +244,6 @@ class EventSourcing(Rival):
     """Events of one aggregate, with versions in place of ids."""
 
     title = "eventsourcing (PyPI)"
-    library = "eventsourcing.postgres"
     producer = _RecorderEnd
     receiver = _SelectingReceiver
     rows = "recorded_rows"
@@ -269,123 +260,3 @@ class EventSourcing(Rival):
         prepared = await super().prepare(site, load)
         await asyncio.to_thread(create)
         return prepared
-
-
-# -- NATS JetStream --------------------------------------------------------------------------------
-
-PROGRAM: Final = "nats-server"
-_VERSION_MIN: Final = (2, 10)
-"""The first with `sync_interval: always`."""
-
-_STREAM: Final = "rival"
-_START_SECONDS: Final = 10.0
-_MESSAGES_WAITING_MAX: Final = 4_000
-
-
-async def _connected(url: str | int) -> Any:  # noqa: ANN401 - it has no types
-    """Return a client, once the server takes connections."""
-    import nats
-
-    async with asyncio.timeout(_START_SECONDS):
-        while True:
-            with suppress(OSError, nats.errors.Error):
-                return await nats.connect(str(url), allow_reconnect=False, error_cb=_heard)
-            await asyncio.sleep(0.05)
-
-
-async def _heard(error: Exception) -> None:
-    """Ignore it: a refused connection is retried, and the calls themselves raise what matters."""
-
-
-class _JetStreamProducer(Producer):
-    """Publishes a batch at once and awaits its acknowledgements."""
-
-    _stream: Any
-
-    async def open(self) -> None:
-        client = await _connected(self.venue.place["url"])
-        self.push_async_callback(client.close)
-        self._stream = client.jetstream(publish_async_max_pending=_MESSAGES_WAITING_MAX)
-
-    async def send(self, batches: Sequence[list[Order]]) -> None:
-        publish = self._stream.publish_async
-        for batch in batches:
-            acks = [await publish(_STREAM, encode_event(event)) for event in self.numbered(batch)]
-            await asyncio.gather(*acks)
-
-
-class _JetStreamReceiver(Receiver):
-    """An ordered consumer."""
-
-    stream: Any
-    _messages: Any
-
-    async def open(self) -> None:
-        client = await _connected(self.venue.place["url"])
-        self.push_async_callback(client.close)
-        self.stream = client.jetstream()
-        self._messages = await self.stream.subscribe(
-            _STREAM, stream=_STREAM, ordered_consumer=True, pending_msgs_limit=-1,
-            pending_bytes_limit=-1,
-        )  # fmt: skip
-
-    async def receive(self, until_rows: int) -> None:
-        tally, following = self.tally, self._messages.next_msg
-        while tally.rows < until_rows:
-            message = await following(timeout=60)
-            tally.take((decode_event(message.data),))
-
-
-class NatsJetStream(Rival):
-    """One message per order; the acknowledgements of a batch are awaited together."""
-
-    title = "NATS JetStream"
-    library = "nats"
-    producer = _JetStreamProducer
-    receiver = _JetStreamReceiver
-
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-
-    def absence(self) -> str | None:
-        """Return what is missing, the program or the library."""
-        if shutil.which(PROGRAM) is None:
-            return f"there is no program {PROGRAM} here"
-        asked = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=False)
-        found = re.search(r"v(\d+)\.(\d+)", asked.stdout)
-        if found is None or (int(found[1]), int(found[2])) < _VERSION_MIN:
-            version = asked.stdout.strip() or "of an unknown version"
-            return f"{version}: 2.10 or newer can sync every message, as the others here do"
-        return super().absence()
-
-    async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
-        """Start a server of this run, on the disk of the stack, and make its stream."""
-        folder = Path(tempfile.mkdtemp(prefix="nats-", dir=site.directory or None))
-        url = f"{LOOPBACK}:{free_port()}"
-        settings = folder / "nats.conf"
-        settings.write_text(
-            f"listen: {url}\n"
-            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: always }}\n'
-        )
-        self._server = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
-            [PROGRAM, "-c", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        client = await _connected(f"nats://{url}")
-        await client.jetstream().add_stream(name=_STREAM, subjects=[_STREAM], storage="file")
-        await client.close()
-        return {"url": f"nats://{url}", "folder": str(folder)}
-
-    async def stored(self, venue: Venue) -> int:
-        """Reread the stream from its beginning."""
-        tally = Tally()
-        async with _JetStreamReceiver(venue, tally) as receiver:
-            info = await receiver.stream.stream_info(_STREAM)
-            await receiver.receive(info.state.messages)
-        return tally.rows
-
-    async def clean_up(self, venue: Venue) -> None:
-        """Stop the server and remove its files."""
-        if self._server is not None:
-            self._server.kill()
-            await asyncio.to_thread(self._server.wait)
-        shutil.rmtree(str(venue.place["folder"]), ignore_errors=True)

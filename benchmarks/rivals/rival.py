@@ -15,7 +15,6 @@ from benchmarks.chains import Site, connected, make_topic, remove_topic
 from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer
 from chain_kernel.model import Event
 from chain_kernel.sql import load_sql
-from chain_kernel.text import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,6 @@ _CLASSES: Final = {
     "event_sourcing": ("libraries", "EventSourcing"),
     "kafka_transactions_events": ("libraries", "KafkaTransactionsEvents"),
     "kafka_transactions_frames": ("libraries", "KafkaTransactionsFrames"),
-    "nats_jetstream": ("libraries", "NatsJetStream"),
 }
 NAMES: Final = tuple(_CLASSES)
 
@@ -60,22 +58,12 @@ class Rival:
     """For tables and figures."""
     producer: ClassVar[type[Producer]]
     receiver: ClassVar[type[Receiver]]
-    library: ClassVar[str] = "sequencer"
-    """What it needs to be importable."""
     topic: ClassVar[str] = ""
     """The kind of topic that a run has."""
     rows: ClassVar[str] = ""
     """The statement that counts what is stored, of a chain if there is one."""
     tables: ClassVar[tuple[str, ...]] = ()
     """The statement that drops tables of its own, then those that make them."""
-
-    def absence(self) -> str | None:
-        """Return why it cannot run on this machine; None when it can."""
-        try:
-            import_module(self.library)
-        except ImportError as error:
-            return not_installed(error.name or self.library, "bench")
-        return None
 
     async def prepare(self, site: Site, load: Load) -> dict[str, str | int]:
         """Make the tables, the topic, the chain, and return their names."""

@@ -1,6 +1,6 @@
 """Clients of Kafka: how they are made, started and closed.
 
-No other module constructs a client of aiokafka; only `kafka_probe` and `topics` import it too.
+No other module constructs a client of aiokafka; only `kafka_errors` and `topics` import it too.
 However a client ends, it leaves no connection open. aiokafka closes its connections as the last
 step of a `stop`. A `stop` that a deadline, a cancellation or an error cuts off never gets that far,
 and neither does a `start` that is cut off during its first request. A process that goes on would

@@ -6,7 +6,6 @@ No other module opens a connection of asyncpg or imports it.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 import struct
@@ -271,20 +270,9 @@ def sqlstate_of(error: BaseException) -> str:
 def schema_refusal(error: BaseException) -> SchemaError | None:
     """Return a SchemaError when `error` means that our tables do not exist, else None."""
     if sqlstate_of(error) in _SCHEMA_MISSING:
-        words = reason_of(error)
-        part = next((f" --part {part}" for part, name in _PARTS if name.search(words)), "")
-        expected = f"the tables that `chainctl schema apply{part}` makes ({words})"
+        expected = f"the tables that `chainctl schema apply [--part]` makes ({reason_of(error)})"
         return SchemaError("schema", "none, or of another version", expected)
     return None
-
-
-_PARTS: Final = (
-    ("decision", re.compile(r"\boutbox_\w*deci[sd]")),
-    ("inbox", re.compile(r"\binbox")),
-    ("callback", re.compile(r"\bcallback_")),
-    ("outbox", re.compile(r"\b(outbox_|delivery_act\b)")),
-)
-"""The parts of the schema other than the chain's, by the names of their tables and functions."""
 
 
 def connect_refusal(

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from chain_kernel.clients.kafka import close_client, make_admin, make_producer, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import (
+from chain_kernel.clients.kafka_errors import (
     DRIVER_ERRORS,
     acl_refusal,
     broker_refusal,

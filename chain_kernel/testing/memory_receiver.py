@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
     from uuid import UUID
 
-    from chain_kernel.model import Event
+    from chain_kernel.errors import HaltError
+    from chain_kernel.model import Event, Gap
     from chain_kernel.seal import Batch
     from chain_kernel.testing.memory_store import MemoryDatabase
     from chain_kernel.testing.wire import Wire
@@ -371,6 +372,22 @@ class MemoryCheckpointStore:
     def receiver(self) -> str:
         """The receiver's name."""
         return self._receiver
+
+    @property
+    def keeps_place(self) -> bool:
+        """It does."""
+        return True
+
+    @property
+    def database_id(self) -> UUID:
+        """The database in memory."""
+        return self._database.database_id
+
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        """Nothing is kept: a halt is no row in memory."""
+
+    def record_gap(self, gap: Gap) -> None:
+        """Nothing is kept; see `Receiver.gaps`."""
 
     async def load(self) -> Mark | None:
         """Return the stored place; see `chain_kernel.ports.CheckpointStore.load`."""

@@ -16,7 +16,7 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
 from chain_kernel.errors import OrderchainError, SourceBroken, TopicError
 from chain_kernel.text import reason_of
 from chain_verifier.checks.neighbours import gathered

@@ -495,16 +495,13 @@ def _refused_record(refusal: tuple[str, OrderchainError]) -> DoctorLine:
 
 async def _kafka(config: KafkaConfig, seconds: float) -> DoctorLine:
     """Look at the version of every broker: the oldest decides what clients can count on."""
-    from chain_kernel.clients.kafka_probe import connecting, read_broker_versions
+    from chain_kernel.clients.kafka_errors import connecting, old_brokers
 
     async with connecting(config, seconds):
-        versions = await read_broker_versions(config)
-    found = ", ".join(
-        f"{version} ({', '.join(address for address, its in versions.items() if its == version)})"
-        for version in sorted(set(versions.values()))
-    )
-    if all(version.is_supported for version in versions.values()):
-        return _ok("kafka", found)
+        old = await old_brokers(config)
+    if not old:
+        return _ok("kafka", "3.7 or newer")
+    found = f"older than 3.7: {', '.join(old)}"
     return _failed("kafka", found, "upgrade these brokers: Kafka 3.7 or newer is needed")
 
 

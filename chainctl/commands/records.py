@@ -277,7 +277,7 @@ async def _frames_of(
         make_consumer,
         start_client,
     )
-    from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+    from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "show")

@@ -192,7 +192,7 @@ async def _of_topics(
     settings: Settings, topics: Sequence[str], over_seconds: float
 ) -> list[SizeRow]:
     from chain_kernel.clients.kafka import close_client, make_consumer, start_client
-    from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, broker_refusal, connecting
+    from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, broker_refusal, connecting
 
     config = settings.kafka_config()
     consumer = make_consumer(config, "sizes")

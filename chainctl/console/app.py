@@ -34,11 +34,10 @@ from chain_kernel.errors import (
 from chain_kernel.files import open_regular
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.text import counted, reason_of
-from chainctl.commands.outbox.dead_letters import act_on_letters
-from chainctl.commands.outbox.deliveries import act_on_deliveries
 from chainctl.commands.receivers import change_receiver
 from chainctl.commands.status import change_leader
 from chainctl.exits import error_line
+from chainctl.messages import act_on_deliveries, act_on_letters
 from chainctl.options import act_by_hand
 from outbox.acts import Act, Changed, DeadLetterFilter, DeliveryFilter
 from outbox.service.message_api import HttpRefusal, answer, refused

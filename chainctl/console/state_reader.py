@@ -16,9 +16,8 @@ from chain_kernel.clients.postgres import SERVER_ERRORS, statement_refusal
 from chain_kernel.clients.session import Session, SessionConfig
 from chain_kernel.errors import RefusedError
 from chain_kernel.files import open_regular
-from chain_kernel.sql import AUDITOR, OUTBOX_OPERATOR
+from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
-from chainctl.commands.outbox.deliveries import has_part, read_counts
 from chainctl.commands.receivers import gap_of, lag_of, read_agreements
 from chainctl.commands.status import state_of
 from chainctl.console.state import (
@@ -37,7 +36,9 @@ from chainctl.console.state import (
     VerifiedLine,
 )
 from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
+from chainctl.messages import has_part
 from outbox import acts
+from outbox.roles import OUTBOX_OPERATOR
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ async def _read_ledger(connection: Connection) -> Ledger:
 async def _read_outbox(connection: Connection) -> Outbox:
     if not await has_part(connection, "outbox"):
         return Outbox()
-    counts = await read_counts(connection, OVERDUE_SECONDS)
+    counts = await acts.read_counts(connection, OVERDUE_SECONDS)
     abnormal = acts.DeliveryFilter(statuses=(Status.ABNORMAL,), limit=STUCK_SHOWN)
     return Outbox(
         is_there=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,11 +16,7 @@ import msgspec
 
 from chain_kernel.errors import SchemaError
 from chain_kernel.sql import (
-    CALLBACK_ROLES,
-    DECISION_ROLES,
-    INBOX_ROLES,
     LOGIN_ROLES,
-    OUTBOX_ROLES,
     OWNER,
     SCHEMA_VERSION,
     load_sql,
@@ -28,6 +24,7 @@ from chain_kernel.sql import (
     schema_sql,
 )
 from chainctl.database import SQL
+from outbox.roles import ROLES_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -91,7 +88,7 @@ _HERE: Final = (
 """The line of a part's file that its head replaces: one head for all parts of the outbox."""
 
 
-def _outbox_part(name: str, roles: tuple[str, ...], file: str) -> SchemaPart:
+def _outbox_part(name: str, roles: tuple[str, ...]) -> SchemaPart:
     """Return a part of which `outbox/sql` has the tables, and `head.sql` what comes before them."""
     table, version = f"{name}_version", 1
 
@@ -104,28 +101,17 @@ def _outbox_part(name: str, roles: tuple[str, ...], file: str) -> SchemaPart:
             ":version": str(version),
         }.items():
             head = head.replace(variable, value)
-        before, _, after = _read("outbox", f"sql/{file}").partition(_HERE)
-        return before + head + after
+        tables = (files("outbox") / f"sql/{name}.sql").read_text(encoding="utf-8")
+        return tables.replace(_HERE, head, 1)
 
     return SchemaPart(name, version, table, roles, text)
-
-
-def _read(package: str, name: str) -> str:
-    """Return the text of `name` in `package`, without importing the package."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"{package}/{name}")
-    return (Path(spec.origin).parent / name).read_text(encoding="utf-8")
 
 
 PARTS: Final = {
     part.name: part
     for part in (
         SchemaPart("chain", SCHEMA_VERSION, "schema_version", LOGIN_ROLES, schema_sql),
-        _outbox_part("outbox", OUTBOX_ROLES, "schema.sql"),
-        _outbox_part("inbox", INBOX_ROLES, "inbox.sql"),
-        _outbox_part("callback", CALLBACK_ROLES, "callback.sql"),
-        _outbox_part("decision", DECISION_ROLES, "decision.sql"),
+        *starmap(_outbox_part, ROLES_OF.items()),
     )
 }
 """Every part, by its name. `schema.sql` has a head of its own: DBAs apply that file as it is."""

@@ -20,7 +20,7 @@ from chain_kernel.clients.kafka import (
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clients.topics import describe_topic
 from chain_kernel.errors import RetryError, SettingError, TopicError
@@ -79,12 +79,12 @@ class ChainFrames:
         return KafkaFrameSource(
             KafkaSourceConfig(
                 kafka=config.kafka,
-                topic=topic if config.topic is None else config.topic,
-                partition=partition if config.partition is None else config.partition,
-                fetch_bytes=config.fetch_bytes,
-                connect_seconds=config.connect_seconds,
-                request_seconds=config.request_seconds,
-                close_seconds=config.close_seconds,
+                topic=topic,
+                partition=partition,
+                fetch_bytes=config.tuning.fetch_bytes,
+                connect_seconds=config.tuning.connect_seconds,
+                request_seconds=config.tuning.request_seconds,
+                close_seconds=config.tuning.close_seconds,
             )
         )
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import (
@@ -34,7 +35,6 @@ from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from uuid import UUID
 
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Gap
@@ -116,62 +116,66 @@ _SQL: Final = load_sql("matcher_receiver", "queries.sql")
 _NO_SUCH_CHAIN: Final = "23503"
 
 
-class StoredReceiver:
-    """Reads and writes what is stored about a receiver, with the role `receiver_writer`.
+class StoredReceiver(ClosedAtExit):
+    """What all stores of a receiver have in common, with the role `receiver_writer`.
 
     It keeps one connection, and a second one while there are gaps to store.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
-        self.config = config
+        self._config = config
         self._session = self._new_session()
         self._gaps = GapRecorder(config, self._new_session())
         self.database_id: UUID | None = None
-        """The id of this database; None before `load`."""
+        """The id of this database; None before it was read."""
 
-    async def load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
+    @property
+    def chain_id(self) -> int:
+        """The chain of the receiver."""
+        return self._config.chain_id
+
+    @property
+    def receiver(self) -> str:
+        """The receiver's name."""
+        return self._config.name
+
+    async def _load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
         """Return the row of the query `load`.
 
         Raises SchemaError, ConnectError, RetryError; SettingError if the name is another login's;
         StillHalted for a receiver that has halted.
         """
-        row = await self.row()
+        rows = await self._fetch("load")
+        row = rows[0] if rows else None
         require_version(row)
-        self.database_id = row["database_id"]
+        self.database_id = UUID(row["database_id"])
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
             expected = f"one of this login's own ({holder})"
-            raise SettingError("receiver's name", self.config.name, expected)
+            raise SettingError("receiver's name", self._config.name, expected)
         if row["reason"] is not None:
-            config = self.config
+            config = self._config
             where = row["halted_at_id"], row["halted_at"]
             found = str(row["detail"]).removeprefix(f"chain {config.chain_id}: ")
             detail = f"{row['reason']}: {found}"
             raise StillHalted(config.chain_id, config.name, *where, detail)
-        await self.fetch("end_gaps")
+        await self._fetch("end_gaps")
         return row
 
-    async def row(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
-        """Return the row of the query `load` unchecked. Raises as `load` except StillHalted."""
-        rows = await self.fetch("load")
-        if not rows:
-            require_version(None)
-        return rows[0]
-
-    async def fetch(self, query: str, *values: object) -> Sequence[Any]:
+    async def _fetch(self, query: str, *values: object) -> Sequence[Any]:
         """Return the rows of a named query of this receiver; see `Session.fetch`.
 
         Raises ChainMissing, too.
         """
-        config = self.config
+        config = self._config
         return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
-        await self.fetch("halt", at_id, type(error).__name__, str(error))
+        """Store that the receiver has halted; see `chain_kernel.ports.CheckpointStore`."""
+        await self._fetch("halt", at_id, type(error).__name__, str(error))
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
+        """Store `gap` in the background; see `chain_kernel.ports.CheckpointStore`."""
         self._gaps.record(gap)
 
     async def close(self) -> None:
@@ -180,7 +184,7 @@ class StoredReceiver:
         await self._session.close()
 
     def _new_session(self) -> Session:
-        config = self.config
+        config = self._config
         return Session(
             SessionConfig(
                 database=DatabaseConfig.of(config.database),
@@ -201,7 +205,7 @@ class StoredReceiver:
         )
 
     def _missing_chain(self, error: Exception) -> ChainMissing | None:
-        return ChainMissing(self.config.chain_id) if sqlstate_of(error) == _NO_SUCH_CHAIN else None
+        return ChainMissing(self._config.chain_id) if sqlstate_of(error) == _NO_SUCH_CHAIN else None
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -279,17 +283,18 @@ REPORT_SECONDS: Final = 1.0
 small statement per interval while it moves."""
 
 
-class PostgresHeadReports(ClosedAtExit):
-    """Implements HeadReports of `chain_kernel.ports`: head, gaps and halts, as rows in PostgreSQL.
+class PostgresHeadReports(StoredReceiver):
+    """Implements CheckpointStore of `chain_kernel.ports` for a place that is kept elsewhere.
 
     The role `receiver_writer` is enough. With `reports_head=False` only gaps and halts are stored:
     a head that is reported and never moves again keeps old rows from being archived. Gaps of
     earlier processes that it passes then become filled ones, since no stored place shows it.
     """
 
+    keeps_place = False
+
     def __init__(self, config: CheckpointConfig, *, reports_head: bool = True) -> None:
-        self._config = config
-        self._kept = StoredReceiver(config)
+        super().__init__(config)
         self._reports_head = reports_head
         self._waiting: Mark | None = None  # only the last place counts
         # Where gaps of earlier processes end, in order, while no place is stored.
@@ -301,50 +306,28 @@ class PostgresHeadReports(ClosedAtExit):
             pause_seconds=REPORT_SECONDS,
         )
 
-    async def begin(self) -> Mark | None:
-        """Return what was reported last; see `chain_kernel.ports.HeadReports`."""
-        row = await self._kept.load()
+    async def load(self) -> Mark | None:
+        """Return what was reported last; see `chain_kernel.ports.CheckpointStore`."""
+        row = await self._load()
         if row["is_report"] is False:
             raise self._taken()
         if not self._reports_head:
-            found = await self._kept.fetch("unfilled_gaps")
+            found = await self._fetch("unfilled_gaps")
             self._unfilled = [gap["until_id"] for gap in found]
         return _mark_of(row)
 
-    @property
-    def chain_id(self) -> int:
-        """The chain of the receiver that is reported."""
-        return self._config.chain_id
-
-    @property
-    def receiver(self) -> str:
-        """The name of that receiver."""
-        return self._config.name
-
-    @property
-    def database_id(self) -> UUID | None:
-        """The database that gets the reports; None before `begin`."""
-        return self._kept.database_id
-
-    async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
-        await self._kept.record_halt(error, at_id)
-
-    def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
-        self._kept.record_gap(gap)
-
-    def report(self, done: Mark) -> None:
-        """Store `done` in the background; see `chain_kernel.ports.HeadReports`."""
-        passes_gap = bool(self._unfilled) and done.id >= self._unfilled[0]
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        """Store `end` in the background; see `chain_kernel.ports.CheckpointStore`."""
+        del first_pid, connection
+        passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
-            self._waiting = done
+            self._waiting = end
             self._behind.wake()
 
     async def close(self) -> None:
         """Write what waits and close; never raises, waits for three times `close_seconds`."""
         await self._behind.close(self._config.close_seconds)
-        await self._kept.close()
+        await super().close()
 
     async def _write(self) -> None:
         done = self._waiting
@@ -355,10 +338,10 @@ class PostgresHeadReports(ClosedAtExit):
 
     async def _store(self, done: Mark) -> None:
         if not self._reports_head:
-            await self._kept.fetch("fill_gaps", done.id)
+            await self._fetch("fill_gaps", done.id)
             self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
             return
-        if not await self._kept.fetch("report", *_values_of(done)):
+        if not await self._fetch("report", *_values_of(done)):
             raise self._taken()
 
     def _taken(self) -> SettingError:
@@ -373,27 +356,17 @@ IN_DOUBT_MAX: Final = 16
 caller that loses more of them in a row has stopped looking."""
 
 
-class PostgresCheckpointStore(ClosedAtExit):
-    """Implements CheckpointStore and ReceiverRecords of `chain_kernel.ports`.
+class PostgresCheckpointStore(StoredReceiver):
+    """Implements CheckpointStore of `chain_kernel.ports`.
 
-    The role `receiver_writer` is enough. It keeps one connection, and a second one while there are
-    gaps to store. A save in the caller's transaction uses neither.
+    A save in the caller's transaction uses none of its own connections.
     """
 
+    keeps_place = True
+
     def __init__(self, config: CheckpointConfig) -> None:
-        self._config = config
-        self._kept = StoredReceiver(config)
+        super().__init__(config)
         self._in_doubt: deque[Mark] = deque(maxlen=IN_DOUBT_MAX)
-
-    @property
-    def chain_id(self) -> int:
-        """The chain of the place."""
-        return self._config.chain_id
-
-    @property
-    def receiver(self) -> str:
-        """The receiver's name."""
-        return self._config.name
 
     async def load(self) -> Mark | None:
         """Return the stored place, None for a receiver that never existed.
@@ -402,14 +375,14 @@ class PostgresCheckpointStore(ClosedAtExit):
         ForeignDatabase for a place that was stored in another database and carried here;
         SettingError if another receiver of this name reports a place that it keeps elsewhere.
         """
-        row = await self._kept.load()
+        row = await self._load()
         config = self._config
         if row["is_report"]:
             # What that one has processed is not in this one's state: it would be skipped.
             expected = "one by which nobody reports a place that is kept elsewhere"
             raise SettingError("receiver's name", config.name, expected)
         if row["stored_in"] not in (None, row["database_id"]):
-            raise ForeignDatabase(config.chain_id, str(row["stored_in"]), str(row["database_id"]))
+            raise ForeignDatabase(config.chain_id, row["stored_in"], row["database_id"])
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
@@ -433,7 +406,7 @@ class PostgresCheckpointStore(ClosedAtExit):
 
     async def _save_alone(self, first_pid: int, end: Mark) -> None:
         try:
-            await self._move(self._kept.fetch, first_pid, end)
+            await self._move(self._fetch, first_pid, end)
         except BaseException as error:
             # If the answer was lost, or the wait for it cancelled, the statement may still land.
             if isinstance(error, RetryError) or not isinstance(error, OrderchainError):
@@ -457,7 +430,7 @@ class PostgresCheckpointStore(ClosedAtExit):
         if await fetch("save", first_pid, *_values_of(end), here):
             return
         (row,) = await fetch("load")
-        if here not in (None, str(row["database_id"])):
+        if here not in (None, row["database_id"]):
             raise SettingError("connection", "one to another database", _OWN_DATABASE)
         found = _mark_of(row)
         if (
@@ -468,23 +441,6 @@ class PostgresCheckpointStore(ClosedAtExit):
             found_id = None if found is None else found.id
             config = self._config
             raise CheckpointLost(config.chain_id, config.name, first_pid, found_id)
-
-    @property
-    def database_id(self) -> UUID | None:
-        """The database that keeps the place; None before `load`."""
-        return self._kept.database_id
-
-    async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `chain_kernel.ports.ReceiverRecords`."""
-        await self._kept.record_halt(error, at_id)
-
-    def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `chain_kernel.ports.ReceiverRecords`."""
-        self._kept.record_gap(gap)
-
-    async def close(self) -> None:
-        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
-        await self._kept.close()
 
     async def _fetch_with(self, connection: Any, query: str, *values: object) -> Sequence[Any]:  # noqa: ANN401
         # The connection is the caller's, and so are its errors: the caller has to roll back anyway.

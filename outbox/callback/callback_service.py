@@ -24,17 +24,18 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import OrderchainError
 from chain_kernel.monitoring import counter_field, counters
-from chain_kernel.sql import OUTBOX_CALLBACK, load_sql
+from chain_kernel.sql import load_sql
 from chain_kernel.text import SummedLog, printable, reason_of
 from outbox.callback.config import after_ask
 from outbox.errors import BadRecord
 from outbox.message import smallest_id
 from outbox.parts import endless
 from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
+from outbox.roles import OUTBOX_CALLBACK
 from outbox.sender.message_sender import TopicTroubles
 from outbox.session import OutboxSession, Tables, columns
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
 from chain_kernel.errors import OrderchainError, RetryError
 from chain_kernel.text import reason_of
 from outbox.records import Confirm, Progress, encode_confirms

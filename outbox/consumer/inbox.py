@@ -19,11 +19,12 @@ from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_
 from chain_kernel.clients.session import Connections, Session, SessionConfig
 from chain_kernel.clock import ns_of, time_of
 from chain_kernel.errors import ConnectError, RetryError
-from chain_kernel.sql import OUTBOX_CONSUMER, OUTBOX_OPERATOR, load_sql, require_version
+from chain_kernel.sql import load_sql, require_version
 from chain_kernel.text import counted
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 from outbox.message import storable
+from outbox.roles import OUTBOX_CONSUMER, OUTBOX_OPERATOR
 from outbox.session import BARRIER, columns, keep_durable
 
 if TYPE_CHECKING:

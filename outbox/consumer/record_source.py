@@ -24,7 +24,7 @@ from chain_kernel.clients.kafka import (
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 from chain_kernel.clock import Backoff, time_of
 from chain_kernel.errors import OrderchainError, RetryError, SettingError, TopicError
 from chain_kernel.text import SummedLog, counted, printable, reason_of

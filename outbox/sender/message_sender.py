@@ -33,7 +33,7 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import (
+from chain_kernel.clients.kafka_errors import (
     DRIVER_ERRORS,
     connecting,
     is_broker_there,

@@ -23,7 +23,7 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clients.postgres import DriverUUID
 from chain_kernel.text import SummedLog, printable, reason_of
 from outbox.errors import BadRecord

@@ -22,15 +22,15 @@ from msgspec.structs import replace
 
 from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import connecting
+from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
 from chain_kernel.clients.topics import create_topic
 from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import RetryError, SettingError
-from chain_kernel.sql import OUTBOX_OPERATOR
 from chain_kernel.text import counted
 from outbox.destination import Destination, changed_destination
 from outbox.errors import DestinationMissing
+from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.config import RelayStats
 from outbox.sender.store import SQL
 from outbox.session import OUTBOX_TABLES, OutboxSession

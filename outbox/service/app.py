@@ -30,7 +30,7 @@ from chain_kernel.monitoring import Metric, metrics_of
 from chain_kernel.text import printable, reason_of
 from outbox.destination import NAME_CHARS_MAX, is_plain
 from outbox.message import Message
-from outbox.service.config import Room, TokenBucket
+from outbox.service.config import Room
 from outbox.service.interface import (
     PAGE_ROWS_MAX,
     Confirmed,
@@ -45,7 +45,6 @@ from outbox.service.message_api import (
     draw_missing,
     of_error,
     refused,
-    too_fast,
     too_much,
     unauthenticated,
     unavailable,
@@ -55,7 +54,6 @@ from outbox.statuses import Change, Status
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from chain_kernel.clock import Clock
     from chain_kernel.monitoring import Sample
     from outbox.acts import Unfinished
     from outbox.service.config import Client, Clients, ServiceConfig
@@ -140,7 +138,6 @@ class MessageApp:
         config: ServiceConfig,
         clients: Clients,
         api: MessageApi,
-        clock: Clock,
         is_working: Callable[[], bool] = lambda: True,
         samples: Callable[[], Awaitable[Iterable[Sample]]] = _no_samples,
     ) -> None:
@@ -150,13 +147,10 @@ class MessageApp:
         self._config = config
         self._clients = clients
         self._api = api
-        self._clock = clock
         self._is_working = is_working
         self._samples = samples
         self._at_work = Room(config.requests_max, config.client_requests_max)
         self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
-        self._requests: dict[str, TokenBucket] = {}
-        self._messages: dict[str, TokenBucket] = {}
         self._document = msgspec.json.encode(openapi_document(config.body_bytes_max))
         posts: dict[str, Callable[[Client, Request], Awaitable[Response]]] = {
             "send": partial(self._store, is_prepared=False),
@@ -187,7 +181,6 @@ class MessageApp:
 
     async def _store(self, client: Client, request: Request, *, is_prepared: bool) -> Response:
         given = self._body(request, GivenMessages).messages
-        self._pace(self._messages, client, len(given))
         for one in given:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
@@ -321,7 +314,6 @@ class MessageApp:
                 if not self._is_working():
                     raise unavailable("a part of this instance has ended")
                 client = self._authenticated(request)
-                self._pace(self._requests, client, 1)
                 with self._held(client, request):
                     async with asyncio.timeout(self._config.request_seconds):
                         request.state.body = await self._content(request)
@@ -374,20 +366,6 @@ class MessageApp:
         if client is None:
             raise unauthenticated()
         return client
-
-    def _pace(self, buckets: dict[str, TokenBucket], client: Client, count: int) -> None:
-        is_messages = buckets is self._messages
-        now = self._clock.monotonic_ns()
-        bucket = buckets.get(client.name)
-        if bucket is None:
-            rate = (
-                (client.messages_per_second, client.messages_burst)
-                if is_messages
-                else (client.requests_per_second, client.requests_burst)
-            )
-            bucket = buckets[client.name] = TokenBucket.full(*rate, now)
-        if wait := bucket.take(count, now):
-            raise too_fast("messages" if is_messages else "requests", wait)
 
     def _body(self, request: Request, kind: type[_Body]) -> _Body:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

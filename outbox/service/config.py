@@ -1,4 +1,4 @@
-"""The settings of the message service, and its clients: who may use it, for what, and how fast."""
+"""The settings of the message service, and its clients: who may use it, and for what."""
 
 from __future__ import annotations
 
@@ -57,12 +57,6 @@ class Client(Config, frozen=True, kw_only=True):
     """Its endpoint for the callback service: `/confirmed` and `/resend` are appended to it."""
     call_token: Annotated[str, Meta(max_length=TOKEN_CHARS_MAX)] = ""
     """The bearer token that we show when we call it."""
-    messages_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 2_000.0
-    """How fast it may send, on average, to each instance of the service."""
-    messages_burst: Annotated[int, Meta(ge=1, le=10**6)] = 10_000
-    """How many it may send at once before that average counts."""
-    requests_per_second: Annotated[float, Meta(gt=0, le=10**6)] = 500.0
-    requests_burst: Annotated[int, Meta(ge=1, le=10**6)] = 1_000
 
     def __post_init__(self) -> None:
         """Raise SettingError for a name or a URL that can't be used."""
@@ -205,35 +199,6 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
             if getattr(self, field) < self.body_bytes_max:
                 expected = f"at least body_bytes_max, {self.body_bytes_max}"
                 raise SettingError(field, getattr(self, field), expected)
-
-
-class TokenBucket(Struct):
-    """A bucket of tokens that fills at a steady rate up to its size; each thing done takes some."""
-
-    per_second: float
-    burst: int
-    level: float
-    filled_ns: int
-
-    @classmethod
-    def full(cls, per_second: float, burst: int, now_ns: int) -> TokenBucket:
-        """Return a full one."""
-        return cls(per_second, burst, float(burst), now_ns)
-
-    def take(self, count: int, now_ns: int) -> float:
-        """Take `count` and return 0; or take nothing, and return the seconds until they are there.
-
-        A count above what the bucket ever holds passes once it is full: such a request must be
-        possible, and it then waits for nobody but pays with a level below zero.
-        """
-        elapsed = max(now_ns - self.filled_ns, 0) / 1e9
-        self.level = min(self.level + elapsed * self.per_second, float(self.burst))
-        self.filled_ns = max(now_ns, self.filled_ns)
-        needed = min(count, self.burst)
-        if self.level >= needed:
-            self.level -= count
-            return 0.0
-        return (needed - self.level) / self.per_second
 
 
 class Room:

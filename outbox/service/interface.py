@@ -175,7 +175,7 @@ _REFUSALS: Final = {
     409: "The id is another message's, or the message was decided otherwise.",
     413: "The body, or a payload, is too large.",
     415: "The body is not said to be JSON.",
-    429: "Too fast; Retry-After says when.",
+    429: "Too many requests, or bytes of bodies, at once; Retry-After says when.",
     503: "The database is away. It is not known whether it was done: repeat the same request.",
 }
 _READ: Final = (400, 401, 429, 503)

@@ -6,7 +6,6 @@ A refusal is JSON with a reason, always.
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -74,18 +73,6 @@ def unauthenticated() -> HttpRefusal:
         401, "unauthenticated", "Authorization", expected="Bearer and the token of a client",
         headers={"WWW-Authenticate": "Bearer"},
     )  # fmt: skip
-
-
-def too_fast(field: str, seconds: float) -> HttpRefusal:
-    """The client sends more than it may at once."""
-    wait = max(math.ceil(seconds), 1)
-    return HttpRefusal(
-        429,
-        "rate",
-        field,
-        expected=f"the same again in {wait} s",
-        headers={"Retry-After": str(wait)},
-    )
 
 
 def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> HttpRefusal:

@@ -111,9 +111,7 @@ class MessageService(ServiceOfParts):
         self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
         self._config = config
         self._api = MessageApi(config, clock)
-        self.app = MessageApp(
-            config, clients, self._api, clock, self._is_working, self._glanced_samples
-        )
+        self.app = MessageApp(config, clients, self._api, self._is_working, self._glanced_samples)
         self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
         self.check_back = CheckBack(

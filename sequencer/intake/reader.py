@@ -16,7 +16,7 @@ from chain_kernel.clients.kafka import (
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, reading_error
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 from chain_kernel.clients.topics import describe_topic
 from chain_kernel.errors import RetryError, TopicError
 

@@ -19,7 +19,7 @@ from chain_kernel.clients.kafka import (
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import DRIVER_ERRORS, connecting, lasting_refusal
+from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
 from chain_kernel.clients.topics import TopicDescription, describe_topic, durability_warning
 from chain_kernel.errors import OrderchainError, RetryError, TopicError
 from chain_kernel.frame import topic_refusal
@@ -57,19 +57,19 @@ class KafkaFrameSink:
     """
 
     def __init__(self, config: SequencerConfig) -> None:
-        self._config = config
+        self._tuning = config.tuning
         self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
         self._topic = ""
         self._warning: str | None = None
         self._partition = 0
-        self.frame_bytes_max = config.frame_bytes_max
+        self.frame_bytes_max = config.tuning.frame_bytes_max
 
     async def start(self, topic: str, partition: int) -> None:
         """Connect and check the topic; see `chain_kernel.ports.FrameSink.start`."""
         self._topic, self._partition = topic, partition
         try:
-            await self._open(self._config.connect_seconds)
+            await self._open(self._tuning.connect_seconds)
         except OrderchainError:
             await self.close()
             raise
@@ -78,7 +78,7 @@ class KafkaFrameSink:
         """Read the end of the topic; see `chain_kernel.ports.FrameSink.last_records`."""
         try:
             async with (
-                connecting(self._kafka, self._config.connect_seconds, doing=f"read topic {topic}"),
+                connecting(self._kafka, self._tuning.connect_seconds, doing=f"read topic {topic}"),
                 started(make_consumer(self._kafka, _ROLE), _CLOSE_SECONDS) as consumer,
             ):
                 return await _last_values(consumer, TopicPartition(topic, partition), at_most)
@@ -87,7 +87,7 @@ class KafkaFrameSink:
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Send and wait for the broker; see `chain_kernel.ports.FrameSink.send`."""
-        seconds = self._config.publish_seconds
+        seconds = self._tuning.publish_seconds
         try:
             # To open has a time of its own, which leaves some to find out why it failed.
             producer = self._producer or await self._open(seconds)
@@ -139,7 +139,7 @@ class KafkaFrameSink:
             # so bytes per round trip limit the rate.
             max_batch_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
             max_request_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
-            request_timeout_ms=int(self._config.publish_seconds * 1_000),
+            request_timeout_ms=int(self._tuning.publish_seconds * 1_000),
         )
 
     async def _read_topic(self) -> None:
@@ -166,14 +166,14 @@ class KafkaFrameSink:
 
     def _keep_below(self, record_bytes_max: int) -> None:
         """Adopt the topic's limit for a record; our own setting is the upper bound."""
-        bytes_max = min(self._config.frame_bytes_max, record_bytes_max - _RECORD_OVERHEAD_BYTES)
-        if bytes_max < self._config.frame_bytes_max:
+        bytes_max = min(self._tuning.frame_bytes_max, record_bytes_max - _RECORD_OVERHEAD_BYTES)
+        if bytes_max < self._tuning.frame_bytes_max:
             _log.warning(
                 "topic %s: max.message.bytes is %d: frames are cut to %d bytes, not %d",
                 self._topic,
                 record_bytes_max,
                 bytes_max,
-                self._config.frame_bytes_max,
+                self._tuning.frame_bytes_max,
             )
         self.frame_bytes_max = bytes_max
 

@@ -1,4 +1,4 @@
-"""The store in PostgreSQL: take-over, commits of batches, and what is read back.
+"""The store in PostgreSQL: commits of batches, and what is read back.
 
 A commit takes one round trip, whatever its size. A leader that was replaced must not even copy its
 rows: the fence comes first, in either form.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from itertools import chain as flatten
-from secrets import randbelow
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from chain_kernel.clock import SystemClock, ns_of, time_of
@@ -24,9 +22,8 @@ from chain_kernel.errors import (
     RetryError,
     UnknownOutcome,
 )
-from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
+from chain_kernel.frame import NONCE_BYTES
 from chain_kernel.model import (
-    TERM_SPREAD_IDS,
     Event,
     IntakeMark,
     LeaseSight,
@@ -35,10 +32,10 @@ from chain_kernel.model import (
 from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, SEAL_BYTES, Batch, event_pages
 from chain_kernel.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
+from sequencer.stores.take_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
-    from uuid import UUID
 
     from chain_kernel.clients.pipeline import Pipeline
     from chain_kernel.clients.postgres import Connection, Record
@@ -49,134 +46,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
-
-_TERMINATE_MS: Final = 5_000
-"""How long the end of the old backend is awaited: a live one ends at once, and the compare-and-set
-that follows waits anyway for one that the kernel holds in I/O."""
-
-
-class Secrets(NamedTuple):
-    """What a take-over draws: never drawn before, and impossible to guess."""
-
-    nonce: bytes
-    """Published with every frame of the term."""
-    frame_key: bytes
-    """Never published."""
-    spread: int
-    """Separates the ids of the term from those of another life of the chain."""
-
-    @classmethod
-    def draw(cls) -> Secrets:
-        """Return new secrets."""
-        return cls(os.urandom(NONCE_BYTES), os.urandom(FRAME_KEY_BYTES), randbelow(TERM_SPREAD_IDS))
-
-    def __repr__(self) -> str:
-        return f"Secrets(nonce={self.nonce.hex()})"
-
-
-async def raise_epoch(
-    connection: Connection,
-    database_id: UUID,
-    owner: str,
-    drawn: Secrets,
-    seen: tuple[int, int, bytes],
-    counter: int | None,
-    lease_seconds: float,
-) -> Term:
-    """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
-
-    `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
-    is our own. `lease_seconds` is stored for operators. Raises Fenced when one of them has moved,
-    and what the driver raises.
-    """
-    await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
-    async with connection.transaction():
-        return await _raise_epoch(
-            connection, database_id, owner, drawn, seen, counter, lease_seconds
-        )
-
-
-async def _raise_epoch(
-    connection: Connection,
-    database_id: UUID,
-    owner: str,
-    drawn: Secrets,
-    seen: tuple[int, int, bytes],
-    counter: int | None,
-    lease_seconds: float,
-) -> Term:
-    chain_id, epoch, _ = seen
-    head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
-    if head is None:
-        raise Fenced(chain_id, epoch)
-    lease = (chain_id, counter, head["epoch"], lease_seconds)
-    if await connection.fetchval(_SQL["take_lease"], *lease) is None:
-        raise Fenced(chain_id, epoch)
-    committed_at = await connection.fetchval(_SQL["last_committed_at"], chain_id, head["last_id"])
-    if committed_at is None:
-        raise OrderchainError(
-            f"chain {chain_id}: the head is at {head['last_id']}, where no batch ends"
-        )
-    await _begin_term(connection, head, owner, drawn, chain_id)
-    return Term(
-        chain_id=chain_id,
-        database_id=database_id,
-        epoch=head["epoch"],
-        nonce=drawn.nonce,
-        frame_key=drawn.frame_key,
-        last_id=head["last_id"],
-        last_seal=head["last_seal"],
-        last_committed_at_us=ns_of(committed_at) // 1_000,
-        published_id=head["published_id"],
-        topic=head["topic"],
-        partition=head["topic_partition"],
-        key_salt=head["key_salt"] % 2**64,
-        partition_ids=head["partition_ids"],
-        spread=drawn.spread,
-    )
-
-
-async def _begin_term(
-    connection: Connection,
-    head: Record,
-    owner: str,
-    drawn: Secrets,
-    chain_id: int,
-) -> None:
-    """Store the term in the transaction that raises the epoch: no frame is sent without it."""
-    last = await connection.fetchrow(_SQL["last_term"], chain_id)
-    server = (last["system_identifier_now"], last["timeline_now"])
-    stored = (last["system_identifier"], last["timeline"])
-    if last["epoch"] is not None and (note := server_note(stored, server)):
-        _log.warning("chain %d: %s", chain_id, note)
-    keys = (drawn.nonce, drawn.frame_key)
-    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *server)
-    await connection.execute(_SQL["begin_term"], *values)
-
-
-def server_note(stored: tuple[int, int], now: tuple[int, int]) -> str | None:
-    """Return what to log about leading on the server `now`, if the last term is of `stored`.
-
-    Both are system identifier and timeline. What is in the log here was not lost: the note shows
-    operators why receivers that had come further are about to halt.
-    """
-    if stored[0] != now[0]:
-        return (
-            f"led on another server than before (system identifier {now[0]}, was {stored[0]}): "
-            "what was committed there later than this copy is not here"
-        )
-    if now[1] < stored[1]:
-        return (
-            f"led on an older timeline than before ({now[1]}, was {stored[1]}): a server that was "
-            "replaced leads again, and what was committed since is not here"
-        )
-    if now[1] > stored[1]:
-        return (
-            f"led on a promoted server (timeline {now[1]}, was {stored[1]}): what it had not "
-            "replayed is not here"
-        )
-    return None
-
 
 _STATEMENT_ROWS_MAX: Final = 32
 """Rows that are sent as values of one statement. With more, COPY's cheaper rows outweigh its
@@ -408,6 +277,7 @@ class PostgresChainStore:
 
     def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
         self._config = config
+        self._tuning = config.tuning
         self._session = LeaderSession(config, clock or SystemClock())
         self._term: Term | None = None
         # The nonces of the take-overs tried since the last that succeeded. Each of them may still
@@ -453,7 +323,7 @@ class PostgresChainStore:
     @property
     def commit_seconds(self) -> float:
         """The deadline of one commit."""
-        return self._config.commit_seconds
+        return self._tuning.commit_seconds
 
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -478,7 +348,7 @@ class PostgresChainStore:
         async with self._session.lock:
             term = self._leading()
             try:
-                async with asyncio.timeout(self._config.commit_seconds):
+                async with asyncio.timeout(self._tuning.commit_seconds):
                     connection = await self._session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
@@ -544,10 +414,10 @@ class PostgresChainStore:
         self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
         try:
-            async with self._session.lock, asyncio.timeout(self._config.commit_seconds):
+            async with self._session.lock, asyncio.timeout(self._tuning.commit_seconds):
                 connection = await self._session.idle()
                 database_id = self._session.database_id
-                lease_seconds = self._config.lease_seconds
+                lease_seconds = self._tuning.lease_seconds
                 term = await raise_epoch(
                     connection, database_id, owner, drawn, seen, counter, lease_seconds
                 )

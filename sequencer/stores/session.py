@@ -99,9 +99,9 @@ def _session_config(config: SequencerConfig, purpose: str, **settings: str) -> S
         role=SEQUENCER_WRITER,
         settings={**_PINNED, **settings},
         pooler="refused",
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.commit_seconds,
-        call_seconds=config.commit_seconds,
+        connect_seconds=config.tuning.connect_seconds,
+        statement_seconds=config.tuning.commit_seconds,
+        call_seconds=config.tuning.commit_seconds,
     )
 
 
@@ -164,7 +164,7 @@ class LeaderSession:
         """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
         connection = await open_connection(self._session_config)
         try:
-            async with asyncio.timeout(self._config.commit_seconds):
+            async with asyncio.timeout(self._config.tuning.commit_seconds):
                 await pin(connection)
                 self.database_id = await self._check(connection)
                 await prepare(connection)
@@ -206,7 +206,7 @@ class LeaderSession:
         if values:  # the first is the chain: as a value, its plan would be one for all chains
             statement, values = with_constant(statement, values[0]), values[1:]
         try:
-            async with asyncio.timeout(self._config.commit_seconds):
+            async with asyncio.timeout(self._config.tuning.commit_seconds):
                 connection = await self.idle()
                 rows: list[Record] = await connection.fetch(statement, *values)
                 self.check_replicated()

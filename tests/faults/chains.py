@@ -11,6 +11,7 @@ from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics
+from tests.tuned import tuned
 
 from .brokers import copies_of
 from .inspector import Chain
@@ -54,6 +55,6 @@ async def create_chain(
         chain_id=chain_id,
         database=postgres.dsn(SEQUENCER_WRITER, database),
         kafka=kafka.bootstrap,
-        **{**QUICK, **settings},  # type: ignore[arg-type]
     )
+    config = tuned(config, **{**QUICK, **settings})
     return Chain(chain_id=chain_id, topic=topic, database=dsn, config=config)

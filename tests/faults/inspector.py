@@ -15,6 +15,7 @@ from chain_kernel.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_se
 from sequencer import SequencerConfig
 from tests.builders.topics import records_of
 from tests.stored_pages import LET_TAMPER
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -44,7 +45,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
             await connection.close()
 
     def with_settings(self, **settings: object) -> SequencerConfig:
-        return msgspec.structs.replace(self.config, **settings)
+        return tuned(self.config, **settings)
 
     async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
         rows: list[asyncpg.Record]

@@ -17,7 +17,13 @@ from chain_kernel.clients.postgres import DRIVER_ERRORS
 from chain_kernel.errors import HaltError, OrderchainError
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from matcher_receiver import (
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    Receiver,
+    ReceiverConfig,
+    ReceiverTuning,
+)
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers
@@ -176,8 +182,7 @@ class Journal:
         config = ReceiverConfig(
             chain_id=chain.chain_id,
             start=self._place,
-            poll_after_seconds=0.5,
-            kafka_at_start="optional",
+            tuning=ReceiverTuning(poll_after_seconds=0.5, kafka_at_start="optional"),
         )
         source = KafkaFrameSource(
             KafkaSourceConfig(kafka=chain.config.kafka, topic=chain.topic, connect_seconds=2.0)
@@ -281,7 +286,7 @@ class Round:
         for task in self._tasks:
             if task.done():
                 task.result()
-        bound = stretched(self.chain.config.lease_seconds + LED_SECONDS)
+        bound = stretched(self.chain.config.tuning.lease_seconds + LED_SECONDS)
         unled = self.watch.unled_seconds
         assert unled <= bound, f"nobody led for {unled:.1f} s: {self.sequencers.ends[-3:]}"
 

@@ -231,7 +231,7 @@ async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
             stats = sequencer.stats()
             await until_published(sequencer)
     assert stats.publish_waits > 0
-    assert stats.publish_waited_seconds > 0
+    assert stats.publish_wait_seconds > 0
     assert stats.send_failures == 0
     assert await chain.fetch("SELECT * FROM chain_skip") == []
     await assert_whole(chain, 20_000)
@@ -252,35 +252,6 @@ async def test_broker_that_takes_a_trial_record_and_never_acknowledges_it_is_nam
         trap.cut()
         assert isinstance(why, RetryError)
         assert "the broker took a record and has not acknowledged it after 0.5 s" in str(why)
-
-
-async def test_broker_that_is_slow_is_waited_for_beyond_the_bound_of_its_silence(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
-) -> None:
-    async with proxy_before(kafka_to_break) as proxy:
-        chain = await chain_on_breakable_kafka(
-            publish_seconds=60.0,
-            publish_queue_bytes_max=FRAME_BYTES_MAX,
-            publish_wait_seconds=2.5,
-        )
-        # An acknowledgement of each MiB takes a fifth of the bound; room takes seven of them.
-        proxy.bytes_per_second = 2 * 2**20
-        async with open_sequencer(
-            chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
-        ) as sequencer:
-            start = 0
-            while sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX - 2 * 1_100_000:
-                await sequencer.submit_many(make_orders(500, start=start, size=2_000))
-                start += 500
-            await sequencer.submit_many(make_orders(3_800, start=start, size=2_000))
-            await sequencer.submit("held up", b"")
-            stats = sequencer.stats()
-            proxy.bytes_per_second = 0
-            await until_published(sequencer)
-    assert stats.publish_waits > 0
-    assert stats.publish_waited_seconds > 2.5
-    assert await chain.fetch("SELECT * FROM chain_skip") == []
-    await assert_whole(chain, start + 3_801)
 
 
 @pytest.mark.invariant("L4")
@@ -419,7 +390,7 @@ async def test_refuse_policy_refuses_while_the_broker_is_away_and_no_longer(
         kafka_to_break.freeze()
         with pytest.raises(BrokerAway, match="has not answered for"):
             await submit_each(sequencer, many)
-        accepted = sequencer.stats().rows - 20
+        accepted = sequencer.stats().orders - 20
         with pytest.raises(BrokerAway):
             sequencer.submit_nowait("x", b"")
         kafka_to_break.thaw()

@@ -56,7 +56,7 @@ async def test_chain_that_grows_is_seen_at_one_instant(make_chain: MakeChain) ->
 
         async def grow() -> None:
             while True:
-                await sequencer.submit_many([Order(f"k{sequencer.stats().rows}", b"")])
+                await sequencer.submit_many([Order(f"k{sequencer.stats().orders}", b"")])
 
         growing = asyncio.create_task(grow())
         seen = [len(await inspect(chain)) for _ in range(10)]

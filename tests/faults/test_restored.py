@@ -25,8 +25,14 @@ from gapfill import GapReader, GapReaderConfig
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
-from sequencer import Order, SequencerConfig, open_sequencer
+from matcher_receiver import (
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    Receiver,
+    ReceiverConfig,
+    ReceiverTuning,
+)
+from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.deadlines import deadline
 from tests.lanes import at_night
 
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000
 CHAIN_ID = 1
-DEFAULT_SKIP = SequencerConfig(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
+DEFAULT_SKIP = SequencerTuning().takeover_skip_ids
 PATIENT = {"lease_seconds": 30.0, "commit_seconds": 20.0, "takeover_skip_ids": DEFAULT_SKIP}
 """For a machine under load: the leader waits for a part of its lease for the topic's end."""
 
@@ -75,7 +81,10 @@ class Follower:
     async def follow(self, database: str, until_id: int) -> None:
         """Take rows of the chain at `database` in until there is this one."""
         config = ReceiverConfig(
-            chain_id=CHAIN_ID, start=self.place, until_id=until_id, poll_after_seconds=0.2
+            chain_id=CHAIN_ID,
+            start=self.place,
+            until=until_id,
+            tuning=ReceiverTuning(poll_after_seconds=0.2),
         )
         kafka = KafkaSourceConfig(kafka=self._chain.config.kafka, topic=self._chain.topic)
         gaps = GapReader(GapReaderConfig(database=database, chain_id=CHAIN_ID))

@@ -25,8 +25,8 @@ from chain_kernel.testing.wired import (
     WiredLease,
     WiredRecordSource,
 )
-from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
-from tests.small_worlds import scaled_down
+from sequencer import Sequencer, SequencerConfig, SequencerTuning, TopicIntake, TopicIntakeConfig
+from tests.tuned import scaled_down
 
 from .orders_topic import TOPIC
 from .plan import CHAIN_ID
@@ -250,6 +250,16 @@ def sequencer_config(plan: Plan, name: str) -> SequencerConfig:
         kafka="simulated:1",
         name=name,
         standby=plan.stands_by,
+        id_strategy="time" if plan.is_time_ids else "sequential",
+        key_window_rows=plan.key_window_rows,
+        when_kafka_is_away="refuse" if refuses else "continue",
+        tuning=sequencer_tuning(plan),
+    )
+
+
+def sequencer_tuning(plan: Plan) -> SequencerTuning:
+    """Return the tuning that `plan` has drawn for sequencers."""
+    return SequencerTuning(
         batch_rows_max=plan.batch_rows_max,
         linger_seconds=plan.linger_seconds,
         heartbeat_seconds=HEARTBEAT_SECONDS,
@@ -258,10 +268,7 @@ def sequencer_config(plan: Plan, name: str) -> SequencerConfig:
         recover_seconds=RECOVER_SECONDS,
         stop_seconds=STOP_SECONDS,
         takeover_skip_ids=plan.takeover_skip_ids,
-        id_strategy="time" if plan.is_time_ids else "sequential",
-        key_window_rows=plan.key_window_rows,
         kafka_at_start="required" if plan.starts_need_broker else "optional",
-        when_kafka_is_away="refuse" if refuses else "continue",
         kafka_away_seconds=KAFKA_AWAY_SECONDS,
         publish_wait_seconds=plan.publish_wait_seconds,
         publish_interval_seconds=plan.publish_interval_seconds,

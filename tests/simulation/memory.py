@@ -85,7 +85,7 @@ def small_bounds(plan: Plan) -> Iterator[None]:
         "sequencer.keys.keeper.PIECE_ROWS": plan.key_piece_rows,
         "matcher_receiver.core.NONCES_MAX": plan.core_bounds,
         "matcher_receiver.core.UNPROVEN_BYTES_MAX": plan.core_bounds * 100,
-        "matcher_receiver.head_poller.SIGHTS_MAX": plan.core_bounds,
+        "matcher_receiver.reading.SIGHTS_MAX": plan.core_bounds,
     }
     with ExitStack() as stack:
         for name, bound in bounds.items():

@@ -20,7 +20,7 @@ from chain_kernel.testing.memory_log import MemoryFrameSource
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
 from chain_kernel.testing.wire import WireBroken
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
-from matcher_receiver import Receiver, ReceiverConfig
+from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
 
 from .gap_connection import MemoryReadConnection
 from .hosts import Host
@@ -186,9 +186,7 @@ class ReceiverHost(Host):
 
 def receiver_config(plan: Plan, name: str) -> ReceiverConfig:
     """Return the settings that `plan` has drawn for receivers."""
-    return ReceiverConfig(
-        chain_id=CHAIN_ID,
-        name=name,
+    tuning = ReceiverTuning(
         poll_after_seconds=POLL_AFTER_SECONDS,
         outage_poll_seconds=OUTAGE_POLL_SECONDS,
         retry_seconds_max=RETRY_SECONDS_MAX,
@@ -196,3 +194,4 @@ def receiver_config(plan: Plan, name: str) -> ReceiverConfig:
         gaps_kept=GAPS_KEPT,
         kafka_at_start="required" if plan.receivers_need_broker else "optional",
     )
+    return ReceiverConfig(chain_id=CHAIN_ID, name=name, tuning=tuning)

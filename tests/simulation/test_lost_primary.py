@@ -19,8 +19,8 @@ from chain_kernel.errors import ForkFound, OrderchainError, PrimaryBehind, SealM
 from chain_kernel.testing.memory_chain import LossyLink
 from chain_kernel.testing.memory_log import MemoryFrameSource
 from chain_kernel.testing.virtual_loop import run_virtual
-from matcher_receiver import Receiver, ReceiverConfig
-from sequencer import SequencerConfig
+from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
+from sequencer import SequencerTuning
 
 from .plan import CHAIN_ID, Plan
 from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
     from chain_kernel.model import Event, Mark, Run
     from chain_kernel.testing.memory_store import CommittedChain
 
-SEEDS = 100
+SEEDS = 60
 NOTICED_SECONDS = 15.0
 """A take-over, new rows, and the longest time that a receiver looks at nothing."""
 
-DEFAULTS = SequencerConfig(
-    chain_id=CHAIN_ID, database="postgresql://simulated", kafka="simulated:1"
-)
 
 pytestmark = pytest.mark.simulation
 
@@ -57,8 +54,7 @@ class JournalHost(ReceiverHost):
             chain_id=CHAIN_ID,
             name=self.name,
             start=self.place,
-            poll_after_seconds=POLL_AFTER_SECONDS,
-            kafka_at_start="optional",
+            tuning=ReceiverTuning(poll_after_seconds=POLL_AFTER_SECONDS, kafka_at_start="optional"),
         )
         source = MemoryFrameSource(
             self.world.log, LossyLink(self.world.link_dial, self.world.random)
@@ -83,7 +79,7 @@ class LostPrimary(World):
             starts_need_broker=False,
             refuses_without_kafka=False,  # the broker may be lost, and stays so
             pairs=(),
-            takeover_skip_ids=DEFAULTS.takeover_skip_ids,
+            takeover_skip_ids=SequencerTuning().takeover_skip_ids,
         )
         super().__init__(plan)
         self.is_broker_lost = self.random.random() < 0.2

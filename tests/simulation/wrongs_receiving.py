@@ -15,8 +15,7 @@ from gapfill import PreferredSources
 from matcher_receiver import Receiver, cancellable_wait
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
-from matcher_receiver.fill import OpenFill
-from matcher_receiver.head_poller import HeadWatch
+from matcher_receiver.reading import HeadWatch, OpenFill
 from matcher_receiver.stats import GapLedger
 from sequencer.publisher import Publisher
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 from chain_kernel.errors import ConnectError, RetryError, TopicError
 from chain_kernel.testing.memory_store import CommittedChain, MemoryChainStore
 from chain_kernel.testing.wired import WiredChainStore
+from sequencer.assembly import Assembler
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
 from sequencer.keys.keeper import KeyKeeper
@@ -68,38 +69,38 @@ def early_reading_back() -> Iterator[None]:
 @contextmanager
 def sent_ahead_and_forgotten() -> Iterator[None]:
     """What was sent behind a commit that failed is numbered anew without reading back."""
-    follow = Committer.follow
+    follow = Committer._follow
 
     def forget(self: Committer, current: Any, assembly: Any) -> None:
         follow(self, current, assembly)
         assembly.pending = None
 
-    with patch.object(Committer, "follow", forget):
+    with patch.object(Committer, "_follow", forget):
         yield
 
 
 @contextmanager
 def acknowledged_before_commit() -> Iterator[None]:
-    end = Committer.end
+    commit = Committer._commit_until_known
 
     async def answer_first(self: Committer, assembly: Any) -> None:
         assembly.answer()
-        await end(self, assembly)
+        await commit(self, assembly)
 
-    with patch.object(Committer, "end", answer_first):
+    with patch.object(Committer, "_commit_until_known", answer_first):
         yield
 
 
 @contextmanager
 def published_before_commit() -> Iterator[None]:
-    end = Committer.end
+    commit = Committer._commit_until_known
 
     async def publish_first(self: Committer, assembly: Any) -> None:
         if assembly.batch is not None and self._publisher is not None:
             self._publisher.offer(assembly.batch)
-        await end(self, assembly)
+        await commit(self, assembly)
 
-    with patch.object(Committer, "end", publish_first):
+    with patch.object(Committer, "_commit_until_known", publish_first):
         yield
 
 
@@ -207,7 +208,7 @@ def part_that_dies_in_silence() -> Iterator[None]:
 @contextmanager
 def callers_in_no_list() -> Iterator[None]:
     """Whoever was taken from the queue is forgotten where no batch can be made."""
-    with patch.object(Sequencer, "_answering", lambda self, entries: nullcontext()):
+    with patch.object(Committer, "_answering", lambda self, entries: nullcontext()):
         yield
 
 
@@ -236,7 +237,7 @@ def mark_before_orders() -> Iterator[None]:
     with (
         patch.object(TopicIntake, "_hand_over", move_first),
         patch.object(CommittedChain, "refusal", lambda *_: None),
-        patch.object(Committer, "_is_next", lambda *_: True),
+        patch.object(Assembler, "_is_next", lambda *_: True),
     ):
         yield
 

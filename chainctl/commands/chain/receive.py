@@ -28,7 +28,7 @@ from chainctl.units import Span
 if TYPE_CHECKING:
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import GapSource, HeadReports
+    from chain_kernel.ports import CheckpointStore, GapSource
     from chainctl.commands.chain.journal import Journal, PayloadForm
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
@@ -68,18 +68,18 @@ class _Task(NamedTuple):
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings. Raises SettingError."""
-        from matcher_receiver import ReceiverConfig
+        from matcher_receiver import ReceiverConfig, ReceiverTuning
 
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
             kafka=settings.kafka_config(),
-            connect_seconds=settings.connect_seconds,
             start=start,
-            until_id=self.until.id,
-            to_head_at_start=self.until.is_head_at_start,
+            until="head" if self.until.is_head_at_start else self.until.id,
             idle_seconds=self.until.idle_seconds,
-            kafka_at_start=settings.kafka_at_start,
+            tuning=ReceiverTuning(
+                connect_seconds=settings.connect_seconds, kafka_at_start=settings.kafka_at_start
+            ),
         )
 
 
@@ -116,7 +116,7 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
     last_id: int
     """Last id in the journal, 0 while it is empty."""
     seconds: float
-    stats: Struct
+    stats: object
     """The receiver's own counters, a `matcher_receiver.ReceiverStats`."""
 
 
@@ -283,7 +283,7 @@ async def _receiver(
     task: _Task,
     journal: Journal,
     source: GapSource,
-    reports: HeadReports | None,
+    reports: CheckpointStore | None,
 ) -> Receiver:
     """Return the receiver that continues after the journal; it closes what it is given."""
     from matcher_receiver import ChainFrames, Receiver
@@ -291,7 +291,7 @@ async def _receiver(
     try:
         start = await _place(source, journal, reports)
         config = task.config(settings, start)
-        return Receiver(config, ChainFrames(config, source), source, reports=reports)
+        return Receiver(config, ChainFrames(config, source), source, reports)
     except BaseException:
         await source.close()
         if reports is not None:
@@ -299,7 +299,9 @@ async def _receiver(
         raise
 
 
-async def _place(source: GapSource, journal: Journal, reports: HeadReports | None) -> Mark | None:
+async def _place(
+    source: GapSource, journal: Journal, reports: CheckpointStore | None
+) -> Mark | None:
     """Return the place after the journal's last row; None for a new journal.
 
     The row is compared with the database's, so that the journal of another database of the same
@@ -307,7 +309,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     since the next report replaces it. Raises InputError when it is another row; PrimaryBehind when
     the database is behind the journal and SealMismatch when seals differ: halts, which are stored.
     """
-    reported = None if reports is None else await reports.begin()
+    reported = None if reports is None else await reports.load()
     last = journal.last_row
     if last is None:
         return None
@@ -332,7 +334,7 @@ async def _place(source: GapSource, journal: Journal, reports: HeadReports | Non
     return standing.mark
 
 
-async def _halt(reports: HeadReports | None, error: HaltError, at_id: int) -> NoReturn:
+async def _halt(reports: CheckpointStore | None, error: HaltError, at_id: int) -> NoReturn:
     """Store the halt where there is a place for it, and raise `error`."""
     from matcher_receiver.checkpoint import store_halt
 
@@ -441,7 +443,7 @@ def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSourc
     """Return what reads from the archive what the `databases` have dropped."""
     # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
     from chain_verifier.archive.archived_rows import ArchivedRows
-    from gapfill import ArchiveBackedSource
+    from chain_verifier.archive.backed_source import ArchiveBackedSource
 
     return ArchiveBackedSource(databases, ArchivedRows(archive, chain_id))
 

@@ -52,7 +52,7 @@ SEQUENCER_FIELDS: Final = {
     "stop_seconds": "stop_seconds",
     "connect_seconds": "connect_seconds",
 }
-"""The settings that go to a sequencer as they are, and their names in its config."""
+"""The settings that go to a sequencer as they are, and their names in its config or tuning."""
 
 
 class SequenceResult(Struct, frozen=True, kw_only=True):
@@ -223,17 +223,24 @@ def sequencer_config(
     settings: Settings, chain_id: int, *, unsafe_durability: bool = False, standby: bool = False
 ) -> SequencerConfig:
     """Return the config of a sequencer of `chain_id`. Raises SettingError."""
-    from sequencer import SequencerConfig
+    from sequencer import SequencerConfig, SequencerTuning
 
+    given = {field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()}
+    tuning = {
+        field: given.pop(field) for field in given.keys() & {*SequencerTuning.__struct_fields__}
+    }
     return SequencerConfig(
         chain_id=chain_id,
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
         name=owner_of(settings),
-        commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
         unsafe_durability=unsafe_durability,
         standby=standby,
-        **{field: getattr(settings, name) for name, field in SEQUENCER_FIELDS.items()},
+        tuning=SequencerTuning(
+            commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
+            **tuning,
+        ),
+        **given,
     )
 
 
@@ -363,7 +370,7 @@ async def _remainder(
 
     if taken is not None:
         await pass_over(intake, taken, bar)
-    first = await next_portion(intake, config.batch_rows_max)
+    first = await next_portion(intake, config.tuning.batch_rows_max)
     return None if first is None else Remainder(first, intake, taken)
 
 

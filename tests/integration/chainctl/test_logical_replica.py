@@ -13,13 +13,14 @@ import asyncpg
 import pytest
 
 from chain_kernel.errors import SchemaError
-from chain_kernel.sql import AUDITOR, LOGIN_ROLES, OUTBOX_CONSUMER
+from chain_kernel.sql import AUDITOR, LOGIN_ROLES
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from outbox import ConsumerConfig, Delivery, draw_message_ids
 from outbox.consumer.inbox import Inbox, keep_moved
+from outbox.roles import OUTBOX_CONSUMER
 from tests.builders.logical_replica import LogicalReplica
 from tests.deadlines import LONG_SECONDS
 

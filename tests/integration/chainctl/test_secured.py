@@ -88,7 +88,7 @@ def test_plaintext_client_is_refused_in_one_line(
     assert call("schema", "apply", settings=settings).code == 0
     line = refused("chain", "create", "1", settings=settings)
     assert "does it ask for TLS or a login?" in line
-    assert "security_protocol is PLAINTEXT" in line
+    assert "speaks PLAINTEXT with us" in line
 
 
 def test_wrong_password_is_refused_and_not_shown(

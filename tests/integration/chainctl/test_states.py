@@ -30,11 +30,12 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
-from sequencer import Order, SequencerConfig, open_sequencer
+from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Background, Runbook, World, settings_of
 from tests.pages import ROOT, blocks_of
 from tests.stored_pages import LET_TAMPER
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -75,7 +76,7 @@ class Service:
         store = CheckpointConfig(database=database, chain_id=1, name=self._name)
         reader = GapReaderConfig(database=self._settings["CHAINCTL_GAP_DATABASE"], chain_id=1)
         async with Receiver(
-            ReceiverConfig(chain_id=1, name=self._name, **options),
+            tuned(ReceiverConfig(chain_id=1, name=self._name), **options),
             self.frames,
             GapReader(reader),
             PostgresCheckpointStore(store),
@@ -254,7 +255,7 @@ def sequencer_of(world: World) -> AbstractAsyncContextManager[Sequencer]:
             chain_id=1,
             database=world.settings["CHAINCTL_DATABASE"],
             kafka=world.settings["CHAINCTL_KAFKA"],
-            publish_seconds=3.0,
+            tuning=SequencerTuning(publish_seconds=3.0),
         )
     )
 

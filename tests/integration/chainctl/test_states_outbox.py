@@ -17,7 +17,7 @@ import outbox
 from local_stack.postgres import SUPERUSER
 from orderchain import errors, open_sequencer
 from outbox import Consumer, ConsumerConfig, Message, Refused, draw_message_ids
-from sequencer import SequencerConfig
+from sequencer import SequencerConfig, SequencerTuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ async def fill_up(world: World) -> None:
     """Submit large orders until the disk is full."""
     config = SequencerConfig(
         chain_id=1, database=world.settings["CHAINCTL_DATABASE"],
-        kafka=world.settings["CHAINCTL_KAFKA"], recover_seconds=1.0,
+        kafka=world.settings["CHAINCTL_KAFKA"], tuning=SequencerTuning(recover_seconds=1.0),
     )  # fmt: skip
     async with open_sequencer(config) as sequencer:
         for number in range(ORDERS):

@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from chain_kernel.errors import (
-    ChainMissing,
     ConnectError,
     ForkFound,
     PageDamaged,
@@ -19,10 +18,8 @@ from chain_kernel.errors import (
     RowsArchived,
     RowsMissing,
     SchemaError,
-    SealMismatch,
     SettingError,
 )
-from chain_kernel.model import Mark
 from gapfill import GapReader, GapReaderConfig
 from local_stack.process import free_port
 from tests.builders.chains import ids_of
@@ -34,7 +31,7 @@ from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
 from .conftest import PAGE_ROWS
 
 if TYPE_CHECKING:
-    from chain_kernel.model import Run
+    from chain_kernel.model import Mark, Run
 
     from .conftest import MakeStored
 
@@ -72,41 +69,6 @@ async def standing_with(dsn: str, chain_id: int = 7) -> Any:
 # -- standing -------------------------------------------------------------------------------------
 
 
-async def test_standing_with_head_id_names_the_head_and_its_mark(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([5, 12, 3])
-    standing = await reader.standing(stored.chain.mark().id)
-    assert standing.is_primary
-    assert standing.mark == stored.chain.mark()
-    assert standing.head == stored.chain.head()
-
-
-async def test_standing_with_row_inside_a_batch_names_the_batch_before(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([5, 12])
-    inside = stored.chain.batches[1].events[3].id
-    standing = await reader.standing(inside)
-    assert standing.mark == stored.chain.mark(inside)
-    assert standing.mark.batch_last_id == stored.chain.batches[0].last_id
-
-
-async def test_standing_with_zero_gives_the_genesis_seal(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([2])
-    standing = await reader.standing(0)
-    assert standing.mark == Mark(id=0, batch_last_id=0, seal=stored.chain.genesis, epoch=0)
-
-
-async def test_standing_with_unused_id_has_no_mark(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([2])
-    assert (await reader.standing(stored.chain.mark().id + 1_000)).mark is None
-
-
 async def test_standing_behind_the_archives_boundary_says_so(
     make_stored: MakeStored, reader: GapReader
 ) -> None:
@@ -133,16 +95,6 @@ async def test_runs_with_many_pages_give_every_row_byte_for_byte(
     assert len(runs) >= 4
     assert max(len(run.events) for run in runs) < PAGE_ROWS + STORED_PAGE_ROWS
     assert [run.end for run in runs] == [stored.chain.mark(run.last_id) for run in runs]
-
-
-async def test_runs_with_start_and_end_inside_batches_give_just_the_range(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([30, 30])
-    ids = stored.chain.ids
-    runs = await fill(reader, stored.chain.mark(ids[3]), ids[40])
-    assert ids_of(runs) == ids[4:41]
-    assert runs[-1].end == stored.chain.mark(ids[40])
 
 
 @pytest.mark.parametrize("rows", [3, 6, 10])
@@ -230,16 +182,6 @@ async def test_runs_read_at_most_one_page_ahead_of_the_caller(
             await anext(runs)
 
 
-async def test_runs_broken_off_leave_nothing_behind(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([100])
-    async with aclosing(reader.runs(stored.chain.mark(0), stored.chain.mark().id)) as runs:
-        await anext(runs)
-    again = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
-    assert ids_of(again) == stored.chain.ids
-
-
 # -- rows that are not there ----------------------------------------------------------------------
 
 
@@ -265,16 +207,6 @@ async def test_runs_with_several_rows_deleted_name_the_first_hole(
     given, error = await fill_and_fail(reader, stored.chain.mark(0), ids[-1], RowsMissing)
     assert given == []
     assert (error.after_id, error.until_id) == (ids[3], ids[7])
-
-
-async def test_runs_beyond_the_head_of_the_primary_are_missing(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([5])
-    head = stored.chain.mark().id
-    given, error = await fill_and_fail(reader, stored.chain.mark(0), head + 10, RowsMissing)
-    assert given == stored.chain.ids
-    assert (error.after_id, error.until_id) == (head, head + 10)
 
 
 async def test_runs_from_behind_the_archives_boundary_say_so(
@@ -351,34 +283,7 @@ async def test_runs_up_to_an_id_that_no_row_has_name_what_lacks(
     assert (given, error.after_id, error.until_id) == ([], ids[at - 1], ids[at] - 1)
 
 
-async def test_runs_behind_a_place_that_the_database_has_not_are_a_fork(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([6])
-    after = stored.chain.mark(stored.chain.ids[2])
-    await stored.delete_rows(stored.chain.ids[2])
-    given, error = await fill_and_fail(reader, after, stored.chain.mark().id, ForkFound)
-    assert given == []
-    assert error.delivered_id == after.id
-
-
-async def test_runs_behind_a_place_with_another_seal_are_refused(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    stored = await make_stored([6, 6])
-    mark = stored.chain.mark(stored.chain.batches[0].last_id)
-    forged = Mark(id=mark.id, batch_last_id=mark.batch_last_id, seal=b"\1" * 32, epoch=mark.epoch)
-    given, error = await fill_and_fail(reader, forged, stored.chain.mark().id, SealMismatch)
-    assert given == []
-    assert (error.expected, error.found) == (forged.seal, mark.seal)
-
-
 # -- what is refused ------------------------------------------------------------------------------
-
-
-async def test_chain_that_was_never_created_is_named(gap_dsn: str) -> None:
-    with pytest.raises(ChainMissing, match="12345"):
-        await standing_with(gap_dsn, chain_id=12345)
 
 
 async def test_database_without_a_schema_is_told(empty_database: str) -> None:

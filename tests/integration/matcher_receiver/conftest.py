@@ -21,6 +21,7 @@ from matcher_receiver import (
 )
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -92,7 +93,7 @@ def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) 
         )
         gaps = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
         return Receiver(
-            ReceiverConfig(chain_id=chain_id, **settings),
+            tuned(ReceiverConfig(chain_id=chain_id), **settings),
             KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=topic, request_seconds=1.0)),
             GapReader(gaps),
             PostgresCheckpointStore(checkpoints),

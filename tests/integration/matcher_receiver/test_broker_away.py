@@ -11,6 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -72,7 +73,7 @@ async def test_receiver_with_its_broker_gone_stops_in_time(
     await asyncio.to_thread(kafka_to_break.thaw)
 
 
-@pytest.mark.parametrize("records", ["fewer", "more"])
+@pytest.mark.parametrize("records", ["fewer", *at_night("more")])
 async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_returns(
     kafka_to_break: KafkaServer,
     stored: StoredChain,

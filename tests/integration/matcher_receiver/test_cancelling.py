@@ -22,6 +22,7 @@ from matcher_receiver import (
 )
 from tests.cancellation import CancelAt, Cancelled
 from tests.deadlines import deadline
+from tests.tuned import tuned
 from tests.unit.matcher_receiver.memory import MemoryFrames
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Parts:
         self.checkpoints = Store(
             CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name)
         )
-        config = ReceiverConfig(chain_id=chain_id, name=name, poll_after_seconds=600.0)
+        config = tuned(ReceiverConfig(chain_id=chain_id, name=name), poll_after_seconds=600.0)
         self.receiver = Receiver(config, self.frames, self.gaps, self.checkpoints)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from matcher_receiver import State
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
@@ -30,41 +29,6 @@ async def outcomes(admin: asyncpg.Connection) -> list[tuple[int, str]]:
     return [tuple(row) for row in rows]
 
 
-async def test_gap_while_the_database_hangs_is_filling_with_lag_and_all_of_its_time(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        await publish(stored.chain.frames(await stored.commit(5)))
-        await taken(receiver, stored.chain.mark().id)
-        after_id = receiver.head_delivered
-        lost = await stored.commit(5)
-        frames = stored.chain.frames(await stored.commit(5))
-        async with admin.transaction():
-            await admin.execute("LOCK TABLE chain_head IN ACCESS EXCLUSIVE MODE")
-            waiting = asyncio.ensure_future(taken(receiver, stored.chain.mark().id))
-            await publish(frames)
-            query = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND usename = 'gap_reader' AND wait_event_type = 'Lock'"
-            )
-            while not await admin.fetchval(query):
-                assert not waiting.done()
-                await asyncio.sleep(0.02)
-                # Else all looks of one transaction see what the first one saw.
-                await admin.execute("SELECT pg_stat_clear_snapshot()")
-            before = receiver.stats()
-            await admin.execute("SELECT pg_sleep(0.3)")
-            stats = receiver.stats()
-        assert stats.state is State.FILLING
-        assert stats.open_gap == (after_id, lost.last_id)
-        assert stats.lag_ids == lost.last_id - after_id
-        assert stats.lag_seconds >= before.lag_seconds + 0.3
-        assert await waiting == [row_id for row_id in stored.chain.ids if row_id > after_id]
-        (gap,) = receiver.gaps
-        assert gap.duration_ns >= 300_000_000
-        assert receiver.state is State.LIVE
-
-
 async def test_gap_that_is_open_when_the_process_is_killed_stands_in_the_ledger(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
 ) -> None:
@@ -86,17 +50,3 @@ async def test_gap_that_is_open_when_the_process_is_killed_stands_in_the_ledger(
                 await taken(receiver, stored.chain.mark().id)
     finally:
         await killed.__aexit__(None, None, None)
-
-
-async def test_gap_that_is_open_at_a_stop_is_stored_as_interrupted(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        await publish(stored.chain.frames(await stored.commit(5)))
-        await taken(receiver, stored.chain.mark().id)
-        after_id = receiver.head_delivered
-        await stored.commit(120)
-        await publish(stored.chain.frames(await stored.commit(5)))
-        run = await anext(receiver)
-    assert await outcomes(admin) == [(after_id, "interrupted")]
-    assert await admin.fetchval("SELECT row_count FROM receiver_gap") == len(run.events)

@@ -58,22 +58,6 @@ async def test_receiver_restarted_after_a_wrong_seal_in_the_last_frame_goes_on(
     assert ids == stored.chain.ids
 
 
-async def test_frames_that_agree_on_a_wrong_seal_do_not_halt_either(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        await publish([await committed_with_a_wrong_seal(stored, 5)])
-        ids = await work_off(receiver, stored.chain.mark().id)
-        ((header, events),) = stored.chain.headers(await stored.commit(4))
-        agreeing = msgspec.structs.replace(header, seal_before=WRONG_SEAL, seal_after=b"\3" * 32)
-        await publish([signed(agreeing, events)])
-        ids += await work_off(receiver, stored.chain.mark().id)
-        await publish([stored.chain.heartbeat(), *stored.chain.frames(await stored.commit(2))])
-        await publish(stored.chain.frames(await stored.commit(2)))
-        ids += await work_off(receiver, stored.chain.mark().id)
-    assert ids == stored.chain.ids
-
-
 async def test_place_with_a_seal_that_the_database_has_shown_is_what_is_stored(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
 ) -> None:

@@ -10,7 +10,6 @@ import asyncpg
 import pytest
 
 from chain_kernel.errors import (
-    CheckpointLost,
     ForeignDatabase,
     ForkFound,
     RowsMissing,
@@ -46,30 +45,6 @@ async def next_events(receiver: Receiver, until_id: int) -> list[Event]:
     return events
 
 
-async def test_receiver_with_rows_before_its_start_catches_up_from_the_database(
-    stored: StoredChain, make_receiver: MakeReceiver
-) -> None:
-    for _ in range(4):
-        await stored.commit(60)
-    async with make_receiver(to_head_at_start=True) as receiver:
-        runs = [run async for run in receiver]
-    assert [event for run in runs for event in run.events] == stored.chain.events
-    assert receiver.stats().rows_caught_up == 240
-
-
-async def test_receiver_with_live_frames_hands_them_on_without_a_gap(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        for _ in range(5):
-            await publish(stored.chain.frames(await stored.commit(20), slice_rows=8))
-        events = await next_events(receiver, stored.chain.mark().id)
-        stats = receiver.stats()
-    assert events == stored.chain.events
-    assert stats.rows_live == 100
-    assert stats.gaps == 0
-
-
 async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_chain(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
 ) -> None:
@@ -100,31 +75,6 @@ async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(
         gaps = list(receiver.gaps)
     assert events == stored.chain.events
     assert [(gap.cause, gap.rows) for gap in gaps] == [("heartbeat", 5)]
-
-
-async def test_receiver_with_no_frames_at_all_delivers_from_the_database(
-    stored: StoredChain, make_receiver: MakeReceiver
-) -> None:
-    async with make_receiver(poll_after_seconds=0.2) as receiver:
-        await stored.commit(5)
-        events = await next_events(receiver, stored.chain.mark().id)
-        assert [gap.cause for gap in receiver.gaps] == ["poll"]
-    assert events == stored.chain.events
-
-
-async def test_receiver_with_a_new_leader_asks_the_database_once(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        await publish(stored.chain.frames(await stored.commit(5)))
-        await next_events(receiver, stored.chain.mark().id)
-        stored.chain.take_over()
-        await stored.lead()
-        await publish(stored.chain.frames(await stored.commit(5)))
-        events = await next_events(receiver, stored.chain.mark().id)
-        assert receiver.stats().gaps == 0
-        assert receiver.stats().dropped == {}
-    assert events == stored.chain.batches[1].events
 
 
 @pytest.mark.invariant("S5")
@@ -171,17 +121,6 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
         await asyncio.wait([worker])
     rows = await admin.fetch("SELECT id FROM effect ORDER BY place")
     assert [row_id for (row_id,) in rows] == stored.chain.ids
-
-
-async def test_second_receiver_of_one_name_is_stopped_at_its_checkpoint(
-    stored: StoredChain, make_receiver: MakeReceiver
-) -> None:
-    await stored.commit(20)
-    async with make_receiver() as first, make_receiver() as second:
-        mine, theirs = await anext(first), await anext(second)
-        await first.checkpoint(mine)
-        with pytest.raises(CheckpointLost):
-            await second.checkpoint(theirs)
 
 
 async def test_receiver_with_a_row_deleted_behind_its_back_names_it(

@@ -12,6 +12,7 @@ from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from orderchain import ReceiverConfig, State, errors, open_receiver
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
+from tests.tuned import tuned
 
 from .conftest import publish_frames
 
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 @pytest.fixture
 def config(role_dsn: RoleDsn, bootstrap: str, chain_id: int) -> Callable[..., ReceiverConfig]:
     def make(**settings: Any) -> ReceiverConfig:
-        whole = {
-            "chain_id": chain_id,
-            "name": "mine",
-            "database": role_dsn(RECEIVER_WRITER),
-            "gap_databases": (role_dsn(GAP_READER),),
-            "kafka": bootstrap,
-        }
-        return ReceiverConfig(**{**whole, **settings})
+        whole = ReceiverConfig(
+            chain_id=chain_id,
+            name="mine",
+            database=role_dsn(RECEIVER_WRITER),
+            gap_databases=(role_dsn(GAP_READER),),
+            kafka=bootstrap,
+        )
+        return tuned(whole, **settings)
 
     return make
 
@@ -65,7 +66,7 @@ async def test_receiver_of_one_config_reads_the_topic_that_the_chain_names(
     assert events == stored.chain.events
     assert (stats.rows_caught_up, stats.rows_live) == (20, 20)
     assert (stats.chain_id, stats.name) == (stored.chain.chain_id, "mine")
-    async with open_receiver(config(to_head_at_start=True)) as again:
+    async with open_receiver(config(until="head")) as again:
         assert [run async for run in again] == []  # its checkpoint was stored
 
 
@@ -75,7 +76,7 @@ async def test_receiver_of_one_config_fills_from_the_servers_in_their_order(
     await stored.commit(20)
     away = "postgresql://nobody@127.0.0.1:1/x"
     databases = away, role_dsn(GAP_READER)
-    async with open_receiver(config(gap_databases=databases, to_head_at_start=True)) as receiver:
+    async with open_receiver(config(gap_databases=databases, until="head")) as receiver:
         events = [event async for run in receiver for event in run.events]
     assert events == stored.chain.events
 
@@ -84,28 +85,17 @@ async def test_receiver_without_gap_databases_reads_from_its_own(
     stored: StoredChain, config: Any, topic: str, database: str
 ) -> None:
     await stored.commit(20)
-    own = config(gap_databases=(), database=database, to_head_at_start=True)
+    own = config(gap_databases=(), database=database, until="head")
     async with open_receiver(own) as receiver:
         events = [event async for run in receiver for event in run.events]
     assert events == stored.chain.events
-
-
-async def test_receiver_with_another_topic_than_the_chains_does_not_start(
-    stored: StoredChain, config: Any, bootstrap: str, topic: str
-) -> None:
-    other = f"{topic}.other"
-    await make_topics(bootstrap, other)
-    with pytest.raises(errors.SettingError, match=rf"topic and partition was .*{other}"):
-        await open_receiver(config(topic=other)).__aenter__()
-    async with open_receiver(config(topic=topic, partition=0)):
-        pass
 
 
 async def test_place_that_is_kept_elsewhere_is_reported_under_the_name(
     stored: StoredChain, config: Any, topic: str
 ) -> None:
     await stored.commit(20)
-    own = config(checkpoint="reported", start=stored.chain.mark(0), to_head_at_start=True)
+    own = config(checkpoint="reported", start=stored.chain.mark(0), until="head")
     async with open_receiver(own) as receiver:
         async for run in receiver:
             await receiver.checkpoint(run)
@@ -119,7 +109,7 @@ async def test_receiver_starts_without_its_broker_where_that_is_optional(
     stored: StoredChain, config: Any
 ) -> None:
     await stored.commit(20)
-    away = {"kafka": "127.0.0.1:1", "to_head_at_start": True, "poll_after_seconds": 0.1}
+    away = {"kafka": "127.0.0.1:1", "until": "head", "poll_after_seconds": 0.1}
     async with open_receiver(config(**away, kafka_at_start="optional")) as receiver:
         events = [event async for run in receiver for event in run.events]
     assert events == stored.chain.events

@@ -29,6 +29,7 @@ from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
+from tests.tuned import tuned
 
 from .conftest import publish_frames
 
@@ -57,7 +58,7 @@ async def test_rows_behind_a_planted_boundary_are_archived_by_error_and_ledger(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, start: str
 ) -> None:
     first = await stored.commit(6)
-    async with make_receiver(until_id=first.events[1].id) as receiver:
+    async with make_receiver(until=first.events[1].id) as receiver:
         async for run in receiver:
             await receiver.checkpoint(run)
     boundary = await stored.commit(6)
@@ -125,7 +126,7 @@ async def test_receiver_whose_primary_lost_rows_halts_and_does_not_start_again(
         with pytest.raises(StillHalted, match="PrimaryBehind"):
             async with make_receiver():
                 pass
-    async with make_receiver(name="another", to_head_at_start=True):
+    async with make_receiver(name="another", until="head"):
         pass  # the halt is one receiver's, not the chain's
     halt = await admin.fetchrow("SELECT * FROM receiver_halt")
     assert (halt["receiver"], halt["at_id"]) == ("test", events[-1].id)
@@ -135,7 +136,7 @@ async def test_place_that_was_carried_into_another_database_is_refused(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
 ) -> None:
     await stored.commit(10)
-    async with make_receiver(to_head_at_start=True) as receiver:
+    async with make_receiver(until="head") as receiver:
         async for run in receiver:
             await receiver.checkpoint(run)
     await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
@@ -223,7 +224,7 @@ async def test_slow_handler_slows_the_reading_and_not_the_memory(
 
     source.records = counted  # type: ignore[method-assign]
     receiver = Receiver(
-        ReceiverConfig(chain_id=chain_id, poll_after_seconds=600.0),
+        tuned(ReceiverConfig(chain_id=chain_id), poll_after_seconds=600.0),
         source,
         GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id)),
     )

@@ -11,11 +11,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_ROLES, OUTBOX_WRITER
 from local_stack.postgres import SUPERUSER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
 from outbox.message import draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
+from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
@@ -224,9 +224,9 @@ async def make_sender(
     """Make a table of the business's own beside the outbox's; roles have a password."""
     port = postgres_server.config.port
     dsns = {SUPERUSER: postgres_server.dsn(SUPERUSER, database)}
-    for role in OUTBOX_ROLES:
+    for role in ROLES_OF["outbox"]:
         dsns[role] = f"postgresql://{role}:{PASSWORD}@127.0.0.1:{port}/{database}"
-    passwords = (f"ALTER ROLE {role} PASSWORD '{PASSWORD}';" for role in OUTBOX_ROLES)
+    passwords = (f"ALTER ROLE {role} PASSWORD '{PASSWORD}';" for role in ROLES_OF["outbox"])
     postgres_server.execute(
         "CREATE TABLE trade (trade_id integer PRIMARY KEY, message_id uuid);"
         "GRANT SELECT, INSERT ON trade TO outbox_writer;" + "".join(passwords),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
+from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
 from tests.deadlines import LONG_SECONDS, deadline
 
 from .conftest import make_sender

@@ -13,11 +13,11 @@ import pytest
 
 import outbox
 import outbox.sender.message_sender
-from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.errors import MessageError
 from outbox.message import check_message
 from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
+from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox.sender.business import store_messages
 from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.relay import Relay

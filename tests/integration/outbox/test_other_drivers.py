@@ -16,8 +16,8 @@ from django.conf import settings
 from django.db import connection as django_connection
 from django.db import connections, transaction
 
-from chain_kernel.sql import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox import Destination, save_destinations
+from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

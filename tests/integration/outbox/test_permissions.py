@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_kernel.sql import OUTBOX_ROLES, OWNER
+from chain_kernel.sql import OWNER
+from outbox.roles import ROLES_OF
 from tests.permissions_page import rights_below, table_below
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(sender: Send
     real: dict[tuple[str, str], dict[str, str]] = {}
     for found in await sender.admin.fetch(_COLUMNS):
         place = real.setdefault((found["name"], found["column"]), {})
-        for role in OUTBOX_ROLES:
+        for role in ROLES_OF["outbox"]:
             place[role] = ""
             for right, letter in {"SELECT": "S", "INSERT": "I", "UPDATE": "U"}.items():
                 query = "SELECT has_column_privilege($1::text, $2::oid, $3::smallint, $4)"
@@ -36,7 +37,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(sender: Send
                 query = "SELECT has_table_privilege($1::text, $2::oid, $3)"
                 if await sender.admin.fetchval(query, role, found["oid"], right):
                     place[role] += letter
-    assert real == rights_below("Outbox: tables, column by column", OUTBOX_ROLES, real)
+    assert real == rights_below("Outbox: tables, column by column", ROLES_OF["outbox"], real)
 
 
 async def test_functions_and_who_may_call_them_are_those_of_the_document(sender: Sender) -> None:
@@ -50,7 +51,7 @@ async def test_functions_and_who_may_call_them_are_those_of_the_document(sender:
     for row in functions:
         assert row["owner"] == OWNER
         assert "search_path=pg_catalog, public, pg_temp" in row["settings"], row["name"]
-        for role in OUTBOX_ROLES:
+        for role in ROLES_OF["outbox"]:
             query = "SELECT has_function_privilege($1::text, $2::oid, 'EXECUTE')"
             allowed = await sender.admin.fetchval(query, role, row["oid"])
             assert ("X" if allowed else "-") == written[row["name"]][role], (role, row["name"])
@@ -59,7 +60,7 @@ async def test_functions_and_who_may_call_them_are_those_of_the_document(sender:
 async def test_roles_are_those_of_the_document_and_nothing_is_granted_to_public(
     sender: Sender,
 ) -> None:
-    assert [row["role"] for row in table_below("Outbox: roles")] == list(OUTBOX_ROLES)
+    assert [row["role"] for row in table_below("Outbox: roles")] == list(ROLES_OF["outbox"])
     granted = await sender.admin.fetch(
         "SELECT relname FROM pg_class, aclexplode(relacl) a"
         " WHERE relnamespace = 'public'::regnamespace AND a.grantee = 0"
@@ -68,7 +69,7 @@ async def test_roles_are_those_of_the_document_and_nothing_is_granted_to_public(
         " WHERE pronamespace = 'public'::regnamespace AND a.grantee = 0"
     )
     assert granted == []
-    for role in OUTBOX_ROLES:
+    for role in ROLES_OF["outbox"]:
         found = await sender.admin.fetchrow("SELECT * FROM pg_roles WHERE rolname = $1", role)
         dangerous = ("rolsuper", "rolcreaterole", "rolcreatedb", "rolreplication", "rolbypassrls")
         assert not any(found[name] for name in dangerous), role

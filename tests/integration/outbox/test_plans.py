@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 
 import outbox
-from chain_kernel.sql import OUTBOX_RELAY
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox import Message, draw_message_ids
 from outbox.callback.callback_service import SQL as CALLBACK_SQL
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
+from outbox.roles import OUTBOX_RELAY
 from outbox.sender.check_back import SQL as PREPARED_SQL
 from outbox.sender.store import SQL
 from outbox.session import PLAN_SETTINGS, OutboxSession

@@ -136,7 +136,7 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "sequencer/queries.sql",
         "gapfill/queries.sql",
         "matcher_receiver/queries.sql",
-        "outbox/sql/schema.sql",
+        "outbox/sql/outbox.sql",
         "chain_verifier/database.sql",
         "chain_verifier/local/scratch.sql",
         "chain_verifier/local/chart_data.sql",

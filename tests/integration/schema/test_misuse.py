@@ -513,7 +513,7 @@ async def test_store_under_the_name_of_another_login_is_refused_before_it_starts
             await store.load()
     async with PostgresHeadReports(config) as reports:
         with pytest.raises(SettingError, match=f"the database login {holder} holds it"):
-            await reports.begin()
+            await reports.load()
 
 
 @pytest.mark.usefixtures("chain")

@@ -15,6 +15,7 @@ from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import SEQUENCER_WRITER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics, records_of
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -102,9 +103,8 @@ async def make_chain(
             chain_id=chain_id,
             database=role_dsn(SEQUENCER_WRITER),
             kafka=kafka_server.bootstrap,
-            **settings,
         )
-        return Chain(chain_id, topic, database, admin, config)
+        return Chain(chain_id, topic, database, admin, tuned(config, **settings))
 
     yield make
     await admin.close()

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.integration.sequencer.intake.test_topic import Topic
 from tests.prometheus import scraped
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -100,7 +100,7 @@ async def test_orders_that_wait_for_a_broker_that_hangs(
 ) -> None:
     chain = await make_chain(with_topic=False)
     await make_topics(kafka_to_break.bootstrap, chain.topic)
-    config = replace(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
+    config = tuned(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
     all_published = "orderchain_sequencer_unpublished_seconds == 0"
     async with watched(config, tmp_path) as (sequencer, prometheus):
         await sequencer.submit("before", b"")

@@ -10,12 +10,10 @@ import asyncpg
 import pytest
 
 from chain_kernel.errors import (
-    ChainLed,
     ChainMissing,
     ConnectError,
     DurabilityError,
     Fenced,
-    OrderError,
     SchemaError,
     StoppedError,
     TopicError,
@@ -23,7 +21,7 @@ from chain_kernel.errors import (
 from chain_kernel.model import IntakeMark, is_linked
 from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from chain_kernel.sql import SCHEMA_VERSION
-from sequencer import Order, SequencerConfig, open_sequencer
+from sequencer import SequencerConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
@@ -69,20 +67,6 @@ async def test_idle_chain_says_that_everything_is_published(make_chain: MakeChai
             await asyncio.sleep(0.01)
 
 
-async def test_submits_at_once_keep_the_order_of_the_calls(make_chain: MakeChain) -> None:
-    chain = await make_chain(batch_rows_max=100, queue_bytes_max=256 * 1024)
-    async with open_sequencer(chain.config) as sequencer:
-        acks = await asyncio.gather(
-            *(sequencer.submit(f"k{n}", b"x" * 1_000) for n in range(1_000))
-        )
-    ids = [ack.id for ack in acks]
-    assert ids == sorted(ids)
-    rows = await chain.rows()
-    assert [row.key for row in rows] == [f"k{n}" for n in range(1_000)]
-    assert is_linked(0, rows)
-    assert_frames_are_the_rows(await chain.frames(), rows)
-
-
 async def test_submit_many_is_one_commit_whose_seal_can_be_recomputed(
     make_chain: MakeChain,
 ) -> None:
@@ -113,18 +97,6 @@ async def test_submit_many_is_one_commit_whose_seal_can_be_recomputed(
     assert head["published_id"] == head["last_id"] == batch["last_id"]
 
 
-async def test_large_batch_is_sliced_below_the_frame_limit(make_chain: MakeChain) -> None:
-    chain = await make_chain(frame_bytes_max=300 * 1024)
-    async with open_sequencer(chain.config) as sequencer:
-        await sequencer.submit_many(orders(2_000, size=100))
-    frames = await chain.frames()
-    assert len(frames) > 1
-    assert [header.is_batch_end for header, _ in frames] == [False] * (len(frames) - 1) + [True]
-    assert {header.seal_before for header, _ in frames} == {(await chain.batches())[0]["seal"]}
-    assert frames[-1][0].seal_after == (await chain.head())["last_seal"]
-    assert_frames_are_the_rows(frames, await chain.rows())
-
-
 async def test_restart_skips_ids_and_goes_on_with_the_chain(make_chain: MakeChain) -> None:
     chain = await make_chain(takeover_skip_ids=5_000)
     async with open_sequencer(chain.config) as sequencer:
@@ -139,36 +111,6 @@ async def test_restart_skips_ids_and_goes_on_with_the_chain(make_chain: MakeChai
     rows = await chain.rows()
     assert is_linked(0, rows)
     assert_frames_are_the_rows(await chain.frames(), rows)
-
-
-async def test_batch_at_the_end_of_a_partition_does_not_straddle_it(
-    make_chain: MakeChain,
-) -> None:
-    chain = await make_chain(partition_ids=1_000)
-    async with open_sequencer(chain.config) as sequencer:
-        for start in range(0, 2_800, 700):
-            await sequencer.submit_many(orders(700, start=start))
-    rows = await chain.rows()
-    assert is_linked(0, rows)
-    for batch in (await chain.batches())[1:]:
-        assert batch["first_id"] // 1_000 == batch["last_id"] // 1_000
-
-
-async def test_restart_with_an_unpublished_tail_publishes_it(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    async with open_sequencer(chain.config) as sequencer:
-        await sequencer.submit_many(orders(100))
-        await sequencer.submit_many(orders(100, start=100))
-    first_batch_end = (await chain.batches())[1]["last_id"]
-    await chain.admin.execute("UPDATE chain_head SET published_id = $1", first_batch_end)
-    async with open_sequencer(chain.config) as sequencer:
-        pass
-    rows = await chain.rows()
-    frames = await chain.frames()
-    again = frames[-1]
-    assert again[1] == rows[100:]
-    assert again[0].publisher_epoch == again[0].epoch + 1
-    assert (await chain.head())["published_id"] == rows[-1].id
 
 
 async def test_restart_with_a_long_unpublished_tail_skips_it_on_record(
@@ -186,15 +128,6 @@ async def test_restart_with_a_long_unpublished_tail_skips_it_on_record(
     assert tuple(skip) == (0, last_id)
     assert (await chain.head())["published_id"] == last_id
     assert len(await chain.frames()) == frames_before
-
-
-async def test_start_while_a_leader_lives_is_refused(make_chain: MakeChain) -> None:
-    chain = await make_chain(lease_seconds=3.0, commit_seconds=2.0)
-    async with open_sequencer(chain.config) as leader:
-        with pytest.raises(ChainLed):
-            await open_sequencer(chain.config).__aenter__()
-        await leader.submit("a", b"1")
-    assert [row.key for row in await chain.rows()] == ["a"]
 
 
 async def test_standby_takes_over_at_once_when_the_leader_stops(make_chain: MakeChain) -> None:
@@ -234,22 +167,6 @@ async def test_leader_that_was_fenced_cannot_commit_and_names_another_only_if_on
     assert [row.key for row in await chain.rows()] == ["a"]
 
 
-async def test_backend_ended_between_commits_costs_an_epoch_and_no_order(
-    make_chain: MakeChain,
-) -> None:
-    chain = await make_chain()
-    async with open_sequencer(chain.config) as sequencer:
-        await sequencer.submit("a", b"1")
-        await chain.admin.execute("SELECT pg_terminate_backend(backend_pid) FROM chain_head")
-        await sequencer.submit("b", b"2")
-        stats = sequencer.stats()
-    assert stats.take_overs == 2
-    rows = await chain.rows()
-    assert [row.key for row in rows] == ["a", "b"]
-    assert is_linked(0, rows)
-    assert_frames_are_the_rows(await chain.frames(), rows)
-
-
 async def test_backend_ended_before_a_question_of_an_intake_costs_an_epoch_and_no_answer(
     make_chain: MakeChain,
 ) -> None:
@@ -262,40 +179,6 @@ async def test_backend_ended_before_a_question_of_an_intake_costs_an_epoch_and_n
         assert sequencer.stats().take_overs == 2
         await sequencer.submit("b", b"2")
     assert is_linked(0, await chain.rows())
-
-
-async def test_one_bad_order_among_many_harms_no_other(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    async with open_sequencer(chain.config) as sequencer:
-        results = await asyncio.gather(
-            sequencer.submit("good", b"1"),
-            sequencer.submit("nul\0", b"2"),
-            sequencer.submit("also good", b"3"),
-            return_exceptions=True,
-        )
-        with pytest.raises(OrderError, match="payload"):
-            await sequencer.submit_many([Order("x", b"1"), Order("y", "text")])  # type: ignore[arg-type]
-    assert isinstance(results[1], OrderError)
-    assert [row.key for row in await chain.rows()] == ["good", "also good"]
-
-
-async def test_cancelled_submit_is_committed_all_the_same(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    async with open_sequencer(chain.config) as sequencer:
-        waiting = asyncio.create_task(sequencer.submit("a", b"1"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await sequencer.submit("b", b"2")
-    assert [row.key for row in await chain.rows()] == ["a", "b"]
-
-
-async def test_intake_mark_is_stored_with_its_batch(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    mark = IntakeMark(source="file:orders.csv", position=3, digest=b"\x01")
-    async with open_sequencer(chain.config) as sequencer:
-        assert await sequencer.intake(mark.source) is None
-        await sequencer.submit_many(orders(3), intake=mark)
-        assert await sequencer.intake(mark.source) == mark
 
 
 async def test_submit_after_close_is_refused(make_chain: MakeChain) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from chain_kernel.tracing import TracedRecord, find_tracing
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import ChainFrames, ReceiverConfig
+from matcher_receiver import ChainFrames, ReceiverConfig, ReceiverTuning
 from orderchain import Order, Receiver, open_receiver, open_sequencer
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
 from tests.deadlines import deadline
@@ -75,8 +75,7 @@ class World:
             name="traced",
             database=role_dsn(RECEIVER_WRITER),
             kafka=chain.config.kafka,
-            poll_after_seconds=600.0,
-            prove_seconds=600.0,
+            tuning=ReceiverTuning(poll_after_seconds=600.0, prove_seconds=600.0),
         )
         self.gap_source = GapReader(
             GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain.chain_id)

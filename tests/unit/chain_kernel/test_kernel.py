@@ -28,11 +28,12 @@ PUBLIC = {
     "model": "ChainHead ClientNumber Event FrameTerm Gap IntakeMark IntakeReject KeyPage "
     "LeaseSight Mark Run Snapshot Standing Term client_key first_break is_linked split_client_key",
     "ports": "ArchivedSource ChainStore CheckpointStore Closable FrameSink FrameSource GapSource "
-    "HeadReports KeyStore Lease PendingCommit PlaceFinder ReceiverRecords RecordSource "
+    "KeyStore Lease PendingCommit PlaceFinder RecordSource "
     "SnapshotStore SourceRecord",
     "seal": "Batch PageImage column_pages committed_at_of content_of event_pages genesis_seal "
     "is_linked_page next_seal page_events page_image seal_over",
     "sql": "load_sql parse_sql renumbering require_version schema_sql",
+    "tasks": "uninterrupted",
     "text": "SummedLog counted not_installed printable reason_in_chain reason_of silent",
 }
 

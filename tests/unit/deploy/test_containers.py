@@ -15,6 +15,7 @@ import yaml
 
 from chainctl.settings import SETTING_NAMES, load_settings, variable_of
 from tests.command_lines import refusal_of
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +76,7 @@ def compose() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_compose_file_has_the_form_of_its_specification() -> None:
     schema = ("--builtin-schema", "vendor.compose-spec")
     run_check(sys.executable, "-m", "check_jsonschema", *schema, DEPLOY / "compose.yaml")
@@ -238,7 +240,9 @@ def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:
     assert load_settings({}, {}, str(path)).settings.kafka_security_protocol == "SASL_SSL"
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.33", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize(
+    "version", [kubernetes_validate.latest_version(), *at_night("1.29", "1.33")]
+)
 def test_manifests_have_the_form_that_kubernetes_takes(version: str) -> None:
     for document in documents():
         kubernetes_validate.validate(document, version, strict=True)

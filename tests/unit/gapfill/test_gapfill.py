@@ -44,7 +44,6 @@ def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
 
 def test_public_names_are_these() -> None:
     assert sorted(gapfill.__all__) == [
-        "ArchiveBackedSource",
         "GapReader",
         "GapReaderConfig",
         "PreferenceConfig",

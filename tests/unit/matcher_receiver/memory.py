@@ -159,6 +159,9 @@ class MemoryFrames:
 class MemoryCheckpoints:
     """CheckpointStore that keeps what a database would."""
 
+    keeps_place = True
+    database_id: UUID | None = None
+
     def __init__(self, chain_id: int, receiver: str = "memory") -> None:
         self.chain_id = chain_id
         self.receiver = receiver
@@ -173,16 +176,22 @@ class MemoryCheckpoints:
             raise CheckpointLost(self.chain_id, self.receiver, first_pid, self.stored.id)
         self.stored = end
 
+    async def record_halt(self, error: HaltError, at_id: int) -> None:
+        del error, at_id
+
+    def record_gap(self, gap: Gap) -> None:
+        del gap
+
     async def close(self) -> None:
         self.is_closed = True
 
 
 class MemoryRecords(MemoryCheckpoints):
-    """A CheckpointStore that keeps records too, as the one over PostgreSQL does."""
+    """A CheckpointStore that keeps halts and gaps, as the one over PostgreSQL does."""
 
     def __init__(self, chain_id: int, database_id: UUID) -> None:
         super().__init__(chain_id)
-        self.database_id: UUID | None = database_id
+        self.database_id = database_id
         self.halts: list[tuple[str, int]] = []
         self.gaps: list[Gap] = []
         self.failures: list[Exception] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from matcher_receiver import Receiver, ReceiverConfig, State
 from tests.builders.chains import make_chain
+from tests.tuned import tuned
 
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
 from .virtual_time import run_virtual, virtual_clock
@@ -32,7 +33,7 @@ class Rig:
 
     def receiver(self, source: GapSource | None = None, **settings: Any) -> Receiver:
         return Receiver(
-            ReceiverConfig(chain_id=self.chain.chain_id, **settings),
+            tuned(ReceiverConfig(chain_id=self.chain.chain_id), **settings),
             self.frames,
             source or self.source,
             self.checkpoints if self.has_checkpoints else None,

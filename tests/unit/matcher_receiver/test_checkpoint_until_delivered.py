@@ -192,7 +192,7 @@ async def test_wait_ends_when_the_receiver_ends_before_the_row() -> None:
     rig = rig_with_pages()
     rig.has_checkpoints = False
     first = rig.chain.batches[0].last_id
-    async with rig.receiver(until_id=first) as receiver:
+    async with rig.receiver(until=first) as receiver:
         waiting = begun(receiver.until_delivered(first + 1))
         async for run in receiver:
             reached = run.last_id

@@ -5,7 +5,7 @@ import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.errors import SettingError
-from matcher_receiver import CheckpointConfig, KafkaSourceConfig, ReceiverConfig
+from matcher_receiver import CheckpointConfig, KafkaSourceConfig, ReceiverConfig, ReceiverTuning
 
 
 def test_checkpoint_config_shows_no_password() -> None:
@@ -18,9 +18,10 @@ def test_checkpoint_config_shows_no_password() -> None:
     ("kind", "fields"),
     [
         (ReceiverConfig, {"chain_id": 0}),
-        (ReceiverConfig, {"chain_id": 1, "poll_after_seconds": 0}),
-        (ReceiverConfig, {"chain_id": 1, "until_id": -1}),
-        (ReceiverConfig, {"chain_id": 1, "gaps_kept": 0}),
+        (ReceiverConfig, {"chain_id": 1, "until": -1}),
+        (ReceiverConfig, {"chain_id": 1, "until": "end"}),
+        (ReceiverConfig, {"chain_id": 1, "tuning": {"gaps_kept": 0}}),
+        (ReceiverTuning, {"poll_after_seconds": 0}),
         (ReceiverConfig, {"chain_id": 1, "no_such_setting": 1}),
         (KafkaSourceConfig, {"kafka": "", "topic": "t"}),
         (KafkaSourceConfig, {"kafka": "b:1", "topic": "t" * 250}),

@@ -21,15 +21,11 @@ from chain_kernel.frame import FrameHeader
 from chain_kernel.model import Event, Mark, Run, Standing
 from matcher_receiver.core import NONCES_MAX, UNPROVEN_BYTES_MAX, ReceiveCore
 from matcher_receiver.decisions import (
-    CHECK_EPOCH,
     CHECK_LINK,
     CHECK_SEAL,
     COMPARE,
     CONFIRM_NONCE,
     DELIVER,
-    DELIVER_NEW_PART,
-    DROP_CHAIN,
-    DROP_OLD,
     DROP_PHANTOM,
     IN_STEP,
     WAIT,
@@ -83,106 +79,6 @@ def chain() -> Chain:
 
 def first_slices(chain: Chain, batch: int, slice_rows: int = 3) -> list[FrameHeader]:
     return [header for header, _ in chain.headers(chain.batches[batch], slice_rows)]
-
-
-# -- frames, from the header alone ----------------------------------------------------------------
-
-
-def test_judge_with_another_chain_drops(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    header = altered(first_slices(chain, 1)[0], chain_id=CHAIN_ID + 1)
-    assert decide(core, header) is DROP_CHAIN
-
-
-def test_judge_with_unknown_nonce_asks_before_the_ids_are_looked_at(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    for header in (
-        first_slices(chain, 0)[0],  # would be old
-        first_slices(chain, 1)[0],  # would be next
-        first_slices(chain, 2)[0],  # would show a gap
-        chain.heartbeat_header(),
-    ):
-        assert decide(core, altered(header, publisher_nonce=b"x" * 16)) is CONFIRM_NONCE
-
-
-def test_judge_with_last_id_at_or_below_the_head_drops_as_old(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[1].last_id)
-    assert decide(core, first_slices(chain, 0)[0]) is DROP_OLD
-    assert decide(core, first_slices(chain, 1)[-1]) is DROP_OLD
-
-
-def test_judge_with_next_frame_delivers(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    assert decide(core, first_slices(chain, 1)[0]) is DELIVER
-
-
-def test_judge_with_next_slice_inside_a_batch_delivers(chain: Chain) -> None:
-    first, second = first_slices(chain, 1)
-    core = core_at(chain, first.last_id)
-    assert decide(core, second) is DELIVER
-
-
-def test_judge_with_next_frame_and_another_seal_checks(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    assert decide(core, altered(first_slices(chain, 1)[0], seal_before=OTHER_SEAL)) is CHECK_SEAL
-
-
-def test_judge_with_next_frame_of_an_older_epoch_checks(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    assert decide(core, altered(first_slices(chain, 1)[0], epoch=0)) is CHECK_EPOCH
-
-
-def test_judge_with_first_pid_above_the_head_fills_up_to_it(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    header = first_slices(chain, 2)[0]
-    assert decide(core, header) == Fill(header.first_pid, "frame")
-
-
-def test_judge_with_partly_old_frame_delivers_the_new_part(chain: Chain) -> None:
-    whole = first_slices(chain, 1, slice_rows=6)[0]
-    core = core_at(chain, chain.batches[1].events[2].id)
-    assert decide(core, whole) is DELIVER_NEW_PART
-
-
-def test_judge_with_partly_old_frame_and_another_seal_checks(chain: Chain) -> None:
-    whole = altered(first_slices(chain, 1, slice_rows=6)[0], seal_before=OTHER_SEAL)
-    core = core_at(chain, chain.batches[1].events[2].id)
-    assert decide(core, whole) is CHECK_SEAL
-
-
-def test_judge_with_heartbeat_above_the_head_fills_up_to_it(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    assert decide(core, chain.heartbeat_header()) == Fill(chain.mark().id, "heartbeat")
-
-
-def test_judge_with_heartbeat_at_the_head_is_in_step(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    assert decide(core, chain.heartbeat_header()) is IN_STEP
-
-
-def test_judge_with_heartbeat_at_the_head_and_another_seal_checks(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    assert decide(core, altered(chain.heartbeat_header(), seal_before=OTHER_SEAL)) is CHECK_SEAL
-
-
-def test_judge_with_heartbeat_at_a_head_inside_a_batch_checks(chain: Chain) -> None:
-    inside = chain.batches[1].events[2].id
-    core = core_at(chain, inside)
-    heartbeat = altered(
-        chain.heartbeat_header(),
-        first_pid=inside,
-        first_id=inside,
-        last_id=inside,
-        seal_before=core.head.seal,
-    )
-    assert decide(core, heartbeat) is CHECK_SEAL
-
-
-def test_judge_with_heartbeat_below_the_head_drops_as_old(chain: Chain) -> None:
-    heartbeat = chain.heartbeat_header()
-    chain.add(3)
-    core = core_at(chain, chain.mark().id)
-    assert decide(core, heartbeat) is DROP_OLD
 
 
 # -- rows of frames -------------------------------------------------------------------------------
@@ -359,54 +255,29 @@ def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None
 # -- gaps -----------------------------------------------------------------------------------------
 
 
-def test_gap_with_the_row_in_the_database_is_filled(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    fill = Fill(chain.batches[1].last_id, "frame")
-    assert core.judge_gap(standing_of(chain, fill.until_id), fill) == fill
-
-
-def test_gap_with_a_row_that_the_primary_lacks_is_a_phantom(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    fill = Fill(chain.mark().id + 50, "frame")
-    assert core.judge_gap(standing_of(chain, fill.until_id), fill) is DROP_PHANTOM
-
-
-def test_gap_with_a_row_that_a_standby_lacks_waits(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    fill = Fill(chain.mark().id + 50, "frame")
-    standing = standing_of(chain, fill.until_id, is_primary=False)
-    assert core.judge_gap(standing, fill) is WAIT
-
-
-def test_gap_with_a_row_on_a_standby_is_filled(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    fill = Fill(chain.mark().id, "heartbeat")
-    assert core.judge_gap(standing_of(chain, fill.until_id, is_primary=False), fill) == fill
-
-
-def test_gap_with_a_primary_behind_us_halts(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    fill = Fill(chain.mark().id + 50, "frame")
-    chain.batches.pop()
-    assert error_of(core.judge_gap(standing_of(chain, fill.until_id), fill), PrimaryBehind)
-
-
-def test_gap_with_another_database_halts(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    standing = standing_of(chain, chain.mark().id)
-    foreign = msgspec.structs.replace(
-        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
-    )
-    assert error_of(core.judge_gap(foreign, Fill(99, "frame")), ForeignDatabase)
-
-
-def test_gap_with_a_standby_of_another_database_waits(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    standing = standing_of(chain, chain.mark().id, is_primary=False)
-    foreign = msgspec.structs.replace(
-        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
-    )
-    assert core.judge_gap(foreign, Fill(chain.mark().id, "frame")) is WAIT
+@pytest.mark.parametrize("is_primary", [True, False])
+@pytest.mark.parametrize("what", ["there", "not there", "behind us", "another database"])
+def test_gap_is_filled_where_the_row_is_and_only_the_primary_denies_or_halts(
+    chain: Chain, what: str, *, is_primary: bool
+) -> None:
+    core = core_at(chain, chain.mark().id if what == "behind us" else chain.batches[0].last_id)
+    until_id = chain.mark().id + (0 if what in ("there", "another database") else 50)
+    fill = Fill(until_id, "frame")
+    if what == "behind us":
+        chain.batches.pop()
+    standing = standing_of(chain, until_id, is_primary=is_primary)
+    if what == "another database":
+        foreign = msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
+        standing = msgspec.structs.replace(standing, head=foreign)
+    decision = core.judge_gap(standing, fill)
+    if what == "there":
+        assert decision == fill
+    elif not is_primary:
+        assert decision is WAIT
+    elif what == "not there":
+        assert decision is DROP_PHANTOM
+    else:
+        assert error_of(decision, PrimaryBehind if what == "behind us" else ForeignDatabase)
 
 
 # -- fills and states -----------------------------------------------------------------------------

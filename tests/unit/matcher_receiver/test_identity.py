@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from chain_kernel.errors import SettingError
-from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig, PreferredSources
+from chain_verifier.archive.backed_source import ArchiveBackedSource
+from gapfill import GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
 from tests.builders.chains import CHAIN_ID, make_chain
 
@@ -34,16 +35,6 @@ class Lying(MemorySource):
     @property
     def chain_id(self) -> int:
         return CHAIN_ID
-
-
-class Reports(MemoryCheckpoints):
-    database_id = None
-
-    async def begin(self) -> None:
-        raise AssertionError("asked before it was compared")
-
-    def record_gap(self, gap: object) -> None:
-        raise AssertionError("told before it was compared")
 
 
 def of_another_chain() -> MemorySource:
@@ -74,14 +65,6 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "name of the checkpoints": (
         lambda _: {"checkpoints": MemoryCheckpoints(CHAIN_ID, "theirs")},
         "receiver of the checkpoints was 'theirs', expected 'mine', the receiver's name",
-    ),
-    "reports": (
-        lambda _: {"reports": Reports(OTHER, "mine")},
-        f"chain of the reports was {OTHER}, expected chain {CHAIN_ID}",
-    ),
-    "name of the reports": (
-        lambda _: {"reports": Reports(CHAIN_ID, "theirs")},
-        "receiver of the reports was 'theirs', expected 'mine', the receiver's name",
     ),
     "snapshots": (
         lambda folder: {"snapshots": _snapshots(folder)},

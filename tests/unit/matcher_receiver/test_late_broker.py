@@ -13,6 +13,7 @@ from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from matcher_receiver import Receiver, ReceiverConfig
 from tests.builders.chains import ids_of, make_chain
+from tests.tuned import tuned
 
 from .memory import MemorySource
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def receiver_of(chain: Chain, frames: MemoryFrameSource, **settings: Any) -> Receiver:
-    config = ReceiverConfig(chain_id=chain.chain_id, **settings)
+    config = tuned(ReceiverConfig(chain_id=chain.chain_id), **settings)
     return Receiver(config, frames, MemorySource(chain), None, virtual_clock(), random=Random(5))
 
 

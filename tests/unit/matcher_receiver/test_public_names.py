@@ -18,6 +18,7 @@ def test_public_names_are_these() -> None:
         "Receiver",
         "ReceiverConfig",
         "ReceiverStats",
+        "ReceiverTuning",
         "Snapshot",
         "StartAt",
         "State",

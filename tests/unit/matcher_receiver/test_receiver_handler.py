@@ -9,7 +9,6 @@ import pytest
 
 from chain_kernel.errors import CheckpointLost, RetryError
 from chain_kernel.handlers import NotAsync
-from tests.builders.chains import ids_of
 
 from .memory import MemoryRecords
 from .rig import Rig, take, virtual
@@ -37,7 +36,7 @@ async def test_run_hands_each_run_to_the_handler_and_stores_the_place_behind_it(
         assert records.stored.id == run.first_pid
         ids.extend(event.id for event in run.events)
 
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
         await receiver.run(handler)
     assert ids == rig.chain.ids
     assert records.stored == rig.chain.mark()
@@ -51,27 +50,13 @@ async def test_run_with_a_handler_that_is_no_async_function_says_so() -> None:
         raise AssertionError
 
     called: Any = handler(None)  # type: ignore[arg-type]
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
         returns: Any = lambda run: 1  # noqa: E731
         for wrong, found in ((called, "a coroutine"), (returns, "one that returned int")):
             with pytest.raises(NotAsync, match=f"handler was '{found}', expected "):
                 await receiver.run(wrong)
     assert records.stored is not None
     assert records.stored.id == 0
-
-
-@virtual
-async def test_run_without_a_store_needs_none() -> None:
-    rig = Rig([4, 8])
-    rig.has_checkpoints = False
-    runs: list[Run] = []
-
-    async def handler(run: Run) -> None:
-        runs.append(run)
-
-    async with rig.receiver(to_head_at_start=True) as receiver:
-        await receiver.run(handler)
-    assert ids_of(runs) == rig.chain.ids
 
 
 @virtual
@@ -86,7 +71,7 @@ async def test_run_with_a_handler_that_stores_the_place_itself_leaves_it_alone()
 
     records.save = counted  # type: ignore[method-assign]
     transaction = object()
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
 
         async def handler(run: Run) -> None:
             await receiver.checkpoint(run, connection=transaction)
@@ -107,7 +92,7 @@ async def test_run_with_a_handler_that_failed_begins_with_the_same_run_again() -
             raise failures.pop()
         ids.extend(event.id for event in run.events)
 
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
         for _ in range(2):
             with pytest.raises(ValueError, match="no"):
                 await receiver.run(handler)
@@ -126,7 +111,7 @@ async def test_run_with_the_checkpoints_database_away_waits_and_hands_nothing_ov
         ids.extend(event.id for event in run.events)
         records.failures = [RetryError("away"), RetryError("away")]
 
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
         await receiver.run(handler)
     assert ids == rig.chain.ids
     assert records.stored == rig.chain.mark()

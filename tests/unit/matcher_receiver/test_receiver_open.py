@@ -14,9 +14,10 @@ from matcher_receiver import (
     PostgresHeadReports,
     ReceiverConfig,
 )
-from matcher_receiver.live_frames import OptionalFrames
+from matcher_receiver.listening import OptionalFrames
 from orderchain import KafkaConfig, errors, open_receiver
 from tests.builders.chains import CHAIN_ID
+from tests.tuned import tuned
 
 from .memory import MemoryCheckpoints
 from .rig import Rig, virtual
@@ -30,12 +31,12 @@ DATABASE, STANDBY, READER = (f"postgresql://{name}/x" for name in ("db", "standb
 
 
 def config(**settings: Any) -> ReceiverConfig:
-    whole = {"chain_id": CHAIN_ID, "name": "mine", "database": DATABASE, "kafka": "broker:9092"}
-    return ReceiverConfig(**{**whole, **settings})
+    whole = ReceiverConfig(chain_id=CHAIN_ID, name="mine", database=DATABASE, kafka="broker:9092")
+    return tuned(whole, **settings)
 
 
 def parts_of(receiver: Receiver) -> dict[str, object]:
-    names = ("frames", "gap_source", "checkpoints", "reports", "snapshots")
+    names = ("frames", "gap_source", "checkpoints", "snapshots")
     return {name: getattr(receiver, f"_{name}") for name in names}
 
 
@@ -46,7 +47,6 @@ def test_one_config_makes_all_parts() -> None:
     assert isinstance(parts["gap_source"], GapReader)
     assert isinstance(parts["checkpoints"], PostgresCheckpointStore)
     assert (parts["checkpoints"].chain_id, parts["checkpoints"].receiver) == (CHAIN_ID, "mine")
-    assert parts["reports"] is None
 
 
 def test_several_gap_databases_are_standbys_and_the_primary_last() -> None:
@@ -75,10 +75,9 @@ def test_settings_of_the_config_reach_the_parts() -> None:
 
 def test_place_that_is_kept_elsewhere_is_reported() -> None:
     parts = parts_of(open_receiver(config(checkpoint="reported")))
-    assert parts["checkpoints"] is None
-    assert isinstance(parts["reports"], PostgresHeadReports)
+    assert isinstance(parts["checkpoints"], PostgresHeadReports)
     nowhere = config(checkpoint="reported", database=None, gap_databases=(READER,))
-    assert parts_of(open_receiver(nowhere))["reports"] is None
+    assert parts_of(open_receiver(nowhere))["checkpoints"] is None
 
 
 @pytest.mark.parametrize(
@@ -109,13 +108,13 @@ def test_receiver_without_a_database_of_its_own_keeps_its_place_where_the_caller
     assert parts_of(open_receiver(started))["checkpoints"] is None
     checkpoints = MemoryCheckpoints(CHAIN_ID, "mine")
     made = parts_of(open_receiver(config(**nowhere), checkpoints=checkpoints))
-    assert (made["checkpoints"], made["reports"]) == (checkpoints, None)
+    assert made["checkpoints"] is checkpoints
 
 
 @virtual
 async def test_parts_that_are_handed_in_are_used_and_compared() -> None:
     rig = Rig([4, 4])
-    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", to_head_at_start=True)
+    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", until="head")
     given: dict[str, Any] = {"frames": rig.frames, "gap_source": rig.source}
     mine = MemoryCheckpoints(CHAIN_ID, "mine")
     async with open_receiver(own, **given, checkpoints=mine) as receiver:

@@ -34,14 +34,8 @@ class Snapshots:
 
 
 async def received(rig: Rig, **settings: Any) -> list[int]:
-    async with rig.receiver(to_head_at_start=True, **settings) as receiver:
+    async with rig.receiver(until="head", **settings) as receiver:
         return ids_of([run async for run in receiver])
-
-
-@virtual
-async def test_start_at_nothing_else_is_the_beginning() -> None:
-    rig = Rig(SIZES)
-    assert await received(rig, start_at=StartAt()) == rig.chain.ids
 
 
 @virtual
@@ -130,7 +124,7 @@ def test_start_while_rows_are_committed_and_published_has_no_hole_and_no_repeat(
 
 
 async def tail(rig: Rig) -> tuple[Snapshot | None, list[Run]]:
-    async with rig.receiver(to_head_at_start=True) as receiver:
+    async with rig.receiver(until="head") as receiver:
         return receiver.snapshot, [run async for run in receiver]
 
 

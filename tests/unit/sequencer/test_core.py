@@ -37,14 +37,6 @@ def test_first_batch_after_a_take_over_skips_ids_once() -> None:
     assert (second.pid, second.first_id) == (1_052, 1_053)
 
 
-def test_batch_that_would_straddle_a_partition_moves_behind_its_bound() -> None:
-    core = core_at(95, partition_ids=100)
-    assert core.assemble(make_orders(4), WALL_NS).last_id == 99
-    assert core.assemble(make_orders(60), WALL_NS).first_id == 100
-    moved = core.assemble(make_orders(60), WALL_NS)
-    assert (moved.pid, moved.first_id) == (159, 200)
-
-
 def test_orders_without_a_time_get_the_wall_clock_and_others_keep_theirs() -> None:
     batch = core_at().assemble([Order("a", b""), Order("b", b"", 5)], WALL_NS)
     assert [event.event_time_ns for event in batch.events] == [WALL_NS, 5]

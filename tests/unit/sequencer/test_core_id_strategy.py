@@ -63,12 +63,6 @@ def test_time_based_ids_behind_a_leader_with_a_clock_ahead_stay_above_its_ids() 
     assert core.assemble(make_orders(1), WALL_NS).first_id == ahead.last_id + 1_001
 
 
-def test_time_based_batch_that_would_straddle_a_partition_moves_behind_its_bound() -> None:
-    bound = (WALL_MS << 20) // DAY_IDS * DAY_IDS + DAY_IDS
-    core = time_core(last_id=bound - 3)
-    assert core.assemble(make_orders(5), WALL_NS).first_id == bound
-
-
 def test_time_based_ids_with_a_clock_beyond_what_they_can_tell_do_not_follow_it() -> None:
     core = time_core()
     assert core.assemble(make_orders(1), 2**63 - 1).first_id == 1

@@ -21,8 +21,7 @@ from chain_kernel.testing.memory_store import (
     MemoryKeyStore,
     MemoryLease,
 )
-from sequencer import Sequencer, SequencerConfig
-from sequencer.config import SequencerConfig as Config
+from sequencer import Sequencer, SequencerConfig, SequencerTuning
 from sequencer.core import (
     IDS_PER_SECOND,
     SEEN_AHEAD_MAX,
@@ -33,13 +32,14 @@ from sequencer.core import (
 )
 from sequencer.publisher import heartbeat_frame
 from tests.builders.orders import make_orders
+from tests.tuned import tuned
 
 from .builders import WALL_NS, make_term
 
 if TYPE_CHECKING:
     from chain_kernel.model import Term
 
-SKIP = Config(chain_id=1, database="postgresql://d", kafka="k:1").takeover_skip_ids
+SKIP = SequencerTuning().takeover_skip_ids
 HEAD = 5_000
 HEAD_US = WALL_NS // 1_000
 LOST_ORDERS = 2_000
@@ -170,14 +170,9 @@ class World:
         self.sink = MemoryFrameSink(self.log)
 
     def sequencer(self, **settings: Any) -> Sequencer:
-        fields = {
-            "chain_id": 1,
-            "database": "postgresql://memory",
-            "kafka": "memory:1",
-            "recover_seconds": 5,
-        }
+        config = SequencerConfig(chain_id=1, database="postgresql://memory", kafka="memory:1")
         return Sequencer(
-            SequencerConfig(**(fields | settings)),  # type: ignore[arg-type]
+            tuned(config, **{"recover_seconds": 5, **settings}),
             store=MemoryChainStore(self.database, 1),
             keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),

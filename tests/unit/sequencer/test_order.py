@@ -6,7 +6,7 @@ import pytest
 
 from chain_kernel.errors import OrderError
 from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from sequencer.order import Ack, Acks, Order, check_order, columns_of, joined
+from sequencer.order import Ack, Acks, Order, check_order, columns_of
 
 
 def test_check_with_good_orders_counts_their_bytes() -> None:
@@ -64,12 +64,6 @@ def test_columns_whose_orders_all_have_times_hold_them_packed_too() -> None:
     columns = columns_of([Order("k", b"", time_ns) for time_ns in times])
     assert [list(part) for part in columns.times_at(9)] == [times, times]
     assert columns.packed_times is not None
-
-
-@pytest.mark.parametrize("times", [[1, 2], [1, None], [None, None]])
-def test_joined_columns_are_those_of_all_orders(times: list[int | None]) -> None:
-    orders = [Order(f"k{n}", bytes(n), time_ns) for n, time_ns in enumerate(times)]
-    assert joined([columns_of([order]) for order in orders]) == columns_of(orders)
 
 
 def test_acks_are_read_like_a_list_of_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.key_resolution import columns_of_entries
+from sequencer.assembly import columns_of_entries
 from sequencer.order import Order, columns_of, joined
 from sequencer.submission import Entry
 

@@ -17,7 +17,7 @@ import pytest
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import connect
 from chain_kernel.errors import ConnectError
-from chain_kernel.sql import CALLBACK_ROLES, INBOX_ROLES, OUTBOX_ROLES, OWNER
+from chain_kernel.sql import OWNER
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.verified_mark import read_extent
@@ -43,6 +43,7 @@ from outbox import (
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.config import CallbackConfig
+from outbox.roles import ROLES_OF
 from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
@@ -135,7 +136,7 @@ async def test_chain_is_sequenced_received_filled_and_verified(
             await sequencer.submit_many(orders)
         # Whatever was published before it came is filled from the database.
         config = ReceiverConfig(
-            chain_id=chain_id, name="any", database=reached, kafka=kafka, to_head_at_start=True
+            chain_id=chain_id, name="any", database=reached, kafka=kafka, until="head"
         )
         async with open_receiver(config) as receiver:
             async for run in receiver:
@@ -202,7 +203,7 @@ async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, 
     for part in ("outbox", "inbox", "callback"):
         text = schema.PARTS[part].text()
         secured.server.execute(f"BEGIN; {text} COMMIT", database=database_name)
-    roles = ", ".join({*OUTBOX_ROLES, *INBOX_ROLES, *CALLBACK_ROLES})
+    roles = ", ".join({*ROLES_OF["outbox"], *ROLES_OF["inbox"], *ROLES_OF["callback"]})
     secured.server.execute(f"GRANT {roles} TO {TRADER}, {CERTIFIED}", database=database_name)
     owner = await connect(
         secured.right(SUPERUSER, dbname=database_name),

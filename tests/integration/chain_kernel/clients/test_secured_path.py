@@ -15,9 +15,9 @@ import pytest
 import outbox
 from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer, started
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import is_broker_there
+from chain_kernel.clients.kafka_errors import is_broker_there
 from chain_kernel.errors import ConnectError, RetryError
-from chain_kernel.sql import AUDITOR, GAP_READER, OUTBOX_WRITER, OWNER, SEQUENCER_WRITER
+from chain_kernel.sql import AUDITOR, GAP_READER, OWNER, SEQUENCER_WRITER
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chainctl.admin import create_chain
@@ -30,9 +30,11 @@ from outbox import Consumer, ConsumerConfig, Status
 from outbox.consumer.confirm_loop import ConfirmSender
 from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import DestinationRecords, move_start
+from outbox.roles import OUTBOX_WRITER
 from sequencer import (
     Order,
     SequencerConfig,
+    SequencerTuning,
     TopicIntake,
     TopicIntakeConfig,
     check_intake_topic,
@@ -228,7 +230,7 @@ async def test_receiver_cannot_write(
             chain_id=1,
             database="postgresql://unused",
             kafka=reader,
-            publish_seconds=LONG_SECONDS,
+            tuning=SequencerTuning(publish_seconds=LONG_SECONDS),
         )
     )
     await sink.start(topic, 0)  # to look is allowed

@@ -27,7 +27,7 @@ async def book(delivery, connection):
 
 SERVICE = '''
 import asyncio
-from matcher_receiver import Receiver, ReceiverConfig
+from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
 
 
 def make_receiver(chain, **settings):
@@ -47,7 +47,8 @@ class Service:
 
     async def main(self):
         connection = await self.chain.connect()
-        async with make_receiver(self.chain, poll_after_seconds=0.05) as receiver:
+        quick = ReceiverTuning(poll_after_seconds=0.05)
+        async with make_receiver(self.chain, tuning=quick) as receiver:
             async for run in receiver:
                 async with connection.transaction():
                     await connection.executemany("INSERT INTO done VALUES ($1)", zip(run.events))

@@ -163,7 +163,7 @@ def test_status_tells_stored_from_reported_places_and_who_has_halted(
             database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name="journal"
         )
         async with PostgresHeadReports(config) as reports:
-            reports.report(place(30))
+            await reports.save(0, place(30))
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "new") as store:
             await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
 

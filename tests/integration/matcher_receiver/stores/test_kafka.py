@@ -42,25 +42,6 @@ async def read(source: KafkaFrameSource, count: int) -> list[bytes | None]:
     return found
 
 
-async def test_start_stands_behind_what_was_published_before(
-    bootstrap: str, any_topic: str
-) -> None:
-    await publish_frames(bootstrap, any_topic, [b"before"])
-    async with source_of(bootstrap, any_topic) as source:
-        await publish_frames(bootstrap, any_topic, [b"one", None, b"", b"two"])
-        assert await read(source, 4) == [b"one", None, b"", b"two"]
-
-
-async def test_records_with_nothing_there_end_by_the_timeout(
-    bootstrap: str, any_topic: str
-) -> None:
-    async with source_of(bootstrap, any_topic) as source:
-        began = asyncio.get_running_loop().time()
-        assert await source.records(0.3) == []
-        assert await source.records(0.3) == []
-        assert 0.5 < asyncio.get_running_loop().time() - began < 5
-
-
 async def test_record_larger_than_a_fetch_arrives_whole(bootstrap: str) -> None:
     name = f"frames-{secrets.token_hex(4)}"
     await make_topics(bootstrap, name, configs={"max.message.bytes": "9000000"})

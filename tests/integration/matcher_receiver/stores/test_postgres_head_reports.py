@@ -34,8 +34,8 @@ async def test_reported_head_stands_beside_the_checkpoints_and_may_fall(
     last = stored.chain.mark()
     for place in (last, stored.chain.mark(0)):  # a journal that was removed begins anew
         async with PostgresHeadReports(config("journal")) as reports:
-            await reports.begin()
-            reports.report(place)
+            await reports.load()
+            await reports.save(0, place)
         row = await admin.fetchrow("SELECT * FROM receiver_checkpoint")
         assert (row["receiver"], row["head_delivered"]) == ("journal", place.id)
         assert (row["is_report"], row["seal"]) == (True, place.seal)
@@ -49,7 +49,7 @@ async def test_report_and_checkpoint_of_one_name_never_take_each_others_row(
     await stored.commit(4)
     last = stored.chain.mark()
     async with PostgresHeadReports(config("a")) as reports:
-        reports.report(last)
+        await reports.save(0, last)
     async with PostgresCheckpointStore(config("a")) as store:
         with pytest.raises(SettingError, match="receiver's name was 'a'"):
             await store.load()
@@ -59,8 +59,8 @@ async def test_report_and_checkpoint_of_one_name_never_take_each_others_row(
         await store.save(0, stored.chain.mark(0))
     async with PostgresHeadReports(config("b")) as reports:
         with pytest.raises(SettingError, match="receiver's name was 'b'"):
-            await reports.begin()
-        reports.report(last)
+            await reports.load()
+        await reports.save(0, last)
     rows = await admin.fetch("SELECT receiver, head_delivered FROM receiver_checkpoint")
     assert dict(map(tuple, rows)) == {"a": last.id, "b": 0}
 
@@ -70,8 +70,8 @@ async def test_receiver_that_reports_gaps_alone_leaves_no_head(
 ) -> None:
     await stored.commit(4)
     async with PostgresHeadReports(config("once"), reports_head=False) as reports:
-        await reports.begin()
-        reports.report(stored.chain.mark())
+        await reports.load()
+        await reports.save(0, stored.chain.mark())
         reports.record_gap(
             Gap(chain_id=1, after_id=1, until_id=2, cause="frame", source="primary", rows=1,
                 found_at_ns=1, duration_ns=1)
@@ -85,8 +85,8 @@ async def test_receiver_that_reported_a_halt_does_not_begin_again(
 ) -> None:
     del stored
     async with PostgresHeadReports(config("h")) as reports:
-        await reports.begin()
+        await reports.load()
         await reports.record_halt(PrimaryBehind(chain_id, 3, 9), 9)
     async with PostgresHeadReports(config("h")) as reports:
         with pytest.raises(StillHalted, match="PrimaryBehind"):
-            await reports.begin()
+            await reports.load()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_kernel.errors import RetryError
-from chain_kernel.sql import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from chainctl.schema.parts import PARTS
 from outbox import Confirm, Destination, Status, save_destinations
 from outbox.callback.callback_service import CallbackIntake, CallbackService
@@ -23,6 +22,7 @@ from outbox.callback.calls import sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
+from outbox.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chain_kernel.sql import INBOX_ROLES, OWNER
+from chain_kernel.sql import OWNER
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import draw_message_ids
+from outbox.roles import ROLES_OF
 from tests.permissions_page import rights_below, table_below
 
 from .test_inbox_schema import delivery
@@ -31,7 +32,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(
     real: dict[tuple[str, str], dict[str, str]] = {}
     for found in await admin.fetch(_COLUMNS):
         place = real.setdefault((found["name"], found["column"]), {})
-        for role in INBOX_ROLES:
+        for role in ROLES_OF["inbox"]:
             letters = ""
             for letter, right in _OF_COLUMNS.items():
                 query = "SELECT has_column_privilege($1::text, $2::oid, $3::smallint, $4)"
@@ -42,7 +43,7 @@ async def test_column_rights_of_each_role_are_those_of_the_document(
                 if await admin.fetchval(query, role, found["oid"], right):
                     letters += letter
             place[role] = letters
-    assert real == rights_below("Inbox: tables, column by column", INBOX_ROLES, real)
+    assert real == rights_below("Inbox: tables, column by column", ROLES_OF["inbox"], real)
 
 
 async def test_functions_and_who_may_call_them_are_those_of_the_document(
@@ -58,7 +59,7 @@ async def test_functions_and_who_may_call_them_are_those_of_the_document(
     for row in functions:
         assert row["owner"] == OWNER
         assert "search_path=pg_catalog, public, pg_temp" in row["settings"], row["name"]
-        for role in INBOX_ROLES:
+        for role in ROLES_OF["inbox"]:
             query = "SELECT has_function_privilege($1::text, $2::oid, 'EXECUTE')"
             allowed = await admin.fetchval(query, role, row["oid"])
             assert ("X" if allowed else "-") == written[row["name"]][role], (role, row["name"])
@@ -67,7 +68,7 @@ async def test_functions_and_who_may_call_them_are_those_of_the_document(
 async def test_roles_are_those_of_the_document_and_nothing_is_granted_to_public(
     admin: asyncpg.Connection,
 ) -> None:
-    assert [row["role"] for row in table_below("Inbox: roles")] == list(INBOX_ROLES)
+    assert [row["role"] for row in table_below("Inbox: roles")] == list(ROLES_OF["inbox"])
     granted = await admin.fetch(
         "SELECT relname FROM pg_class, aclexplode(relacl) a"
         " WHERE relnamespace = 'public'::regnamespace AND a.grantee = 0"

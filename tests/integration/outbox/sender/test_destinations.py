@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chain_kernel.errors import RetryError, SettingError
-from chain_kernel.sql import OUTBOX_OPERATOR
 from outbox import (
     Destination,
     add,
@@ -17,6 +16,7 @@ from outbox import (
     save_destinations,
 )
 from outbox.errors import DestinationMissing
+from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.upkeep import remove_destination
 
 if TYPE_CHECKING:

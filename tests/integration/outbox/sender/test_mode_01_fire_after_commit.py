@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.sql import OUTBOX_WRITER
 from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
 from outbox.records import read_headers
+from outbox.roles import OUTBOX_WRITER
 from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:

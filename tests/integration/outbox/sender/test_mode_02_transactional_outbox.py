@@ -13,10 +13,10 @@ import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import OUTBOX_WRITER
 from local_stack.postgres import SUPERUSER
 from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
+from outbox.roles import OUTBOX_WRITER
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer, PostgresServer

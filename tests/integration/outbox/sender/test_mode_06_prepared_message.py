@@ -18,10 +18,10 @@ import asyncpg
 import pytest
 
 from chain_kernel.errors import RetryError, SettingError
-from chain_kernel.sql import OUTBOX_RELAY
 from chainctl.schema.parts import PARTS
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
+from outbox.roles import OUTBOX_RELAY
 from outbox.sender.business import store_messages
 from outbox.sender.check_back import (
     CheckBack,

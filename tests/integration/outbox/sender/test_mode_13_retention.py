@@ -12,9 +12,9 @@ import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import OUTBOX_OPERATOR
 from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
 from outbox.message import MessageIds
+from outbox.roles import OUTBOX_OPERATOR
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 

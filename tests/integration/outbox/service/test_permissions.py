@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.sql import CALLBACK_ROLES, DECISION_ROLES, OWNER
+from chain_kernel.sql import OWNER
 from chainctl.schema.parts import PARTS
+from outbox.roles import ROLES_OF
 from tests.permissions_page import rights_below, table_below
 
 from ..test_permissions import _COLUMNS
@@ -16,7 +17,7 @@ from ..test_permissions import _COLUMNS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ROLES = {"Callback": CALLBACK_ROLES, "Decision": DECISION_ROLES}
+ROLES = {"Callback": ROLES_OF["callback"], "Decision": ROLES_OF["decision"]}
 
 
 @pytest.fixture(params=list(ROLES))

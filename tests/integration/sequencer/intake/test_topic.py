@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from chain_kernel.errors import IntakeLost, TopicError
@@ -206,28 +206,6 @@ async def test_orders_of_an_aborted_transaction_never_reach_the_chain(
         await topic.add([(1, b"k6", b"x")])
         await until_taken(chain, topic)
     assert [row.key for row in await chain.rows()] == ["k0", "k2", "k4", "k6"]
-
-
-async def test_start_latest_begins_behind_what_is_there(chain: Chain, topic: Topic) -> None:
-    await topic.add([(0, b"old", b"x")])
-    async with taking(chain, topic, start="latest"):
-        await until_taken(chain, topic)
-        await topic.add([(0, b"new", b"x")])
-        await until_taken(chain, topic)
-    assert [row.key for row in await chain.rows()] == ["new"]
-
-
-async def test_partition_added_while_running_is_read_whole(
-    chain: Chain, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sequencer.intake.reader._METADATA_AGE_MS", 200)
-    async with taking(chain, topic, start="latest"):
-        await until_taken(chain, topic)
-        grown = {topic.name: NewPartitions(total_count=4)}
-        await topic.manage(lambda admin: admin.create_partitions(grown))
-        await topic.add([(3, b"a", b"x"), (0, b"b", b"x")])
-        await until_taken(chain, topic)
-    assert sorted(row.key for row in await chain.rows()) == ["a", "b"]
 
 
 async def test_records_deleted_before_they_were_read_stop_the_intake(

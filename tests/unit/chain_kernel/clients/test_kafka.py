@@ -11,7 +11,6 @@ import pytest
 from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients.kafka import close_client, copy_records_once, end_client, start_client
-from chain_kernel.clients.kafka_probe import BrokerVersion
 from tests.deadlines import deadline
 
 
@@ -179,25 +178,3 @@ class SendingClient:
 
     def send(self, node_id: int, request: Any, *, group: int) -> None:
         self.sent.append((node_id, request, group))
-
-
-@pytest.mark.parametrize(
-    ("level", "fetch", "version", "is_supported"),
-    [
-        (0, 0, "older than 3.7", False),
-        (0, 15, "older than 3.7", False),
-        (0, 16, "3.7 or newer", True),
-        (3, 13, "older than 3.7", False),
-        (14, 15, "3.6", False),  # as a broker of 3.6.2 answers
-        (19, 16, "3.7", True),  # 3.7.2
-        (21, 17, "3.9", True),  # 3.9.1
-        (25, 17, "4.0", True),
-        (27, 18, "4.1", True),  # 4.1.1
-        (28, 18, "newer than 4.1", True),
-    ],
-)
-def test_version_of_a_broker_is_named_as_far_as_it_is_known(
-    level: int, fetch: int, version: str, is_supported: bool
-) -> None:
-    found = BrokerVersion(level, fetch)
-    assert (str(found), found.is_supported) == (version, is_supported)

@@ -13,7 +13,7 @@ from cramjam import DecompressionError
 
 from chain_kernel.clients.kafka import TopicPartition, UnreadableRecords, fetch
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_probe import broker_refusal, reading_error
+from chain_kernel.clients.kafka_errors import broker_refusal, reading_error
 from chain_kernel.errors import ConnectError, RetryError, TopicError
 from outbox.parts import endless
 

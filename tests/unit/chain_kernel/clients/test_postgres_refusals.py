@@ -32,26 +32,8 @@ def test_schema_refusal_names_what_is_missing_and_how_to_apply(error: Exception)
     assert isinstance(refusal, SchemaError)
     assert str(refusal) == (
         "schema was 'none, or of another version', "
-        f"expected the tables that `chainctl schema apply` makes ({error})"
+        f"expected the tables that `chainctl schema apply [--part]` makes ({error})"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ('relation "inbox_dead" does not exist', "inbox"),
-        ('relation "inbox" does not exist', "inbox"),
-        ('relation "outbox_pending" does not exist', "outbox"),
-        ('relation "delivery_act" does not exist', "outbox"),
-        ("function outbox_add(text, bytea) does not exist", "outbox"),
-        ('relation "callback_intake" does not exist', "callback"),
-        ('relation "outbox_decision_floor" does not exist', "decision"),
-        ("function outbox_decide(uuid) does not exist", "decision"),
-    ],
-)
-def test_schema_refusal_names_the_part_that_is_to_be_applied(words: str, part: str) -> None:
-    command = f"`chainctl schema apply --part {part}`"
-    assert command in str(schema_refusal(asyncpg.UndefinedTableError(words)))
 
 
 @pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), ValueError()])

@@ -219,7 +219,7 @@ def test_receiver_begins_behind_the_newest_whole_snapshot(tmp_path: Path) -> Non
             await store.save(Snapshot(mark=mark, state=b"%d rows" % (at + 1)))
         path_at(tmp_path, rig.chain.ids[9]).write_bytes(b"torn")
         rig.snapshots = store
-        async with rig.receiver(to_head_at_start=True) as receiver:
+        async with rig.receiver(until="head") as receiver:
             assert receiver.snapshot is not None
             assert receiver.snapshot.state == b"4 rows"
             assert ids_of([run async for run in receiver]) == rig.chain.ids[4:]

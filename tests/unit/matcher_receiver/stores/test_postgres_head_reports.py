@@ -10,51 +10,47 @@ import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.session import Session, SessionConfig
-from chain_kernel.errors import ConnectError, PrimaryBehind, RetryError, SettingError
+from chain_kernel.errors import ConnectError, PrimaryBehind, RetryError
 from chain_kernel.model import Gap, Mark
-from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver, ReceiverConfig
+from matcher_receiver import CheckpointConfig, PostgresHeadReports
 from matcher_receiver.stores.postgres import GapRecorder
-from tests.unit.matcher_receiver.memory import MemoryCheckpoints, MemoryRecords
+from tests.builders.chains import ids_of
+from tests.unit.matcher_receiver.memory import MemoryRecords
 from tests.unit.matcher_receiver.rig import Rig, take, virtual
-from tests.unit.matcher_receiver.virtual_time import virtual_clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matcher_receiver import Receiver
 
 CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7, name="r")
 
 
 class MemoryReports(MemoryRecords):
-    """HeadReports that keep what they were told."""
+    """A store that keeps no place, and what it was told."""
+
+    keeps_place = False
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig.chain.chain_id, rig.chain.database_id)
         self.told: list[int] = []
 
-    async def begin(self) -> None:
-        await self.load()
+    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+        del first_pid
+        assert connection is None
+        self.told.append(end.id)
 
-    def report(self, done: Mark) -> None:
-        self.told.append(done.id)
 
-
-def reporting(rig: Rig, reports: MemoryReports, **settings: Any) -> Receiver:
-    return Receiver(
-        ReceiverConfig(chain_id=rig.chain.chain_id, **settings),
-        rig.frames,
-        rig.source,
-        rig.checkpoints if rig.has_checkpoints else None,
-        virtual_clock(),
-        reports=reports,
-    )
+def reporting(reports: MemoryReports, rig: Rig, **settings: Any) -> Receiver:
+    rig.checkpoints = reports
+    return rig.receiver(**settings)
 
 
 @virtual
-async def test_receiver_without_a_store_reports_its_start_and_what_was_worked_off() -> None:
+async def test_receiver_reports_its_start_and_what_was_worked_off() -> None:
     rig = Rig([3, 3, 3])
-    rig.has_checkpoints = False
     start = rig.chain.mark(rig.chain.batches[0].last_id)
-    async with reporting(rig, reports := MemoryReports(rig), start=start) as receiver:
+    async with reporting(reports := MemoryReports(rig), rig, start=start) as receiver:
         assert reports.told == [start.id]
         (run,) = await take(receiver, start.id + 1)
         assert reports.told == [start.id]  # handed on, but not worked off
@@ -66,26 +62,33 @@ async def test_receiver_without_a_store_reports_its_start_and_what_was_worked_of
 
 
 @virtual
+async def test_receiver_does_not_begin_at_what_was_reported() -> None:
+    rig = Rig([3, 3])
+    reports = MemoryReports(rig)
+    reports.stored = rig.chain.mark()
+    async with reporting(reports, rig, until="head") as receiver:
+        assert ids_of([run async for run in receiver]) == rig.chain.ids
+
+
+@virtual
 async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_one() -> None:
     rig = Rig([3, 3, 3])
     rig.source.page_rows = 3
-    async with reporting(rig, reports := MemoryReports(rig)) as receiver:
+    async with reporting(reports := MemoryReports(rig), rig) as receiver:
         one, two = await take(receiver, rig.chain.batches[1].last_id)
         transaction = object()
         await receiver.checkpoint(one, connection=transaction)
-        assert reports.told == [0, 0]
-        rig.checkpoints.stored = None  # rolled back
-        await receiver.checkpoint(one, connection=transaction)
-        assert reports.told == [0, 0], "it is not known whether that was committed"
+        await receiver.checkpoint(one, connection=transaction)  # it was rolled back
+        assert one.last_id not in reports.told, "it is not known whether that was committed"
         await receiver.checkpoint(two)
-    assert reports.told == [0, 0, two.last_id]
+    assert reports.told[-1] == two.last_id
+    assert one.last_id not in reports.told
 
 
 @virtual
 async def test_callback_form_reports_what_the_handler_has_done() -> None:
     rig = Rig([3, 3])
-    rig.has_checkpoints = False
-    async with reporting(rig, reports := MemoryReports(rig), to_head_at_start=True) as receiver:
+    async with reporting(reports := MemoryReports(rig), rig, until="head") as receiver:
 
         async def handler(run: object) -> None:
             del run
@@ -97,8 +100,7 @@ async def test_callback_form_reports_what_the_handler_has_done() -> None:
 @virtual
 async def test_halt_and_gaps_of_a_receiver_that_reports_are_told() -> None:
     rig = Rig([4, 4])
-    rig.has_checkpoints = False
-    async with reporting(rig, reports := MemoryReports(rig)) as receiver:
+    async with reporting(reports := MemoryReports(rig), rig) as receiver:
         await take(receiver, rig.chain.mark().id)
         rig.frames.put(rig.chain.heartbeat())
         lost = rig.chain.add(4)
@@ -109,16 +111,6 @@ async def test_halt_and_gaps_of_a_receiver_that_reports_are_told() -> None:
         with pytest.raises(PrimaryBehind):
             await anext(receiver)
     assert [name for name, _ in reports.halts] == ["PrimaryBehind"]
-
-
-def test_reports_beside_a_store_that_tells_the_same_database_are_refused() -> None:
-    rig = Rig([1])
-    store = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
-    with pytest.raises(SettingError, match="reports was 'MemoryReports'"):
-        Receiver(
-            ReceiverConfig(chain_id=7), rig.frames, rig.source, store, reports=MemoryReports(rig)
-        )
-    assert MemoryCheckpoints(7).stored is None
 
 
 # -- behind the delivery ---------------------------------------------------------------------------
@@ -160,13 +152,13 @@ def test_report_with_the_database_away_is_made_again_and_tells_the_last_place(
     @virtual
     async def story() -> None:
         async with PostgresHeadReports(CONFIG) as reports:
-            reports.report(place(3))
+            await reports.save(0, place(3))
             await asyncio.sleep(0.5)
             for row_id in range(4, 10):
-                reports.report(place(row_id))
+                await reports.save(0, place(row_id))
             await asyncio.sleep(10)
             assert [asked[2] for asked in answers.asked] == [3, 9, 9]
-            reports.report(place(11))
+            await reports.save(0, place(11))
         assert answers.asked[-1][2] == 11, "what waits at the end is written"
 
     story()
@@ -179,7 +171,7 @@ def test_reports_of_a_receiver_in_motion_are_one_a_second(monkeypatch: pytest.Mo
     async def story() -> None:
         async with PostgresHeadReports(CONFIG) as reports:
             for row_id in range(1, 1_001):
-                reports.report(place(row_id))
+                await reports.save(0, place(row_id))
                 await asyncio.sleep(0.01)
         assert len(answers.asked) <= 12
         assert answers.asked[-1][2] == 1_000
@@ -196,7 +188,7 @@ def test_report_over_the_checkpoint_of_another_receiver_is_given_up(
     async def story() -> None:
         async with PostgresHeadReports(CONFIG) as reports:
             for row_id in range(1, 4):
-                reports.report(place(row_id))
+                await reports.save(0, place(row_id))
                 await asyncio.sleep(5)
 
     story()

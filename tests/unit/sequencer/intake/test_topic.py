@@ -6,7 +6,6 @@ import asyncio
 import re
 from contextlib import asynccontextmanager
 from itertools import count
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -187,50 +186,6 @@ async def test_restart_at_any_place_adds_nothing_twice_and_misses_nothing(feed: 
     assert not feed.world.chain.rejects
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_faults_everywhere_lose_double_and_reorder_nothing(world: World, seed: int) -> None:
-    random = Random(seed)
-    feed = Feed(world)
-    written: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    rejected = set()
-
-    def write(count: int) -> None:
-        for _ in range(count):
-            partition = random.randrange(3)
-            kind = random.random()
-            if kind < 0.1:
-                offset = feed.topic.add(partition, None, None)
-                rejected.add((f"topic:orders:{partition}", offset))
-            elif kind < 0.2:
-                feed.topic.add_marker(partition)
-            elif kind < 0.3 and written[partition]:
-                key = random.choice(written[partition])
-                feed.topic.add(partition, key.encode(), b"x")
-            else:
-                key = f"p{partition}n{len(written[partition])}"
-                written[partition].append(key)
-                feed.topic.add(partition, key.encode(), b"x")
-
-    for _ in range(4):
-        async with feed.running(batch_rows=random.choice([1, 5, 50])) as intake:
-            for _ in range(10):
-                if not world.store.faults:
-                    world.store.faults.extend(random.sample([*CommitFault], 2))
-                feed.source.losses = random.randrange(3)
-                write(20)
-                feed.topic.is_away = random.random() < 0.3 and intake.stats().records > 0
-                await asyncio.sleep(0.001 * random.randrange(5))
-                feed.topic.is_away = False
-    async with feed.running():
-        await until(feed.is_taken)
-    keys = feed.keys()
-    for partition, expected in written.items():
-        assert [key for key in keys if key.startswith(f"p{partition}n")] == expected, seed
-    assert len(keys) == sum(map(len, written.values()))
-    assert set(world.chain.rejects) == rejected
-    assert is_linked(0, world.rows())
-
-
 async def test_topic_of_nothing_but_repeats_and_markers_moves_its_offsets(feed: Feed) -> None:
     feed.topic.add(1, b"a", b"1")
     feed.topic.add(1, b"a", b"1")
@@ -267,18 +222,6 @@ async def test_partition_added_while_running_is_read_whole(feed: Feed) -> None:
         feed.topic.add(feed.topic.add_partition(), b"a", b"1")
         await until(lambda: feed.keys() == ["a"])
     assert intake.stats().interruptions == 1
-
-
-async def test_broker_away_for_a_while_is_waited_for(feed: Feed) -> None:
-    async with feed.running() as intake:
-        feed.topic.add(0, b"a", b"1")
-        await until(feed.is_taken)
-        feed.topic.is_away = True
-        feed.topic.add(0, b"b", b"1")
-        await until(lambda: intake.stats().interruptions > 2)
-        feed.topic.is_away = False
-        await until(feed.is_taken)
-    assert feed.keys() == ["a", "b"]
 
 
 async def test_connection_lost_before_the_first_question_holds_up_no_intake(feed: Feed) -> None:

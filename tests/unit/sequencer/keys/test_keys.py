@@ -105,18 +105,6 @@ async def test_same_key_after_a_restart_returns_the_first_place(
     assert keys_of(world) == ["before", key]
 
 
-@pytest.mark.parametrize("fault", list(CommitFault))
-async def test_same_key_around_a_commit_with_a_fault_adds_one_row(
-    world: World, fault: CommitFault
-) -> None:
-    async with world.sequencer() as sequencer:
-        world.store.faults.append(fault)
-        acks = await asyncio.gather(*(sequencer.submit("k", b"x") for _ in range(3)))
-        again = await sequencer.submit("k", b"x")
-    assert {*acks} == {again}
-    assert keys_of(world) == ["k"]
-
-
 async def test_same_key_with_another_payload_is_a_conflict_naming_the_row(world: World) -> None:
     async with world.sequencer() as sequencer:
         first = await sequencer.submit("k", b"x")

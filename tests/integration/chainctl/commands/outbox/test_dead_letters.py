@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chain_kernel.sql import OUTBOX_OPERATOR
 from local_stack.postgres import SUPERUSER
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
+from outbox.roles import OUTBOX_OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable

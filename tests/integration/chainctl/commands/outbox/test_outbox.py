@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 
 import outbox
-from chain_kernel.sql import OUTBOX_OPERATOR
 from local_stack.postgres import SUPERUSER
 from outbox import Message, draw_message_ids
 from outbox.record_mac import destination_key
+from outbox.roles import OUTBOX_OPERATOR
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:

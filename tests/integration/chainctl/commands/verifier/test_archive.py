@@ -12,8 +12,10 @@ import asyncpg
 import pytest
 
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
-from gapfill import ArchiveBackedSource, GapReader, GapReaderConfig
+from chain_verifier.archive.backed_source import ArchiveBackedSource
+from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -348,7 +350,7 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
     orders = write_orders(tmp_path / "o.csv", ROWS + MORE)
     more: asyncio.Task[Any] | None = None
     # Not polled: on a slow machine a poll would bring the last rows before their frame does.
-    config = ReceiverConfig(chain_id=chain, poll_after_seconds=600.0)
+    config = tuned(ReceiverConfig(chain_id=chain), poll_after_seconds=600.0)
     async with Receiver(config, frames, source) as receiver:
 
         async def add_once_live() -> None:

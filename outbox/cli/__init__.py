@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from chainctl.commands.outbox.dead_letters import group as dead
-from chainctl.commands.outbox.deliveries import (
+from chainctl.options import SuggestingGroup
+from outbox.cli.dead_letters import group as dead
+from outbox.cli.deliveries import (
     abandon,
     acts,
     failed,
@@ -15,9 +16,8 @@ from chainctl.commands.outbox.deliveries import (
     show,
     status,
 )
-from chainctl.commands.outbox.destinations import group as destination
-from chainctl.commands.outbox.relay import keep, relay
-from chainctl.options import SuggestingGroup
+from outbox.cli.destinations import group as destination
+from outbox.cli.relay import keep, relay
 
 
 @click.group(cls=SuggestingGroup)

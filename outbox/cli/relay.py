@@ -13,7 +13,6 @@ from msgspec import Struct
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
 from chain_kernel.text import counted
-from chainctl.commands.outbox.destinations import fields_listed
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
@@ -28,6 +27,7 @@ from chainctl.options import (
 from chainctl.output import data, data_json, talk
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
+from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings

@@ -8,12 +8,13 @@ import click
 import msgspec
 
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import OUTBOX_RELAY
-from chainctl.commands.outbox.deliveries import cell, listed, outbox_of
 from chainctl.event_loop import run_async
+from chainctl.messages import outbox_of
 from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
+from outbox.cli.deliveries import cell, listed
+from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
     from chain_kernel.clients.kafka_config import KafkaConfig

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from chain_kernel.errors import SchemaError, SettingError
-from chain_kernel.sql import OUTBOX_OPERATOR, require_version
+from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
-from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
+from chainctl.messages import act_on_deliveries, outbox_of
 from chainctl.options import (
     Command,
     Integer,
@@ -30,44 +27,16 @@ from chainctl.options import (
     watch_option,
 )
 from chainctl.output import data, data_json, repeated, table, talk
-from chainctl.schema.parts import PARTS
 from chainctl.units import Span
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from chainctl.database import Connection
-    from chainctl.options import ActByHand
     from chainctl.settings import Settings
-    from outbox.acts import Act, Changed, DeliveryFilter, ListedDelivery
+    from outbox.acts import Act, DeliveryFilter, ListedDelivery
 
 # -- what commands of the outbox share ------------------------------------------------------------
-
-
-@asynccontextmanager
-async def outbox_of(settings: Settings, role: str = OUTBOX_OPERATOR) -> AsyncIterator[Connection]:
-    """Connect to the database with the outbox's tables.
-
-    Raises ConnectError, and SchemaError unless they are there, in our version.
-    """
-    async with connected_to(settings.database_dsn(), settings.connect_seconds, role) as connection:
-        if not await has_part(connection, "outbox"):
-            expected = "the outbox's (chainctl schema apply --part outbox)"
-            raise SchemaError("schema", "none", expected)
-        yield connection
-
-
-async def has_part(connection: Connection, name: str) -> bool:
-    """Return whether the database has the tables of a part of the schema.
-
-    Raises SchemaError where they are of another version than ours.
-    """
-    part = PARTS[name]
-    if not await connection.fetchval(SQL["has_table"], part.version_table):
-        return False
-    require_version(await connection.fetchrow(SQL[part.version_table]), part.version, part.name)
-    return True
 
 
 def listed(rows: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
@@ -198,46 +167,10 @@ def status(
 
 
 async def _counts(settings: Settings, overdue_seconds: float) -> list[dict[str, Any]]:
+    from outbox.acts import read_counts
+
     async with outbox_of(settings) as connection:
         return await read_counts(connection, overdue_seconds)
-
-
-async def read_counts(connection: Connection, overdue_seconds: float) -> list[dict[str, Any]]:
-    """Return how many deliveries have which status, and what is wrong, by destination."""
-    from outbox import acts
-    from outbox.message import age_seconds
-
-    found = await acts.counts(connection)
-    overdue = await acts.overdue(connection, overdue_seconds)
-    troubles = await acts.troubles(connection)
-    seen_seconds = await acts.relay_seen_seconds(connection)
-    now = time.time()
-    rows = []
-    for name, status, deliveries, oldest in found:
-        late, late_seconds = overdue.get((name, status), (0, None))
-        rows.append(
-            _counted(
-                name,
-                status=status.name.lower(),
-                deliveries=deliveries,
-                oldest_seconds=None if oldest is None else round(age_seconds(oldest, now), 3),
-                overdue=late,
-                overdue_seconds=late_seconds,
-                trouble=troubles.get(name),
-            )
-        )
-    # A destination may be in trouble before anything goes to it.
-    idle = sorted(set(troubles) - {row["destination"] for row in rows})
-    rows += [_counted(name, trouble=troubles[name]) for name in idle]
-    if overdue and seen_seconds > acts.RELAY_SILENT_SECONDS:
-        rows.append(_counted(None, trouble=f"no relay was seen for {seen_seconds:.0f} s"))
-    return rows
-
-
-def _counted(destination: str | None, **known: object) -> dict[str, Any]:
-    """Return a row of `status`; a destination without deliveries has zeros, and no status."""
-    none: dict[str, Any] = dict.fromkeys(_STATUS_COLUMNS)
-    return {**none, "deliveries": 0, "overdue": 0, "destination": destination, **known}
 
 
 @click.command("list", cls=Command)
@@ -434,15 +367,3 @@ async def _why_unchanged(settings: Settings, what: Act, chosen: DeliveryFilter) 
 
     async with outbox_of(settings) as connection:
         return await why_unchanged(connection, what, chosen)
-
-
-async def act_on_deliveries(
-    settings: Settings, what: Act, chosen: DeliveryFilter, by: ActByHand
-) -> Sequence[Changed]:
-    """Do `what` to the chosen deliveries, all or none; a dry run returns them as they are."""
-    from outbox import acts
-
-    async with outbox_of(settings) as connection:
-        if by.is_dry_run:
-            return await acts.would_act(connection, what, chosen)
-        return await acts.act(connection, what, chosen, actor=by.actor, reason=by.reason)

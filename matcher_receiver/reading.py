@@ -1,4 +1,4 @@
-"""Asks the database for the chain's head, and reports how far behind it the receiver is."""
+"""What asks the database: the look at the chain's head, the lag, and the fill of a gap."""
 
 from __future__ import annotations
 
@@ -6,23 +6,50 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from chain_kernel.errors import OrderchainError, RowsArchived
+from chain_kernel.errors import (
+    GapError,
+    NotYetReadable,
+    OrderchainError,
+    RowsArchived,
+    SealMismatch,
+)
+from chain_kernel.model import Gap
 from chain_kernel.text import SummedLog
-from matcher_receiver.cancellable_wait import AWAY, SECOND_NS
-from matcher_receiver.decisions import Compare, Halt
+from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
+from matcher_receiver.decisions import Compare, Fill, Halt
 from matcher_receiver.stats import archived_gap
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from chain_kernel.clock import Clock
-    from chain_kernel.model import Cause, Event, Mark, Standing
-    from chain_kernel.ports import GapSource
+    from chain_kernel.model import Cause, Event, Mark, Outcome, Run, Standing
+    from chain_kernel.ports import FrameSource, GapSource
+    from chain_kernel.tracing import Tracing
     from matcher_receiver.cancellable_wait import CancellableWait
-    from matcher_receiver.config import ReceiverConfig
+    from matcher_receiver.config import ReceiverTuning
     from matcher_receiver.core import ReceiveCore
     from matcher_receiver.decisions import StandingDecision
-    from matcher_receiver.stats import Counters, GapLedger
+    from matcher_receiver.stats import GapLedger, ReceiverCounters
+
+
+_log = logging.getLogger(__name__)
+
+
+class ReceiverParts(NamedTuple):
+    """What those who read, and those who listen, share."""
+
+    tuning: ReceiverTuning
+    core: ReceiveCore
+    frames: FrameSource
+    gap_source: GapSource
+    waits: CancellableWait
+    ledger: GapLedger
+    counters: ReceiverCounters
+    clock: Clock
+    tracing: Tracing | None = None
 
 
 SIGHTS_MAX: Final = 256
@@ -102,9 +129,6 @@ class Lag:
             self._sights.popleft()
 
 
-_log = logging.getLogger(__name__)
-
-
 async def compare_last_batch(
     core: ReceiveCore, gap_source: GapSource, waits: CancellableWait
 ) -> None:
@@ -135,32 +159,22 @@ _COUNT_SECONDS: Final = 1.0
 class HeadWatch:
     """Reads the chain's head, not more often than is good, and decides when to look."""
 
-    def __init__(
-        self,
-        config: ReceiverConfig,
-        core: ReceiveCore,
-        gap_source: GapSource,
-        waits: CancellableWait,
-        *,
-        ledger: GapLedger,
-        counters: Counters,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._core = core
-        self._gap_source = gap_source
-        self._waits = waits
-        self._ledger = ledger
-        self._counters = counters
-        self._clock = clock
+    def __init__(self, parts: ReceiverParts) -> None:
+        self._tuning = parts.tuning
+        self._core = core = parts.core
+        self._gap_source = parts.gap_source
+        self._waits = parts.waits
+        self._ledger = parts.ledger
+        self._counters = parts.counters
+        self._clock = clock = parts.clock
         self._last_use_ns = clock.monotonic_ns()
         self._last_check_ns: int | None = None
         self._last_phantom_ns: int | None = None
-        self._prove_at_ns = self._last_use_ns + int(config.prove_seconds * SECOND_NS)
+        self._prove_at_ns = self._last_use_ns + int(parts.tuning.prove_seconds * SECOND_NS)
         self._proving: asyncio.Task[None] | None = None
         self.is_contradicted = False
         """Whether the database has denied a place that we have passed: see `answer_denial`."""
-        self.patience = config.poll_after_seconds
+        self.patience = parts.tuning.poll_after_seconds
         """How long to wait for records before a look at the head."""
         self._count_at_ns = 0
         self.lag = Lag(clock, core.head.id)
@@ -175,7 +189,7 @@ class HeadWatch:
     def is_due(self) -> bool:
         """Whether nothing useful has come for long, whatever else has come."""
         idle_ns = self._clock.monotonic_ns() - self._last_use_ns
-        return idle_ns > self._config.poll_after_seconds * SECOND_NS
+        return idle_ns > self._tuning.poll_after_seconds * SECOND_NS
 
     @property
     def is_wary(self) -> bool:
@@ -186,7 +200,7 @@ class HeadWatch:
         """Return whether `at_ns` is less than `check_seconds` ago."""
         if at_ns is None:
             return False
-        return self._clock.monotonic_ns() - at_ns < self._config.check_seconds * SECOND_NS
+        return self._clock.monotonic_ns() - at_ns < self._tuning.check_seconds * SECOND_NS
 
     def note_phantom(self) -> None:
         """A frame of a leader reported a row that the primary does not have."""
@@ -195,7 +209,7 @@ class HeadWatch:
     def note_use(self) -> None:
         """A frame was useful: Kafka brings what it should."""
         self._last_use_ns = now = self._clock.monotonic_ns()
-        self.patience = self._config.poll_after_seconds
+        self.patience = self._tuning.poll_after_seconds
         if now >= self._prove_at_ns:
             self._begin_proof(now)
 
@@ -205,7 +219,7 @@ class HeadWatch:
 
     def note_outage(self) -> None:
         """Kafka does not bring what it should: look more often."""
-        self.patience = self._config.outage_poll_seconds
+        self.patience = self._tuning.outage_poll_seconds
 
     def forgive(self, nanoseconds: int) -> None:
         """Exclude a time from what counts as silence."""
@@ -302,7 +316,7 @@ class HeadWatch:
         Frames alone would never move the seal that a checkpoint holds, and a restart would compare
         a place of days ago. Nothing waits for the answer, so a database that hangs delays nothing.
         """
-        self._prove_at_ns = now + int(self._config.prove_seconds * SECOND_NS)
+        self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
         if not self._core.is_proven and (self._proving is None or self._proving.done()):
             self._counters.reads += 1
             self._proving = asyncio.create_task(
@@ -325,3 +339,194 @@ class HeadWatch:
         if self._proving is not None:
             self._proving.cancel()
             await asyncio.wait([self._proving])
+
+
+class OpenFill:
+    """The open fill, one at a time. A page is read when it is requested."""
+
+    def __init__(self, parts: ReceiverParts, watch: HeadWatch) -> None:
+        self._core = parts.core
+        self._gap_source = parts.gap_source
+        self._watch = watch
+        self._waits = parts.waits
+        self._ledger = parts.ledger
+        self._counters = parts.counters
+        self._clock = parts.clock
+        self._patience = Patience(parts.tuning.standby_wait_seconds, parts.clock)
+        self._runs: AsyncGenerator[Run, None] | None = None
+        self._seen: Fill | None = None
+        self._has_failed = False
+        self._after_id = 0
+        self._found_at_ns = 0
+        self._began_ns = 0
+        self._rows = 0
+        self._source = ""
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The rows that are missing, from after one id up to another; None when none are."""
+        core = self._core
+        if self._seen is not None:
+            return (core.head.id, self._seen.until_id)
+        return (core.head.id, core.fill_until) if core.is_filling else None
+
+    def see(self, fill: Fill) -> None:
+        """Note that a frame shows missing rows; the database has not been asked for them yet.
+
+        Until it has, which may last as long as it is away, nothing can be delivered: this must not
+        look like a receiver that is in step.
+        """
+        if self._seen is None:
+            self._begin()
+            self._seen = fill
+            self._core.see_gap()
+            self._watch.lag.suspect(fill.until_id)
+
+    def deny(self) -> None:
+        """Forget what a frame reported: the database denies it, or could not be asked."""
+        self._seen = None
+        self._core.deny_gap()
+        self._watch.lag.dismiss()
+
+    def open(self, fill: Fill) -> None:
+        """Begin to read up to `fill.until_id`. Its time counts from when the gap was seen."""
+        if self._seen is None:
+            self._begin()
+        self._seen = None
+        self._core.open_fill(fill)
+        if fill.cause != "start":
+            # Written in the background, and replaced when the gap is filled: a gap that lasts is in
+            # the ledger even if this process ends before the gap does.
+            self._note(self._after_id, fill.until_id, 0, "open")
+
+    def _begin(self) -> None:
+        clock = self._clock
+        self._after_id = self._core.head.id
+        self._found_at_ns, self._began_ns = clock.wall_ns(), clock.monotonic_ns()
+        self._rows, self._source, self._has_failed = 0, "", False
+
+    def open_if_behind(self, decision: StandingDecision | None) -> bool:
+        """Open a fill if the database has more than was delivered; return whether it has."""
+        if not isinstance(decision, Fill):
+            return False
+        self.open(decision)
+        return True
+
+    async def next(self) -> Run | None:
+        """Return the next run; None when the call has to be retried.
+
+        Raises HaltError; RowsMissing, RowsArchived, and NotYetReadable after a deadline.
+        """
+        try:
+            return await self._take(await self._read())
+        except SealMismatch:
+            await self.drop()
+            await compare_last_batch(self._core, self._gap_source, self._waits)
+        except NotYetReadable as error:
+            await self.drop()
+            if self._patience.is_over():
+                until_id = max(error.until_id, self._core.fill_until)
+                self._note_failure(until_id, "not yet readable")
+                raise
+            await self._waits.pause(error)
+        except AWAY as error:
+            await self.drop()
+            await self._waits.pause(error)
+        except GapError as error:
+            await self.drop()
+            outcome: Outcome = "archived" if isinstance(error, RowsArchived) else "missing"
+            self._note_failure(error.until_id, outcome)
+            raise
+        except BaseException:
+            await self.drop()
+            raise
+        return None
+
+    async def _read(self) -> Run | None:
+        """Read the next run, and measure the time; None when the source has ended."""
+        core = self._core
+        if self._rows and self._watch.lag.must_count:
+            await self._watch.count()  # a long fill, as its first run shows
+        if self._runs is None:
+            self._runs = self._gap_source.runs(core.head, core.fill_until)
+        began_ns = self._clock.monotonic_ns()
+        try:
+            return await anext(self._runs, None)
+        finally:
+            self._counters.fill_seconds += (self._clock.monotonic_ns() - began_ns) / SECOND_NS
+
+    async def _take(self, run: Run | None) -> Run | None:
+        core = self._core
+        if run is None:
+            # The source ended before the range did, which its port forbids. Ask it again.
+            await self.drop()
+            await self._waits.pause(NotYetReadable(core.head.id, core.fill_until))
+            return None
+        if run.last_id >= core.fill_until:
+            await self.drop()  # before the head moves: from there on nothing is awaited
+        accepted = core.accept_filled(run)
+        if isinstance(accepted, Halt):
+            raise accepted.error
+        self._waits.succeeded()
+        self._patience.reset()
+        self._source = run.source
+        self._count(len(run.events))
+        if not core.is_filling:
+            self._end()
+        return accepted
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        if self._core.fill_cause == "start":
+            self._counters.rows_caught_up += rows
+        else:
+            self._counters.rows_filled += rows
+
+    def _end(self) -> None:
+        self._watch.note_look()
+        core = self._core
+        if core.fill_cause != "start":
+            self._note(self._after_id, core.head.id, self._rows, "filled")
+
+    def _note_failure(self, until_id: int, outcome: Outcome) -> None:
+        """Note where the receiver is, and the rows that it could not get: those after them, which
+        it would read next, are there."""
+        self._has_failed = True
+        self._note(self._core.head.id, until_id, 0, outcome)
+
+    def _note_interruption(self) -> None:
+        """Note a gap that is neither filled nor given up at the end of this receiver."""
+        until_id = self.range[1] if self.range else 0
+        has_its_entry = self._has_failed and self._rows == 0
+        if until_id and self._cause != "start" and not has_its_entry:
+            self._note(self._after_id, until_id, self._rows, "interrupted")
+
+    @property
+    def _cause(self) -> Cause:
+        return self._core.fill_cause if self._seen is None else self._seen.cause
+
+    def _note(self, after_id: int, until_id: int, rows: int, outcome: Outcome) -> None:
+        self._ledger.add(
+            Gap(
+                chain_id=self._core.chain_id,
+                after_id=after_id,
+                until_id=until_id,
+                cause=self._cause,
+                source=self._source or self._watch.source_name,
+                rows=rows,
+                found_at_ns=self._found_at_ns,
+                duration_ns=self._clock.monotonic_ns() - self._began_ns,
+                outcome=outcome,
+            )
+        )
+
+    async def close(self) -> None:
+        """End; a gap that is still open stays in the ledger as interrupted."""
+        self._note_interruption()
+        await self.drop()
+
+    async def drop(self) -> None:
+        """Release what the source holds; the next page is requested again."""
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            await runs.aclose()

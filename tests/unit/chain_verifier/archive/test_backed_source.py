@@ -10,7 +10,7 @@ import pytest
 
 from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
 from chain_kernel.model import ChainHead, Event, Mark, Run, Standing
-from gapfill import ArchiveBackedSource
+from chain_verifier.archive.backed_source import ArchiveBackedSource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import OUTBOX_OPERATOR
 from chain_kernel.text import counted
-from chainctl.commands.outbox.deliveries import acting, cell, consumer_option, id_option, listed
-from chainctl.database import connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
+from chainctl.messages import act_on_letters, letters_of
 from chainctl.options import (
     Integer,
     SuggestingGroup,
@@ -28,14 +25,14 @@ from chainctl.options import (
 )
 from chainctl.output import data, data_json, repeated, table, talk
 from chainctl.units import Span
+from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
-    from chainctl.options import ActByHand
     from chainctl.settings import Settings
-    from outbox.acts import Content, DeadLetter, DeadLetterFilter, DeadLetters
+    from outbox.acts import Content, DeadLetter, DeadLetterFilter
 
 REASONS: Final = ("tries used up", "refused by the handler", "older than the inbox")
 LIMIT: Final = 1_000
@@ -85,7 +82,7 @@ def list_(
     """List dead letters, the newest first."""
 
     async def run() -> list[DeadLetter]:
-        async with _letters(settings) as letters:
+        async with letters_of(settings) as letters:
             return await letters.list(_filter(with_abandoned=abandoned, **chosen))
 
     def show_letters() -> None:
@@ -122,7 +119,7 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
     """
 
     async def run() -> Sequence[Content]:
-        async with _letters(settings) as letters:
+        async with letters_of(settings) as letters:
             return await letters.show(message_id, consumer)
 
     found = run_async(run())
@@ -154,7 +151,7 @@ def acts(
     """
 
     async def run() -> Sequence[dict[str, Any]]:
-        async with _letters(settings) as letters:
+        async with letters_of(settings) as letters:
             return await letters.last_acts(since_seconds, limit)
 
     columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
@@ -209,17 +206,6 @@ def _act(
     return ExitCode.FINDINGS
 
 
-async def act_on_letters(
-    settings: Settings, act: str, chosen: DeadLetterFilter, by: ActByHand
-) -> Sequence[DeadLetter]:
-    """Retry or abandon the chosen dead letters, and return them; a dry run only returns them."""
-    async with _letters(settings) as letters:
-        if by.is_dry_run:
-            return await letters.list(chosen)
-        do = letters.retry_many if act == "retry" else letters.abandon_many
-        return await do(chosen, actor=by.actor, reason=by.reason)
-
-
 def _filter(
     *,
     with_abandoned: bool,
@@ -237,16 +223,6 @@ def _filter(
         message_ids=message_ids, consumer=consumer, reason=why, key=key, dead_before=before,
         with_abandoned=with_abandoned, limit=limit,
     )  # fmt: skip
-
-
-@asynccontextmanager
-async def _letters(settings: Settings) -> AsyncIterator[DeadLetters]:
-    from outbox.acts import DeadLetters
-
-    async with connected_to(
-        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
-    ) as connection:
-        yield DeadLetters(connection)
 
 
 def _print(letter: DeadLetter) -> None:

@@ -18,7 +18,7 @@ from chain_kernel.errors import (
     SealMismatch,
     StillHalted,
 )
-from matcher_receiver.head_poller import SIGHTS_MAX, Lag
+from matcher_receiver.reading import SIGHTS_MAX, Lag
 from tests.builders.chains import NEXT_NONCE
 
 from .memory import MemoryRecords
@@ -71,16 +71,6 @@ async def test_receiver_whose_halt_was_lifted_halts_again_while_the_primary_cont
     records.stored = rig.chain.mark(rig.chain.ids[2])
     async with rig.receiver() as receiver:
         assert (await anext(receiver)).first_pid == rig.chain.ids[2]
-
-
-@virtual
-async def test_halt_at_the_start_is_stored() -> None:
-    rig, records = with_records([4, 4])
-    records.stored = msgspec.structs.replace(rig.chain.mark(), seal=b"\1" * 32)
-    with pytest.raises(SealMismatch):
-        async with rig.receiver():
-            pass
-    assert records.halts == [("SealMismatch", rig.chain.mark().id)]
 
 
 @virtual

@@ -1,0 +1,79 @@
+"""The tables of messages as commands and console use them: connections, and acts by hand."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from chain_kernel.errors import SchemaError
+from chain_kernel.sql import require_version
+from chainctl.database import SQL, connected_to
+from chainctl.schema.parts import PARTS
+from outbox.roles import OUTBOX_OPERATOR
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from chainctl.database import Connection
+    from chainctl.options import ActByHand
+    from chainctl.settings import Settings
+    from outbox.acts import Act, Changed, DeadLetter, DeadLetterFilter, DeadLetters, DeliveryFilter
+
+
+@asynccontextmanager
+async def outbox_of(settings: Settings, role: str = OUTBOX_OPERATOR) -> AsyncIterator[Connection]:
+    """Connect to the database with the outbox's tables.
+
+    Raises ConnectError, and SchemaError unless they are there, in our version.
+    """
+    async with connected_to(settings.database_dsn(), settings.connect_seconds, role) as connection:
+        if not await has_part(connection, "outbox"):
+            expected = "the outbox's (chainctl schema apply --part outbox)"
+            raise SchemaError("schema", "none", expected)
+        yield connection
+
+
+async def has_part(connection: Connection, name: str) -> bool:
+    """Return whether the database has the tables of a part of the schema.
+
+    Raises SchemaError where they are of another version than ours.
+    """
+    part = PARTS[name]
+    if not await connection.fetchval(SQL["has_table"], part.version_table):
+        return False
+    require_version(await connection.fetchrow(SQL[part.version_table]), part.version, part.name)
+    return True
+
+
+@asynccontextmanager
+async def letters_of(settings: Settings) -> AsyncIterator[DeadLetters]:
+    """Connect to a consumer's database, for its dead letters. Raises ConnectError."""
+    from outbox.acts import DeadLetters
+
+    async with connected_to(
+        settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
+    ) as connection:
+        yield DeadLetters(connection)
+
+
+async def act_on_deliveries(
+    settings: Settings, what: Act, chosen: DeliveryFilter, by: ActByHand
+) -> Sequence[Changed]:
+    """Do `what` to the chosen deliveries, all or none; a dry run returns them as they are."""
+    from outbox import acts
+
+    async with outbox_of(settings) as connection:
+        if by.is_dry_run:
+            return await acts.would_act(connection, what, chosen)
+        return await acts.act(connection, what, chosen, actor=by.actor, reason=by.reason)
+
+
+async def act_on_letters(
+    settings: Settings, act: str, chosen: DeadLetterFilter, by: ActByHand
+) -> Sequence[DeadLetter]:
+    """Retry or abandon the chosen dead letters, and return them; a dry run only returns them."""
+    async with letters_of(settings) as letters:
+        if by.is_dry_run:
+            return await letters.list(chosen)
+        do = letters.retry_many if act == "retry" else letters.abandon_many
+        return await do(chosen, actor=by.actor, reason=by.reason)

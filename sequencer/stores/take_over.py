@@ -1,0 +1,151 @@
+"""The take-over in PostgreSQL: ends the old leader's backend, and raises the epoch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from secrets import randbelow
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from chain_kernel.clock import ns_of
+from chain_kernel.errors import Fenced, OrderchainError
+from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
+from chain_kernel.model import TERM_SPREAD_IDS, Term
+from chain_kernel.sql import load_sql
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from chain_kernel.clients.postgres import Connection, Record
+
+
+_log = logging.getLogger(__name__)
+
+_SQL: Final = load_sql("sequencer", "queries.sql")
+
+_TERMINATE_MS: Final = 5_000
+"""How long the end of the old backend is awaited: a live one ends at once, and the compare-and-set
+that follows waits anyway for one that the kernel holds in I/O."""
+
+
+class Secrets(NamedTuple):
+    """What a take-over draws: never drawn before, and impossible to guess."""
+
+    nonce: bytes
+    """Published with every frame of the term."""
+    frame_key: bytes
+    """Never published."""
+    spread: int
+    """Separates the ids of the term from those of another life of the chain."""
+
+    @classmethod
+    def draw(cls) -> Secrets:
+        """Return new secrets."""
+        return cls(os.urandom(NONCE_BYTES), os.urandom(FRAME_KEY_BYTES), randbelow(TERM_SPREAD_IDS))
+
+    def __repr__(self) -> str:
+        return f"Secrets(nonce={self.nonce.hex()})"
+
+
+async def raise_epoch(
+    connection: Connection,
+    database_id: UUID,
+    owner: str,
+    drawn: Secrets,
+    seen: tuple[int, int, bytes],
+    counter: int | None,
+    lease_seconds: float,
+) -> Term:
+    """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
+
+    `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
+    is our own. `lease_seconds` is stored for operators. Raises Fenced when one of them has moved,
+    and what the driver raises.
+    """
+    await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
+    async with connection.transaction():
+        return await _raise_epoch(
+            connection, database_id, owner, drawn, seen, counter, lease_seconds
+        )
+
+
+async def _raise_epoch(
+    connection: Connection,
+    database_id: UUID,
+    owner: str,
+    drawn: Secrets,
+    seen: tuple[int, int, bytes],
+    counter: int | None,
+    lease_seconds: float,
+) -> Term:
+    chain_id, epoch, _ = seen
+    head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
+    if head is None:
+        raise Fenced(chain_id, epoch)
+    lease = (chain_id, counter, head["epoch"], lease_seconds)
+    if await connection.fetchval(_SQL["take_lease"], *lease) is None:
+        raise Fenced(chain_id, epoch)
+    committed_at = await connection.fetchval(_SQL["last_committed_at"], chain_id, head["last_id"])
+    if committed_at is None:
+        raise OrderchainError(
+            f"chain {chain_id}: the head is at {head['last_id']}, where no batch ends"
+        )
+    await _begin_term(connection, head, owner, drawn, chain_id)
+    return Term(
+        chain_id=chain_id,
+        database_id=database_id,
+        epoch=head["epoch"],
+        nonce=drawn.nonce,
+        frame_key=drawn.frame_key,
+        last_id=head["last_id"],
+        last_seal=head["last_seal"],
+        last_committed_at_us=ns_of(committed_at) // 1_000,
+        published_id=head["published_id"],
+        topic=head["topic"],
+        partition=head["topic_partition"],
+        key_salt=head["key_salt"] % 2**64,
+        partition_ids=head["partition_ids"],
+        spread=drawn.spread,
+    )
+
+
+async def _begin_term(
+    connection: Connection,
+    head: Record,
+    owner: str,
+    drawn: Secrets,
+    chain_id: int,
+) -> None:
+    """Store the term in the transaction that raises the epoch: no frame is sent without it."""
+    last = await connection.fetchrow(_SQL["last_term"], chain_id)
+    server = (last["system_identifier_now"], last["timeline_now"])
+    stored = (last["system_identifier"], last["timeline"])
+    if last["epoch"] is not None and (note := server_note(stored, server)):
+        _log.warning("chain %d: %s", chain_id, note)
+    keys = (drawn.nonce, drawn.frame_key)
+    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *server)
+    await connection.execute(_SQL["begin_term"], *values)
+
+
+def server_note(stored: tuple[int, int], now: tuple[int, int]) -> str | None:
+    """Return what to log about leading on the server `now`, if the last term is of `stored`.
+
+    Both are system identifier and timeline. What is in the log here was not lost: the note shows
+    operators why receivers that had come further are about to halt.
+    """
+    if stored[0] != now[0]:
+        return (
+            f"led on another server than before (system identifier {now[0]}, was {stored[0]}): "
+            "what was committed there later than this copy is not here"
+        )
+    if now[1] < stored[1]:
+        return (
+            f"led on an older timeline than before ({now[1]}, was {stored[1]}): a server that was "
+            "replaced leads again, and what was committed since is not here"
+        )
+    if now[1] > stored[1]:
+        return (
+            f"led on a promoted server (timeline {now[1]}, was {stored[1]}): what it had not "
+            "replayed is not here"
+        )
+    return None
