@@ -58,7 +58,7 @@ MAX_WAL_SIZE_MB = 4096
 """The most log there may be, and as much is kept (`min_wal_size`): a server that has been up for a
 day reuses its files, and so does ours once `write_log_files` has made them."""
 
-_TOLD = (
+_REPORTED = (
     "server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method",
     "shared_buffers", "wal_compression", "checkpoint_completion_target",
 )  # fmt: skip
@@ -145,7 +145,7 @@ async def tune(site: Site) -> dict[str, str]:
         for name, value in ours.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         await connection.execute("SELECT pg_reload_conf()")
-        found = await connection.fetch(SQL["settings"], list(_TOLD))
+        found = await connection.fetch(SQL["settings"], list(_REPORTED))
     settings = {row["name"]: f"{row['setting']} {row['unit'] or ''}".strip() for row in found}
     return settings | ours  # the server rereads its file in its own time
 

@@ -111,7 +111,7 @@ def _draw_comparison(lines: Lines) -> Figure:
 
 
 def _draw_batch_size(lines: Lines) -> Figure:
-    scales = {"xscale": "log", "yscale": "log", "xlabel": "orders a batch"}
+    scales = {"xscale": "log", "yscale": "log", "xlabel": "orders per batch"}
     figure, columns = _new("Batch size", width=11, columns=3, **scales)
     sizes = sorted({int(arm.split(" ")[1]) for arm in lines.arms})
     for axes, (stage, done) in zip(columns, STAGES.items(), strict=True):

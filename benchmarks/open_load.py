@@ -282,13 +282,13 @@ async def receive(site: Site, chain_id: int, until_rows: int) -> dict[str, Any]:
     rows = last_id = 0
     samples: list[tuple[int, int]] = []
 
-    def tell_live(state: State) -> None:
+    def mark_live(state: State) -> None:
         if state is State.LIVE:
             freeze()
             say(b"live")
 
     config, frames = ReceiverConfig(chain_id=chain_id), KafkaFrameSource(source)
-    async with Receiver(config, frames, reader, on_state=tell_live) as receiver:
+    async with Receiver(config, frames, reader, on_state=mark_live) as receiver:
         cpu = time.process_time()
         async for run in receiver:
             rows += len(run.events)

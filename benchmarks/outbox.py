@@ -182,7 +182,7 @@ async def until(counted: Callable[[], int], count: int) -> None:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-# -- full cycles: messages a second, from the first stored until the last is consumed ------------
+# -- full cycles: messages per second, from the first stored until the last is consumed ------------
 
 
 async def _cycle(place: Outbox, count: int, *, hands_over: bool) -> float:

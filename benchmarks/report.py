@@ -69,9 +69,9 @@ def _saved(folder: Path, names: Iterable[str]) -> dict[str, Lines]:
 
 def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield from ("# Results", "")
-    yield "Made by `make bench`; what each means stands in [the page](../../docs/benchmarks.md)."
+    yield "Made by `make bench`; [the page](../../docs/benchmarks.md) says what each means."
     yield ""
-    yield from _told_conditions(_conditions(folder, lines))
+    yield from _measured_under(_conditions(folder, lines))
     for name, these in lines.items():
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
@@ -87,7 +87,7 @@ def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
     return [conditions for conditions in found if conditions.run in runs]
 
 
-def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
+def _measured_under(conditions: Sequence[Conditions]) -> Iterator[str]:
     if not conditions:
         return
     last, host = conditions[-1], conditions[-1].host
@@ -102,7 +102,7 @@ def _told_conditions(conditions: Sequence[Conditions]) -> Iterator[str]:
     yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
     yield "- servers warm; one order in twenty ahead of each run; garbage collector on, what was"
     yield "  made before the timed part frozen"
-    yield "- each cell: median (lowest to highest) of the repeats; ratios within one round"
+    yield "- each cell: median (lowest-highest) of the repeats; ratios within one round"
     yield ""
 
 
@@ -129,7 +129,7 @@ def _nothing(lines: Lines) -> Iterator[str]:
 class _Section(NamedTuple):
     headers: tuple[str, ...]
     cells: Callable[[Lines, str], Sequence[str | Spread | None]]
-    """Of an arm, by its name; nothing for one that has no row."""
+    """The cells of an arm, by its name; none for one that has no row."""
     before: Callable[[Lines], Iterator[str]] = _nothing
     after: Callable[[Lines], Iterator[str]] = _nothing
 
@@ -163,10 +163,9 @@ def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     figure = _rate_of(is_persisting)
     rates = _spaced(arm), lines.spread(arm, figure), _engine_to(lines, arm, figure)
     if is_persisting:
-        return *rates, *["-"] * (len(PROCESSES) + 3)
-    costs = (lines.spread(arm, per_million(process)) for process in PROCESSES)
+        return *rates, *["-"] * 3
     every, share = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, own_share)
-    return *rates, *costs, every, share, lines.spread(arm, _log_bytes)
+    return *rates, every, share, lines.spread(arm, _log_bytes)
 
 
 def _log_bytes(figures: Figures) -> float:
@@ -218,8 +217,8 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         ("due_send_histogram", "acked sends on a schedule, from when each was due"),
     ):
         if alone := lines.percentiles("floor", name):
-            told = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
-            yield from ("", f"Alone on the machine, {title}: {told} ms.")
+            alone_at = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
+            yield from ("", f"Alone on the machine, {title}: {alone_at} ms.")
 
 
 def _fixed_and_own(share: int) -> tuple[str, list[str]]:
@@ -290,19 +289,22 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     return arm, stored, "-", *(number(found[name]) for name in _PERCENTILES)
 
 
+_COMPARISON_UNITS: Final = (
+    "CPU of all processes in seconds per million orders; log bytes per order."
+)
+
 _SECTIONS: Final = {
     "comparison": _Section(
         (
             "rival, batch",
             "orders/s",
             "orderchain / it",
-            *PROCESSES,
-            "all",
+            "CPU",
             "own share",
             "log bytes",
         ),
         _comparison,
-        before=lambda _: iter(("CPU in seconds per million orders; log bytes per order.", "")),
+        before=lambda _: iter((_COMPARISON_UNITS, "")),
     ),
     "batch_size": _Section(("batch", "stage", "rival", "orders/s", "orderchain / it"), _batch_size),
     "open_load": _Section(
@@ -345,18 +347,13 @@ _SECTIONS: Final = {
 }
 
 
-# -- rates and latencies in README.md --------------------------------------------------------------
+# -- rates in README.md ----------------------------------------------------------------------------
 
 README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
-_RATE_HEADERS: Final = ("orders/s, median (lowest to highest)", "batch 100", "1,000", "5,000")
-_LATENCY_HEADERS: Final = (
-    "load, % of the maximum",
-    *("submit to handed on, ms: p50", "p99", "p99.9"),
-    *("to the ack: p50", "p99"),
-)
+_RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
     "kafka_transactions_frames", "event_sourcing", "common_way",
@@ -376,31 +373,23 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             yield (f"**{title}**" if name == "engine" else title, *cells)
 
 
-def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
-    """Yield the rows of the table: loads down, percentiles across, as the engine batches itself."""
-    for share in SHARES_PERCENT:
-        if cells := _waits(lines, arm_name(share, 0), ("p50", "p99", "p99.9")):
-            yield (f"{share} %", *cells)
-
-
-def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
-    """Return `text` with the tables between its marks. Raises ValueError without them."""
+def with_table(text: str, comparison: Lines) -> str:
+    """Return `text` with the table of rates between its marks. Raises ValueError without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
     rates = table(_RATE_HEADERS, _rates(comparison))
-    waits = table(_LATENCY_HEADERS, _latencies(open_load))
-    return "\n".join([before + BEGIN, *rates, "", *waits, END]) + after
+    return "\n".join([before + BEGIN, *rates, END]) + after
 
 
 def main() -> None:
     """Write README.md."""
     try:
-        lines = _saved(RESULTS, ("comparison", "open_load"))
+        lines = _saved(RESULTS, ("comparison",))
     except RefusedError as error:
         sys.exit(str(error))
-    text = with_tables(README.read_text(encoding="utf-8"), lines["comparison"], lines["open_load"])
+    text = with_table(README.read_text(encoding="utf-8"), lines["comparison"])
     README.write_text(text, encoding="utf-8")
 
 

@@ -153,7 +153,7 @@ class Runner:
             on_step(step)
             line = await self._run_step(step, site)
             self._logs[step.question].add(line)
-            talk(_told(line))
+            talk(_as_shown(line))
             failed += [line] if line.failure is not None else []
         return failed
 
@@ -217,7 +217,7 @@ def expected_seconds(plan: Sequence[Step], scope: Scope) -> float:
     return START_SECONDS + WARM_UP_SECONDS / (2 if scope.is_quick else 1) + seconds_of(plan)
 
 
-def _told(line: Line) -> str:
+def _as_shown(line: Line) -> str:
     name = f"{line.question}: {line.arm} [{line.repeat + 1}]"
     if line.figures is None:
         return f"{name} has no figure: {line.failure}"
@@ -251,7 +251,7 @@ def measure(names: Sequence[str], options: Options) -> int:
     finally:
         stack.down()
     for line in failed:
-        talk(f"chainctl: {_told(line)}")
+        talk(f"chainctl: {_as_shown(line)}")
     return len(failed)
 
 

@@ -164,9 +164,10 @@ def cell(spread: Spread | None, unit: str = "") -> str:
     if spread is None:
         return "-"
     median = f"{number(spread.median)}{unit}"
-    if spread.count < 2:
+    low, high = number(spread.low), number(spread.high)
+    if spread.count < 2 or low == high:
         return median
-    return f"{median} ({number(spread.low)} to {number(spread.high)})"
+    return f"{median} ({low}-{high})"
 
 
 def number(value: float) -> str:

@@ -31,7 +31,7 @@ _CLOSE_SECONDS: Final = 120.0
 """The servers of a checkout stop."""
 
 # Runs in the interpreter and the folder of either checkout, so it may use only what both have: in
-# every version, these names stand in these two modules.
+# every version, these two modules have these names.
 _CHILD: Final = """
 import asyncio, json, os, sys, types
 from benchmarks.chains import MAX_WAL_SIZE_MB, open_site, tune, write_log_files
@@ -98,8 +98,8 @@ async def measure(
                 ours, theirs = ([_value(one, figure) for one in its] for its in counted)
                 ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
                 named = {"here": ours, "there": theirs, "here / there": ratios}
-                told = [f"{name} {cell(spread_of(values))}" for name, values in named.items()]
-                print(f"{arm}, {figure}:", ", ".join(told), flush=True)
+                shown = [f"{name} {cell(spread_of(values))}" for name, values in named.items()]
+                print(f"{arm}, {figure}:", ", ".join(shown), flush=True)
 
 
 def _value(figures: dict[str, Any], figure: str) -> float:

@@ -1,4 +1,4 @@
-"""The README's lines for servers that ask for TLS and a login: the whole path by them alone."""
+"""The lines of docs/operations.md for servers with TLS and a login, the whole path by them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def settings_by_the_readme(replaced: dict[str, str]) -> dict[str, str]:
-    """Return what a shell has set after the README's lines, other names put into them."""
-    text = README.read_text(encoding="utf-8")
+    """Return what a shell has set after the lines of the page, other names put into them."""
+    text = PAGE.read_text(encoding="utf-8")
     (lines,) = re.findall(r"^```sh\n(export CHAINCTL_DATABASE=.*?)^```$", text, re.M | re.S)
     for there, here in replaced.items():
         assert there in lines, there

@@ -10,7 +10,7 @@ import pytest
 from chain_kernel.sql import OWNER
 from chainctl.schema.parts import PARTS
 from outbox.roles import ROLES_OF
-from tests.permissions_page import table_below
+from tests.permissions_page import rights_below, table_below
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,10 +40,6 @@ async def part(request: Any, empty_database: str) -> AsyncIterator[tuple[str, An
 async def test_column_rights_of_each_role_are_those_of_the_document(part: tuple[str, Any]) -> None:
     name, connection = part
     roles = ROLES_OF[name]
-    written = {
-        (row["table"], row["column"]): {role: row[role].replace("-", "") for role in roles}
-        for row in table_below(f"{name.title()}: tables, column by column")
-    }
     real: dict[tuple[str, str], dict[str, str]] = {}
     for found in await connection.fetch(_COLUMNS):
         place = real.setdefault((found["name"], found["column"]), dict.fromkeys(roles, ""))
@@ -56,7 +52,8 @@ async def test_column_rights_of_each_role_are_those_of_the_document(part: tuple[
                 query = "SELECT has_table_privilege($1::text, $2::oid, $3)"
                 if await connection.fetchval(query, role, found["oid"], right):
                     place[role] += letter
-    assert real == written
+    heading = f"{name.title()}: tables, column by column"
+    assert real == rights_below(heading, roles, real)
 
 
 async def test_functions_and_who_may_call_them_are_those_of_the_document(

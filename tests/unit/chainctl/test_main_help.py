@@ -155,8 +155,8 @@ def test_page_of_operators_names_every_command_and_setting() -> None:
     for path in LEAVES:
         assert any(set(path.split()) <= cell for cell in cells), path
     for name in SETTING_NAMES:
-        flag = f"`--{name.replace('_', '-')}`" if has_flag(name) else "no flag"
-        assert re.search(rf"\| `{name}` \| {flag}.*`CHAINCTL_{name.upper()}`", page), name
+        (row,) = re.findall(rf"^\| `{name}` \| (.*)", page, re.M)
+        assert has_flag(name) is ("no flag" not in row), name
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,11 @@ def pages() -> list[Path]:
 
 
 def modules() -> list[Path]:
-    return [path for name in (*PRODUCT, "tools") for path in sorted((ROOT / name).rglob("*.py"))]
+    return [
+        path
+        for name in (*PRODUCT, "benchmarks", "tools")
+        for path in sorted((ROOT / name).rglob("*.py"))
+    ]
 
 
 def statements() -> list[Path]:
