@@ -185,7 +185,7 @@ EXAMPLES: Final = {
         'eval "$(chainctl completion bash)"',
         "chainctl completion fish > ~/.config/fish/completions/chainctl.fish",
     ),
-    "bench": ("chainctl bench --quick", "chainctl bench --only comparison --minutes 2h --resume"),
+    "bench": ("chainctl bench --quick", "chainctl bench --only comparison"),
 }
 """By the words after `chainctl`; a test has each one read as a call would read it."""
 

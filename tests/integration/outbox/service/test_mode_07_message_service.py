@@ -349,7 +349,7 @@ async def test_database_away_is_503_with_the_ids_to_repeat_it_by(
     await sender.set_up()
     relay = replace(sender.config(), database=sender.dsns[OUTBOX_RELAY] + "_gone")
     desk = MessageApi(service_config(sender, relay=relay), SystemClock())
-    app = MessageApp(service_config(sender), Clients([client("payments")]), desk, SystemClock())
+    app = MessageApp(service_config(sender), Clients([client("payments")]), desk)
     async with endpoint(app.asgi) as url:
         status, headers, told = await raw(url, "POST", "/v1/messages/send", body())
         assert (status, told["error"], headers["retry-after"]) == (503, "unavailable", "1")
@@ -511,7 +511,7 @@ def described(sender: Sender) -> tuple[MessageApp, dict[str, Any]]:
     fuzzed = client("payments", metrics=True)
     known = Clients([fuzzed])
     desk = MessageApi(service_config(sender), SystemClock())
-    app = MessageApp(service_config(sender), known, desk, SystemClock())
+    app = MessageApp(service_config(sender), known, desk)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app.asgi)
     found: Any = schema.get_all_operations()
     return app, {each.ok().label: each.ok() for each in found}
