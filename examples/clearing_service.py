@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 
-from chain_kernel import errors
+from orderchain import errors
 from outbox import Consumer, ConsumerConfig
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import contextmanager
@@ -357,7 +358,9 @@ class _Watcher:
 @contextmanager
 def _watched() -> Iterator[_Watcher]:
     """Show what is under way: Spark takes seconds to start, and as long as it needs to check."""
-    with progress("verifying", None, is_awaited=True) as bar:
+    # spark-submit writes what goes to stderr to its stdout, where the report is.
+    is_awaited = "PYSPARK_GATEWAY_PORT" not in os.environ
+    with progress("verifying", None, is_awaited=is_awaited) as bar:
         yield _Watcher(bar)
 
 

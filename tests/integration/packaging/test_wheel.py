@@ -41,7 +41,7 @@ FOREIGN = {
     "outbox": ["pyspark", "click", "rich", "numpy", "starlette"],
     "web": ["pyspark", "rich", "numpy"],
     "cli": ["pyspark"],
-    "spark": ["asyncpg", "aiokafka", "click"],
+    "spark": ["asyncpg", "click"],
     "local": ["pyspark", "click"],
     "stack": ["asyncpg", "aiokafka", "pyspark", "rich", "numpy"],
     "tracing": ["asyncpg", "aiokafka", "click"],
@@ -176,10 +176,9 @@ def test_chainctl_without_its_extra_says_so_in_one_line(
 @pytest.mark.parametrize(
     ("extra", "names"),
     [
-        ("", ("KafkaConfig", "DatabaseConfig", "Event", "Run", "Fenced", "HaltError")),
+        ("", ("KafkaConfig", "DatabaseConfig", "Event", "Run", "errors")),
         ("sequencer", ("open_sequencer", "SequencerConfig", "Order")),
         ("receiver", ("open_receiver", "ReceiverConfig", "State")),
-        ("outbox", ("Relay", "Consumer", "MessageError")),
         ("spark", ("verify", "VerifyRequest")),
     ],
 )
@@ -189,9 +188,8 @@ def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
     folder = make_environment(tmp_path, wheel, extra)
     done = run_in(folder, f"from orderchain import {', '.join(names)}")
     assert done.returncode == 0, done.stderr
-    others = {"sequencer": "open_sequencer", "receiver": "open_receiver", "outbox": "Relay",
-              "spark": "verify"}  # fmt: skip
-    needing = {"": set(others), "spark": {"sequencer", "receiver", "outbox"}}.get(extra, {"spark"})
+    others = {"sequencer": "open_sequencer", "receiver": "open_receiver", "spark": "verify"}
+    needing = {"": set(others), "spark": {"sequencer", "receiver"}}.get(extra, {"spark"})
     for other in sorted(needing):
         done = run_in(folder, f"from orderchain import {others[other]}")
         last = done.stderr.strip().splitlines()[-1]

@@ -440,7 +440,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     [
         ("empty.csv", b"", "empty.csv"),
         ("header.csv", b"a,b\n", "header.csv"),
-        ("cut.csv.gz", gzip.compress(b"a,b\n1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
+        ("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
         ("binary.csv", bytes(range(256)), ""),
         ("notes.txt", b"a,b\n1,2\n", "notes.txt"),
         ("columns.csv", b"a,b\n1,2\n1,2,3\n", "line 3"),
