@@ -151,14 +151,14 @@ async def _find_cause(config: KafkaConfig, error: Exception, within_seconds: flo
 
     It connects to each bootstrap server in turn, then to the brokers that they name. Never raises.
     """
-    is_known = lasting_refusal(error, config) is not None
-    # What was cut off may have taken all of the time to end.
-    if is_known or (within_seconds <= 0 and not isinstance(error, TimeoutError)):
+    if lasting_refusal(error, config) is not None:
         return error
     found: list[_Unusable] = []
     (host, port), *_ = config.servers
+    if within_seconds <= 0:  # what was cut off has taken all of the time to end
+        return _Unusable(host, port, error) if isinstance(error, TimeoutError) else error
     try:
-        async with asyncio.timeout(max(within_seconds, 0)):
+        async with asyncio.timeout(within_seconds):
             for host, port in config.servers:
                 try:
                     for its_host, its_port in await _brokers(config, host, port) - {(host, port)}:
@@ -169,6 +169,7 @@ async def _find_cause(config: KafkaConfig, error: Exception, within_seconds: flo
                     found.append(_Unusable(host, port, cause))
     except TimeoutError as silence:
         found.append(_Unusable(host, port, silence))
+    await asyncio.sleep(0)  # aiokafka's own close of what was cut off ends in the next turn
     return found[0]
 
 

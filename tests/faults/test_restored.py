@@ -35,6 +35,7 @@ from matcher_receiver import (
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.deadlines import deadline
 from tests.lanes import at_night
+from tests.tuned import tuned
 
 from .chains import create_chain
 from .inspector import Chain, inspect
@@ -139,7 +140,7 @@ class LostLife:
             await self.ahead.follow(gap_dsn, max(self.lost) + 10**9)
         config = restored.config
         if is_broker_away:
-            config = msgspec.structs.replace(
+            config = tuned(
                 config, kafka=f"127.0.0.1:{free_port()}", kafka_at_start="optional",
                 stop_seconds=0.5,
             )  # fmt: skip

@@ -10,7 +10,7 @@ import chainctl
 from chainctl.main import COMMANDS, cli
 
 HEAVY = ("asyncpg", "aiokafka", "pyspark", "rich", "zstandard", "sequencer", "matcher_receiver",
-         "gapfill", "outbox", "chain_verifier", "local_stack")  # fmt: skip
+         "gapfill", "outbox.sender", "chain_verifier", "local_stack")  # fmt: skip
 
 
 @pytest.mark.parametrize(

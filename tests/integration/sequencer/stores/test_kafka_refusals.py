@@ -12,6 +12,7 @@ from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 from sequencer import open_sequencer
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.silent_server import silent_server
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +50,7 @@ async def test_commit_without_a_privilege_names_the_table_the_login_and_the_role
 async def test_send_to_a_broker_that_is_silent_has_a_reason(make_chain: MakeChain) -> None:
     chain = await make_chain()
     async with silent_server() as port:
-        config = msgspec.structs.replace(
-            chain.config, kafka=f"127.0.0.1:{port}", publish_seconds=0.2
-        )
+        config = tuned(chain.config, kafka=f"127.0.0.1:{port}", publish_seconds=0.2)
         sink = KafkaFrameSink(config)
         with pytest.raises(RetryError) as failed:
             await sink.send([b"frame"])
