@@ -1,7 +1,6 @@
 """Metrics and health of the parts of the engine, as an ASGI application without a framework.
 
-`app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, as text or, where the Accept
-header prefers that, as protobuf with native histograms; `/livez`; and `/readyz`,
+`app = Monitor(sequencer, receiver)` serves `/metrics` for Prometheus, `/livez`, and `/readyz`,
 which is 503 with one line of why. Mount it in your own application, or run it with an ASGI server:
 who reaches that server can keep your event loop busy, so it belongs on loopback, or a proxy stands
 in front of it.
@@ -19,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from itertools import accumulate
-from math import frexp, inf
+from math import inf
 from operator import attrgetter
-from struct import pack
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -48,31 +46,14 @@ BUCKET_SECONDS: Final = (
 """Upper bounds of the buckets of latencies: a commit takes 0.5 to 50 ms, a deadline 10 s."""
 
 
-_FRACTIONS: Final = (
-    0.5, 0.5452538663326288, 0.5946035575013605, 0.6484197773255048,
-    0.7071067811865475, 0.7711054127039704, 0.8408964152537144, 0.9170040432046711,
-)  # fmt: skip
-"""Powers of 2^(1/8), as Prometheus has them: where the native buckets between 0.5 and 1 begin."""
-
-NATIVE_SCHEMA: Final = 3
-"""2^3 native buckets per power of 2: each is 9 % wider than the one before it."""
-
-ZERO_THRESHOLD: Final = 2.0**-128
-"""Values up to it are in the zero bucket. It also marks a histogram without values as native."""
-
-
 class Histogram(Struct, frozen=True):
-    """How often values were how large, in classic and in native buckets. None is negative."""
+    """How often values were how large, in buckets."""
 
     bounds: tuple[float, ...] = BUCKET_SECONDS
     """The upper bounds of the buckets, inclusive."""
     counts: tuple[int, ...] = ()
     """Per bucket, not cumulated, and one more for all larger values; empty where none is known."""
     sum: float = 0.0
-    zeros: int = 0
-    """Values up to ZERO_THRESHOLD."""
-    native: Mapping[int, int] = {}
-    """Per native bucket: number n ends at 2^(n/8), inclusive, where number n + 1 begins."""
 
 
 class Buckets:
@@ -82,26 +63,16 @@ class Buckets:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        self._zeros = 0
-        self._native: dict[int, int] = {}  # 8 per power of 2: 380 from a nanosecond to a day
 
     def add(self, value: float) -> None:
-        """Count one more value, which is finite and not negative."""
+        """Count one more value, which is finite."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
-        if value <= ZERO_THRESHOLD:
-            self._zeros += 1
-            return
-        fraction, exponent = frexp(value)
-        number = bisect_left(_FRACTIONS, fraction) + 8 * exponent - 8
-        self._native[number] = self._native.get(number, 0) + 1
 
     @property
     def histogram(self) -> Histogram:
         """The counts at this instant."""
-        return Histogram(
-            self._bounds, tuple(self._counts), self._sum, self._zeros, self._native.copy()
-        )
+        return Histogram(self._bounds, tuple(self._counts), self._sum)
 
 
 class Sample(Struct, frozen=True):
@@ -161,16 +132,11 @@ class MonitorAnswer(Struct, frozen=True):
     body: bytes
 
 
-def metrics_of(samples: Iterable[Sample], accept: str = "") -> MonitorAnswer:
-    """Return samples as Prometheus reads them, in the form that the header Accept prefers.
-
-    Needs the extra `monitoring`.
-    """
+def metrics_of(samples: Iterable[Sample]) -> MonitorAnswer:
+    """Return samples as Prometheus reads them. Needs the extra `monitoring`."""
     families: dict[str, list[Sample]] = {}
     for sample in samples:
         families.setdefault(sample.name, []).append(sample)
-    if _prefers_protobuf(accept):
-        return MonitorAnswer(_PROTOBUF, b"".join(map(_family_message, families.values())))
     from prometheus_client import generate_latest
 
     return MonitorAnswer(_TEXT, generate_latest(_Collector(families.values())))
@@ -246,9 +212,9 @@ class Monitor:
         reasons = [reason for part in self._parts if (reason := part.why_not_ready())]
         return "; ".join(reasons) or None
 
-    def metrics(self, accept: str = "") -> MonitorAnswer:
-        """Return what `/metrics` answers to a header Accept."""
-        return metrics_of(self.samples(), accept)
+    def metrics(self) -> MonitorAnswer:
+        """Return what `/metrics` answers."""
+        return metrics_of(self.samples())
 
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
@@ -299,8 +265,7 @@ def _answer(scope: AsgiMessage, look: MonitorLook | None) -> tuple[int, MonitorA
     if look is None:
         return _UNAVAILABLE, MonitorAnswer(_TEXT, b"the event loop does not answer\n")
     if path == "/metrics":
-        accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
-        return _OK, metrics_of(look.samples, accept.decode("latin-1"))
+        return _OK, metrics_of(look.samples)
     reason = look.why_not_ready if path == "/readyz" else None
     if reason is None:
         return _OK, MonitorAnswer(_TEXT, b"ok\n")
@@ -312,8 +277,6 @@ _NOT_FOUND: Final = 404
 _NOT_ALLOWED: Final = 405
 _UNAVAILABLE: Final = 503
 
-
-# -- as text: prometheus-client writes it ----------------------------------------------------------
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -342,119 +305,13 @@ def _add(family: Family, sample: Sample) -> None:
     if not isinstance(value, Histogram):
         family.add_sample(sample.name, labels, value)
         return
-    for bound, count in _cumulated(value):
+    bounds = [*value.bounds, inf]
+    counts = accumulate(value.counts or [0] * len(bounds))
+    for bound, count in zip(bounds, counts, strict=True):
         le = "+Inf" if bound == inf else str(bound)
         family.add_sample(f"{sample.name}_bucket", {**labels, "le": le}, count)
     family.add_sample(f"{sample.name}_count", labels, sum(value.counts))
     family.add_sample(f"{sample.name}_sum", labels, value.sum)
-
-
-def _cumulated(value: Histogram) -> Iterator[tuple[float, int]]:
-    """Yield the classic buckets: upper bound, and how many values are not above it."""
-    bounds = [*value.bounds, inf]
-    return zip(bounds, accumulate(value.counts or [0] * len(bounds)), strict=True)
-
-
-# -- as protobuf: a few fields of io/prometheus/client/metrics.proto -------------------------------
-
-_PROTOBUF: Final = (
-    "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
-)
-
-
-def _prefers_protobuf(accept: str) -> bool:
-    """Return whether a header Accept names the protobuf form, and no text with a higher quality."""
-    kind, *parameters = _PROTOBUF.lower().split("; ")
-    protobuf = text = 0.0
-    for each in accept.lower().replace(" ", "").replace('"', "").split(","):
-        named, *given = each.split(";")
-        if named == kind and set(parameters) <= set(given):
-            protobuf = max(protobuf, _quality(given))
-        elif named in ("text/plain", "text/*", "*/*"):
-            text = max(text, _quality(given))
-    return protobuf > 0 and protobuf >= text
-
-
-def _quality(parameters: Iterable[str]) -> float:
-    found = [each[2:] for each in parameters if each.startswith("q=")]
-    try:
-        return float(found[0]) if found else 1.0
-    except ValueError:
-        return 0.0
-
-
-_TYPES: Final = {"counter": 0, "gauge": 1, "histogram": 4}
-_VALUE_FIELDS: Final = {"counter": 3, "gauge": 2, "histogram": 7}
-
-
-def _family_message(samples: list[Sample]) -> bytes:
-    """Return one delimited MetricFamily."""
-    first = samples[0]
-    content = b"".join((
-        _content(1, first.name.encode()),
-        _content(2, first.help.encode()),
-        _whole(3, _TYPES[first.kind]),
-        *(_content(4, _metric_message(sample)) for sample in samples),
-    ))  # fmt: skip
-    return _varint(len(content)) + content
-
-
-def _metric_message(sample: Sample) -> bytes:
-    labels = (
-        _content(1, _content(1, name.encode()) + _content(2, value.encode()))
-        for name, value in sample.labels.items()
-    )
-    value = sample.value
-    message = _histogram_message(value) if isinstance(value, Histogram) else _double(1, value)
-    return b"".join(labels) + _content(_VALUE_FIELDS[sample.kind], message)
-
-
-def _histogram_message(value: Histogram) -> bytes:
-    """Return classic and native buckets: spans of neighbours, each count less the one before it."""
-    spans: list[list[int]] = []
-    deltas: list[int] = []
-    end = before = 0
-    for number, count in sorted(value.native.items()):
-        if not spans or number > end:
-            spans.append([number - end, 0])
-        spans[-1][1] += 1
-        deltas.append(count - before)
-        end, before = number + 1, count
-    return b"".join((
-        _whole(1, sum(value.counts)),
-        _double(2, value.sum),
-        *(_content(3, _whole(1, n) + _double(2, bound)) for bound, n in _cumulated(value)),
-        _signed(5, NATIVE_SCHEMA),
-        _double(6, ZERO_THRESHOLD),
-        _whole(7, value.zeros),
-        *(_content(12, _signed(1, offset) + _whole(2, length)) for offset, length in spans),
-        *(_signed(13, delta) for delta in deltas),
-    ))  # fmt: skip
-
-
-def _varint(number: int) -> bytes:
-    """Return a number that is not negative: 7 bits per byte, the lowest first."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*found, number))
-
-
-def _whole(field_number: int, value: int) -> bytes:
-    return _varint(field_number << 3) + _varint(value)
-
-
-def _signed(field_number: int, value: int) -> bytes:
-    return _whole(field_number, 2 * value if value >= 0 else -2 * value - 1)
-
-
-def _double(field_number: int, value: float) -> bytes:
-    return _varint(field_number << 3 | 1) + pack("<d", value)
-
-
-def _content(field_number: int, value: bytes) -> bytes:
-    return _varint(field_number << 3 | 2) + _varint(len(value)) + value
 
 
 _YOUNG_OBJECTS: Final = 50_000

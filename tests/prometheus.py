@@ -149,16 +149,14 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def scraped(
-    folder: Path, *parts: MonitoredPart, native: bool = False
-) -> AsyncIterator[Prometheus]:
+async def scraped(folder: Path, *parts: MonitoredPart) -> AsyncIterator[Prometheus]:
     """Serve the metrics of `parts` as an embedder does, to a Prometheus with the shipped rules."""
     with socket.create_server((LOOPBACK, 0)) as listening:
         server = HttpServer(Monitor(*parts), HttpLimits(connections_max=50))
         serving = asyncio.create_task(server.serve(listening))
         try:
             target = f"{LOOPBACK}:{listening.getsockname()[1]}"
-            async with running(folder, target, native=native) as prometheus:
+            async with running(folder, target) as prometheus:
                 yield prometheus
         finally:
             server.stop()
@@ -166,11 +164,8 @@ async def scraped(
 
 
 @asynccontextmanager
-async def running(folder: Path, *targets: str, native: bool = False) -> AsyncIterator[Prometheus]:
-    """Run a Prometheus with the shipped configuration and rules, which asks `targets`.
-
-    With `native` it takes native histograms, and leaves the classic ones of the same name out.
-    """
+async def running(folder: Path, *targets: str) -> AsyncIterator[Prometheus]:
+    """Run a Prometheus with the shipped configuration and rules, which asks `targets`."""
     if PROGRAM is None:
         pytest.skip("no prometheus (Debian: apt-get install prometheus)")
     folder = folder / "prometheus"
@@ -179,11 +174,10 @@ async def running(folder: Path, *targets: str, native: bool = False) -> AsyncIte
     (folder / "alerts.yml").write_text(rules)
     (folder / "prometheus.yml").write_text(config_for(*targets))
     address = f"{LOOPBACK}:{free_port()}"
-    features = ["--enable-feature=native-histograms"] if native else []
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(PROGRAM), f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}", *features,
+            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}",
             stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL, cwd=folder,
         )  # fmt: skip
     try:

@@ -248,8 +248,7 @@ class MessageApp:
         except _OURS as error:
             _log.warning("/metrics: %s", reason_of(error))
             unfinished = None
-        accept = ",".join(request.headers.getlist("accept"))
-        answer = metrics_of(self._figures(await self._samples(), unfinished), accept)
+        answer = metrics_of(self._figures(await self._samples(), unfinished))
         return Response(answer.body, headers={"Content-Type": answer.media_type})
 
     def _figures(

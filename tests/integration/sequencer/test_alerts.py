@@ -6,8 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
 from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
@@ -38,12 +36,12 @@ SLOW_SECONDS = 0.5
 
 @asynccontextmanager
 async def watched(
-    config: SequencerConfig, folder: Path, *, native: bool = False
+    config: SequencerConfig, folder: Path
 ) -> AsyncIterator[tuple[Sequencer, Prometheus]]:
     """Lead a chain, and have a Prometheus scrape its leader."""
     async with (
         open_sequencer(config) as sequencer,
-        scraped(folder, sequencer, native=native) as prometheus,
+        scraped(folder, sequencer) as prometheus,
     ):
         yield sequencer, prometheus
 
@@ -62,14 +60,10 @@ async def test_leader_that_loses_its_connection_often(
             await sequencer.submit(f"after {take_overs}", b"")
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["classic", "native"])
-async def test_commits_that_wait_for_a_lock(
-    make_chain: MakeChain, tmp_path: Path, native: bool
-) -> None:
+async def test_commits_that_wait_for_a_lock(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain()
-    commits = "orderchain_sequencer_commit_seconds"
-    none_yet = f"histogram_count({commits}) == 0" if native else f"{commits}_count == 0"
-    async with watched(chain.config, tmp_path, native=native) as (sequencer, prometheus):
+    none_yet = "orderchain_sequencer_commit_seconds_count == 0"
+    async with watched(chain.config, tmp_path) as (sequencer, prometheus):
         async with prometheus.alarm("OrderchainCommitSlow", since=none_yet, chain=CHAIN):
             await commit_slowly(chain.admin, sequencer)
         await prometheus.until_panels_show("orderchain_sequencer")

@@ -38,7 +38,7 @@ class Part:
 
 
 async def ask(
-    app: Monitor, path: str, method: str = "GET", root_path: str = "", accept: str = "*/*"
+    app: Monitor, path: str, method: str = "GET", root_path: str = ""
 ) -> tuple[int, dict[bytes, bytes], str]:
     sent: list[Any] = []
 
@@ -50,7 +50,7 @@ async def ask(
 
     scope = {
         "type": "http", "method": method, "path": root_path + path, "root_path": root_path,
-        "headers": [(b"accept", accept.encode())],
+        "headers": [],
     }  # fmt: skip
     await app(scope, receive, send)
     start, body = sent
