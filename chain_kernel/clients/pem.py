@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import ssl
 from typing import Final, NamedTuple
@@ -22,17 +21,16 @@ _KEY: Final = "PRIVATE KEY"
 _ENCRYPTED_KEY: Final = "ENCRYPTED PRIVATE KEY"
 _CONVERT: Final = "a key in PKCS#8 (openssl pkcs8 -topk8 -in OLD -out NEW)"
 
-_RSA: Final = bytes.fromhex("06092a864886f70d010101")
-_EC: Final = bytes.fromhex("06072a8648ce3d0201")
-_ED25519: Final = bytes.fromhex("06032b6570")
-_NULL: Final = bytes.fromhex("0500")
-_ALGORITHMS: Final = {_RSA: "RSA", _EC: "EC", _ED25519: "Ed25519"}
-"""The identifiers of key algorithms in DER, and Java's names of them."""
+_ALGORITHMS: Final = {
+    bytes.fromhex("06092a864886f70d010101"): "RSA",
+    bytes.fromhex("06072a8648ce3d0201"): "EC",
+    bytes.fromhex("06032b6570"): "Ed25519",
+}
+"""The identifiers of key algorithms, and Java's names of them."""
 
-_INTEGER: Final = 0x02
-_OCTET_STRING: Final = 0x04
-_SEQUENCE: Final = 0x30
-_EC_PARAMETERS: Final = 0xA0
+_SEQUENCE: Final = b"\x30"
+_ALGORITHM_WITHIN: Final = 32
+"""In PKCS#8 the algorithm is within so many bytes: three lengths and a version precede it."""
 
 
 class PrivateKey(NamedTuple):
@@ -118,81 +116,38 @@ def _is_encrypted(key: GivenFile) -> bool:
 def read_key(field: str, path: str) -> PrivateKey:
     """Return the private key of a PEM file in PKCS#8, which Java requires.
 
-    The older forms of OpenSSL for RSA and EC are wrapped. Raises SettingError where the file holds
-    no key, or an encrypted one in an old form.
+    The package cryptography converts the older forms of OpenSSL. Raises SettingError where the file
+    holds no key, an encrypted one in an old form, or an old form and the package is not installed.
     """
     for match in _BLOCK.finditer(read_file(field, path)):
-        label, body = match[1], match[2]
-        if label == _ENCRYPTED_KEY:
+        if match[1] == _ENCRYPTED_KEY:
             return PrivateKey(match[0] + "\n", True, "", True)
-        if not label.endswith(_KEY):
+        if not match[1].endswith(_KEY):
             continue
+        is_as_stored = match[1] == _KEY
         try:
-            der = base64.b64decode("".join(body.split()), validate=True)
-            return _unencrypted(label, der)
-        except (binascii.Error, IndexError, ValueError):
-            # An encrypted key in an old form has headers before its body.
+            text = match[0] + "\n" if is_as_stored else _converted(match[0])
+            return PrivateKey(text, False, _algorithm_of(text), is_as_stored)
+        except (ImportError, TypeError, ValueError):  # a TypeError: it is encrypted
             raise SettingError(field, path, _CONVERT) from None
     raise SettingError(field, path, "a PEM file with a private key")
 
 
-def _unencrypted(label: str, der: bytes) -> PrivateKey:
-    """Return the key as PKCS#8 (RFC 5208). Raises IndexError, ValueError if it is no key."""
-    if label == _KEY:
-        info = der
-    elif label == f"RSA {_KEY}":
-        info = _wrap(_RSA + _NULL, der)
-    elif label == f"EC {_KEY}":
-        info = _wrap(_EC + _ec_parameters(der), der)
-    else:
-        raise ValueError(label)
-    return PrivateKey(_pem(info), False, _algorithm_of(info), label == _KEY)
+def _converted(block: str) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(block.encode(), None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
 
 
-def _wrap(algorithm: bytes, key: bytes) -> bytes:
-    version = _element(_INTEGER, b"\0")
-    content = version + _element(_SEQUENCE, algorithm) + _element(_OCTET_STRING, key)
-    return _element(_SEQUENCE, content)
-
-
-def _ec_parameters(der: bytes) -> bytes:
-    """Return the curve of an EC key (RFC 5915: version, key, [0] parameters, [1] public key)."""
-    _, content, _ = _next_element(der)
-    while content:
-        tag, value, content = _next_element(content)
-        if tag == _EC_PARAMETERS:
-            return value
-    raise ValueError("no curve")
-
-
-def _algorithm_of(info: bytes) -> str:
-    """Return the algorithm of a PKCS#8 key (version, SEQUENCE of algorithm, key)."""
-    _, content, _ = _next_element(info)
-    _, _, content = _next_element(content)
-    _, algorithm, _ = _next_element(content)
-    return next((name for mark, name in _ALGORITHMS.items() if algorithm.startswith(mark)), "")
-
-
-def _element(tag: int, content: bytes) -> bytes:
-    size = len(content)
-    if size < 0x80:
-        return bytes([tag, size]) + content
-    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
-    return bytes([tag, 0x80 | len(length)]) + length + content
-
-
-def _next_element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return tag and content of the first element of DER, and what follows it."""
-    tag, size, start = data[0], data[1], 2
-    if size & 0x80:
-        start += size & 0x7F
-        size = int.from_bytes(data[2:start], "big")
-    if start + size > len(data):
-        raise ValueError("cut off")
-    return tag, data[start : start + size], data[start + size :]
-
-
-def _pem(der: bytes) -> str:
-    text = base64.b64encode(der).decode()
-    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
-    return "\n".join([f"-----BEGIN {_KEY}-----", *lines, f"-----END {_KEY}-----"]) + "\n"
+def _algorithm_of(text: str) -> str:
+    """Return the algorithm of a key in PKCS#8. Raises ValueError if it is no key."""
+    _, body = _BLOCK.findall(text)[0]
+    start = base64.b64decode("".join(body.split()), validate=True)[:_ALGORITHM_WITHIN]
+    if not start.startswith(_SEQUENCE):
+        raise ValueError("not in PKCS#8")
+    return next((name for mark, name in _ALGORITHMS.items() if mark in start), "")

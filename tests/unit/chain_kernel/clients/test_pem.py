@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,6 +69,15 @@ def test_encrypted_key_in_an_old_form_is_refused_with_what_to_do(tmp_path: Path)
     with pytest.raises(SettingError, match="openssl pkcs8 -topk8") as refused:
         read_key("ssl_keyfile", path)
     assert refused.value.field == "ssl_keyfile"
+
+
+def test_key_in_an_old_form_without_the_package_that_converts_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "key", ec.generate_private_key(ec.SECP256R1()), OLD)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    with pytest.raises(SettingError, match="openssl pkcs8 -topk8"):
+        read_key("ssl_keyfile", path)
 
 
 @pytest.mark.parametrize(
