@@ -95,6 +95,11 @@ def verify_chains_locally(
     )
 
 
+def _findings_refusal(folder: str) -> SettingError:
+    expected = "none: the local mode names the first fault, Spark writes all"
+    return SettingError("findings", folder, expected)
+
+
 def _require_local(requests: Sequence[VerifyRequest]) -> None:
     """Raise SettingError for what only Spark can do, and for what no mode can."""
     require_sound(requests)
@@ -102,8 +107,7 @@ def _require_local(requests: Sequence[VerifyRequest]) -> None:
         if request.master is not None:
             raise SettingError("master", request.master, "none: the local mode runs without Spark")
         if request.findings_folder is not None:
-            expected = "none: the local mode names the first fault, Spark writes all"
-            raise SettingError("findings", request.findings_folder, expected)
+            raise _findings_refusal(request.findings_folder)
         for source in request.sources:
             if isinstance(source, ParquetSource):
                 local_folder("parquet", source.path)
@@ -174,5 +178,5 @@ class LocalMode:
         return source_check.repeated_keys(table, horizon, window_rows)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
-        """Refused before: the local mode has only the first findings."""
-        raise NotImplementedError
+        """Raise SettingError, as every start does: only the first findings are known here."""
+        raise _findings_refusal(folder)

@@ -182,7 +182,7 @@ def wrongs(secured: SecuredKafka, folder: Path) -> dict[str, tuple[KafkaConfig, 
         "closed": (KafkaConfig.of(closed), "Connect call failed"),
         "no such host": (KafkaConfig.of("no-such-host.invalid:9092"), "not known"),
         # The address is right, and the broker names another one, which its certificate lacks.
-        "another host behind the first answer": (
+        "another host after the first answer": (
             secured.login(SEQUENCER, bootstrap_servers=secured.at("LOGIN", "127.0.0.1")),
             "not valid for '127.0.0.1'",
         ),

@@ -1,0 +1,64 @@
+"""The verified mark of a chain: where `chainctl verify` begins, and how it moves the mark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from chain_kernel.errors import RefusedError, RetryError, SchemaError
+
+if TYPE_CHECKING:
+    from chain_verifier.config import ContradictedMark
+    from chain_verifier.report import Report
+    from chainctl.settings import Settings
+
+
+class Beginning(NamedTuple):
+    """The ids between which to verify."""
+
+    start: int
+    head: int | None
+    contradicted: ContradictedMark | None = None
+    """A verified mark that no longer holds."""
+
+
+def beginning_of(
+    settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool
+) -> Beginning:
+    """Return where to begin: at `start`, after the mark if it `is_marked`, or after the archive.
+
+    A mark also shows how far the chain had come, whatever head the database reports now. Where one
+    is contradicted, everything up to there must be verified again.
+    """
+    from chain_verifier.verified_mark import read_extent
+
+    try:
+        standing = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
+    except (RefusedError, RetryError) as error:
+        if is_marked or isinstance(error, SchemaError):
+            raise  # before Spark starts, which takes its time
+        return Beginning(start or 0, head)  # the verifier meets the same, and reports it
+    if is_marked or standing.contradicted is not None:
+        head = max(standing.known_head, head or 0)
+    if start is None:
+        start = standing.start if is_marked else standing.boundary_id
+    return Beginning(start, head, standing.contradicted)
+
+
+def move_mark(settings: Settings, report: Report, actor: str) -> str:
+    """Move the mark if the report is whole, and return the message about it."""
+    from chain_verifier.report import Verdict
+    from chain_verifier.verified_mark import set_mark
+
+    if report.verdict is not Verdict.COMPLETE or report.head is None:
+        return f"the verified mark of chain {report.chain_id} stays: not everything is whole"
+    has_moved = set_mark(
+        settings.audit_dsn(),
+        settings.audit_dsn() if not settings.database else settings.database_dsn(),
+        report.chain_id,
+        after_id=report.start,
+        until_id=report.head,
+        verified_by=actor,
+        connect_seconds=settings.connect_seconds,
+    )
+    moved = f"is at {report.head}, by {actor}" if has_moved else "stays: there is nothing new"
+    return f"the verified mark of chain {report.chain_id} {moved}"
