@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chain_kernel.errors import RetryError
 from chain_kernel.frame import FrameHeader, encode_frame
 from chain_kernel.model import Event
 from chain_kernel.seal import SEAL_BYTES, Batch, event_pages, next_seal
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
 from chain_kernel.testing.memory_store import MemoryDatabase
-from chain_kernel.testing.virtual_loop import Process
-from chain_kernel.testing.wire import Dial, Wire, WiredServer
+from chain_kernel.testing.virtual_loop import Process, check_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from chain_kernel.model import Mark
     from chain_kernel.ports import CheckpointStore, FrameSource, GapSource
     from chain_kernel.testing.memory_sql import AnswerTo, MemoryConnection, SqlDatabase
+
+
+_T = TypeVar("_T")
 
 
 def sealed(
@@ -167,6 +170,8 @@ CHAIN_ID: Final = 1
 SLICE_ROWS: Final = 4
 """Rows of a frame: few, so that a handful of orders makes several frames to lose."""
 
+_ANSWER_SECONDS_MAX: Final = 0.002
+
 FIRST_COMMIT_US: Final = 1_750_000_000_000_000
 
 
@@ -204,7 +209,8 @@ class MemoryChain:
         self._chain = self._database.create(CHAIN_ID)
         self._frame_key = self._chain.begin_term(self._database.draw_nonce()).frame_key
         self._log = MemoryLog()
-        self._server = WiredServer("database")
+        self.is_database_away = False
+        """Whether the database does not answer; may be set."""
         self._services = 0
         # Here, for it imports the driver, whose errors it raises.
         from chain_kernel.testing.memory_sql import SqlDatabase
@@ -251,15 +257,6 @@ class MemoryChain:
         self._log.append([encode_frame(header, (), self._frame_key)])
 
     @property
-    def is_database_away(self) -> bool:
-        """Whether the database does not answer; may be set."""
-        return self._server.is_away
-
-    @is_database_away.setter
-    def is_database_away(self, is_away: bool) -> None:
-        self._server.is_away = is_away
-
-    @property
     def is_broker_away(self) -> bool:
         """Whether the broker does not answer; may be set."""
         return self._log.is_away
@@ -277,11 +274,11 @@ class MemoryChain:
 
     def gap_source(self) -> GapSource:
         """Return a reader of missing rows; each receiver needs its own."""
-        return MemoryGapSource(lambda: self._chain, wire=self._wire())
+        return MemoryGapSource(lambda: self._chain, ask=self._ask)
 
     def checkpoints(self, receiver: str = "receiver") -> CheckpointStore:
         """Return the store of one receiver's place, which outlives the receiver."""
-        return MemoryCheckpointStore(self._database, CHAIN_ID, receiver, self._wire())
+        return MemoryCheckpointStore(self._database, CHAIN_ID, receiver, self._ask)
 
     def checkpoint(self, receiver: str = "receiver") -> Mark | None:
         """Return what is stored of a receiver's place now."""
@@ -313,10 +310,13 @@ class MemoryChain:
         process = Process(f"service {self._services}")
         return Service(process, process.run(main), self._tables)
 
-    # -- batches -------------------------------------------------------------------------------
-
-    def _wire(self) -> Wire:
-        return Wire(self._server, Dial(seconds_max=0.001), self._random)
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Do `work` at the database, which takes a moment, and nothing for a killed service."""
+        await asyncio.sleep(self._random.uniform(0.0, _ANSWER_SECONDS_MAX))
+        check_alive()
+        if self.is_database_away:
+            raise RetryError("the database is away")
+        return await work()
 
     def _frames(self, batch: Batch) -> list[bytes]:
         return [

@@ -31,7 +31,6 @@ from chain_kernel.model import (
 )
 from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from chain_kernel.testing.memory_store import CommittedChain
-from chain_kernel.testing.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -41,10 +40,24 @@ if TYPE_CHECKING:
     from chain_kernel.model import Event, Gap
     from chain_kernel.seal import Batch
     from chain_kernel.testing.memory_store import MemoryDatabase
-    from chain_kernel.testing.wire import Wire
 
 
 _T = TypeVar("_T")
+
+
+class Ask(Protocol):
+    """The way to the database: it does `work` there, and returns what that returns.
+
+    Raises RetryError where the question or its answer gets lost.
+    """
+
+    async def __call__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T: ...  # noqa: D102
+
+
+async def ask_at_once(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Do `work` without losing anything."""
+    return await work()
+
 
 PAGE_ROWS: Final = 5_000
 """Rows of a run, as the real reader has it."""
@@ -163,7 +176,7 @@ class MemoryGapSource:
     """Reads what a receiver lacks; implements `chain_kernel.ports.GapSource`.
 
     `see` returns the chain as the server shows it now: the primary's, or with `is_primary=False` a
-    standby's. With a `wire` every question takes its time, and may get lost.
+    standby's. `ask` is the way there.
     """
 
     def __init__(
@@ -172,12 +185,12 @@ class MemoryGapSource:
         *,
         is_primary: bool = True,
         page_rows: int = PAGE_ROWS,
-        wire: Wire | None = None,
+        ask: Ask = ask_at_once,
         chain_id: int | None = None,
     ) -> None:
         self._see = see
         self._chain_id = chain_id
-        self._wire = wire
+        self._ask = ask
         self.is_primary = is_primary
         self.page_rows = page_rows
         self.is_closed = False
@@ -189,7 +202,7 @@ class MemoryGapSource:
         chain_id: int,
         *,
         page_rows: int = PAGE_ROWS,
-        wire: Wire | None = None,
+        ask: Ask = ask_at_once,
     ) -> MemoryGapSource:
         """Return a source over the primary."""
 
@@ -200,7 +213,7 @@ class MemoryGapSource:
                 raise ChainMissing(chain_id)
             return database.chains[chain_id]
 
-        return cls(see, page_rows=page_rows, wire=wire, chain_id=chain_id)
+        return cls(see, page_rows=page_rows, ask=ask, chain_id=chain_id)
 
     @property
     def chain_id(self) -> int:
@@ -223,7 +236,7 @@ class MemoryGapSource:
                 rows_ahead=rows_ahead(chain, at_id),
             )
 
-        return await _ask(self._wire, look)
+        return await self._ask(look)
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
@@ -249,7 +262,7 @@ class MemoryGapSource:
 
         try:
             while after.id < until_id:
-                run = await _ask(self._wire, page)
+                run = await self._ask(page)
                 yield run
                 after = run.end
         finally:
@@ -298,16 +311,6 @@ class MemoryGapSource:
         raise SealMismatch(standing.head.chain_id, after.batch_last_id, after.seal, found)
 
 
-async def _ask(wire: Wire | None, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Do `work` at the other end of `wire`, if there is one. Raises RetryError where it breaks."""
-    if wire is None:
-        return await work()
-    try:
-        return await wire.call(work)
-    except WireBroken as error:
-        raise RetryError(str(error)) from error
-
-
 class MemoryTransaction:
     """A caller's own transaction: at its commit all of it happens, or nothing.
 
@@ -351,16 +354,16 @@ class MemoryTransaction:
 class MemoryCheckpointStore:
     """One receiver's place; implements `chain_kernel.ports.CheckpointStore`.
 
-    With a `wire` every question takes its time, and may get lost.
+    `ask` is the way there.
     """
 
     def __init__(
-        self, database: MemoryDatabase, chain_id: int, receiver: str, wire: Wire | None = None
+        self, database: MemoryDatabase, chain_id: int, receiver: str, ask: Ask = ask_at_once
     ) -> None:
         self._database = database
         self._chain_id = chain_id
         self._receiver = receiver
-        self._wire = wire
+        self._ask = ask
         self._in_doubt: list[Mark] = []
 
     @property
@@ -391,7 +394,7 @@ class MemoryCheckpointStore:
 
     async def load(self) -> Mark | None:
         """Return the stored place; see `chain_kernel.ports.CheckpointStore.load`."""
-        return await _ask(self._wire, self._stored)
+        return await self._ask(self._stored)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Move the place by compare-and-set; see `chain_kernel.ports.CheckpointStore.save`.
@@ -416,7 +419,7 @@ class MemoryCheckpointStore:
             self._put(end)
 
         try:
-            await _ask(self._wire, move)
+            await self._ask(move)
         except CheckpointLost:
             raise
         except BaseException:

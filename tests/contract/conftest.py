@@ -24,6 +24,7 @@ from chain_kernel.testing.memory_receiver import (
     MemoryCheckpointStore,
     MemoryGapSource,
     MemoryTransaction,
+    ask_at_once,
 )
 from chain_kernel.testing.memory_sql import SqlDatabase
 from chain_kernel.testing.memory_store import (
@@ -32,8 +33,6 @@ from chain_kernel.testing.memory_store import (
     MemoryKeyStore,
     MemoryLease,
 )
-from chain_kernel.testing.wire import Dial, Wire, WiredServer
-from chain_kernel.testing.wired import WiredChainStore, WiredKeyStore, WiredLease
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -47,6 +46,8 @@ from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
+from tests.doubles.wire import Dial, Wire, WiredServer
+from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -262,8 +263,8 @@ async def open_gaps(
                 GapReaderConfig(database=dsn, chain_id=chain_id, page_rows=page_rows)
             )
         else:
-            wire = sound_wire() if kind == "wired" else None
-            source = MemoryGapSource.of_database(memory, chain_id, page_rows=page_rows, wire=wire)
+            ask = asking_over(sound_wire()) if kind == "wired" else ask_at_once
+            source = MemoryGapSource.of_database(memory, chain_id, page_rows=page_rows, ask=ask)
         opened.append(source)
         return source
 
@@ -313,8 +314,8 @@ async def open_checkpoints(
                 CheckpointConfig(database=dsn, chain_id=1, name=receiver)
             )
         else:
-            wire = sound_wire() if kind == "wired" else None
-            store = MemoryCheckpointStore(memory, 1, receiver, wire)
+            ask = asking_over(sound_wire()) if kind == "wired" else ask_at_once
+            store = MemoryCheckpointStore(memory, 1, receiver, ask)
         opened.append(store)
         return store
 

@@ -10,11 +10,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
-from chain_kernel.testing.wired import WiredFrameSink
 from sequencer.config import SequencerConfig
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
+from tests.doubles.wired import WiredFrameSink
 
 from .conftest import sound_wire
 

@@ -15,14 +15,14 @@ from chain_kernel.testing.memory_receiver import (
     rows_between,
     seal_at,
 )
-from chain_kernel.testing.wire import WireBroken
+from tests.doubles.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chain_kernel.model import Event
     from chain_kernel.testing.memory_receiver import StoredChain
-    from chain_kernel.testing.wire import Wire
+    from tests.doubles.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 

@@ -18,14 +18,14 @@ from chain_kernel.errors import (
     UnknownOutcome,
 )
 from chain_kernel.testing.virtual_loop import Process
-from chain_kernel.testing.wired import (
+from sequencer import Sequencer, SequencerConfig, SequencerTuning, TopicIntake, TopicIntakeConfig
+from tests.doubles.wired import (
     WiredChainStore,
     WiredFrameSink,
     WiredKeyStore,
     WiredLease,
     WiredRecordSource,
 )
-from sequencer import Sequencer, SequencerConfig, SequencerTuning, TopicIntake, TopicIntakeConfig
 from tests.tuned import scaled_down
 
 from .orders_topic import TOPIC

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from chain_kernel.model import client_key
-from chain_kernel.testing.memory_log import MemoryTopic
 from sequencer.intake.topic import source_of
+from tests.doubles.memory_topic import MemoryTopic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

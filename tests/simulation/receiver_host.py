@@ -18,9 +18,10 @@ from chain_kernel.errors import (
 from chain_kernel.testing.memory_chain import LossyLink
 from chain_kernel.testing.memory_log import MemoryFrameSource
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
-from chain_kernel.testing.wire import WireBroken
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
+from tests.doubles.wire import WireBroken
+from tests.doubles.wired import asking_over
 
 from .gap_connection import MemoryReadConnection
 from .hosts import Host
@@ -152,7 +153,9 @@ class ReceiverHost(Host):
             receiver_config(world.plan, self.name),
             MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
             self._gap_reader(),
-            MemoryCheckpointStore(world.database, CHAIN_ID, self.name, world.database_wire()),
+            MemoryCheckpointStore(
+                world.database, CHAIN_ID, self.name, asking_over(world.database_wire())
+            ),
             self.clock,
             random=Random(world.random.random()),
         )

@@ -9,10 +9,10 @@ import pytest
 
 from chain_kernel.errors import ConnectError, RetryError, StoppedError
 from chain_kernel.testing.memory_chain import LinkDial, LossyLink
-from chain_kernel.testing.memory_log import MemoryTopic
 from chain_kernel.testing.virtual_loop import Process, run_virtual, virtual_clock
-from chain_kernel.testing.wire import Dial, Wire, WireBroken, WiredServer
-from chain_kernel.testing.wired import WiredRecordSource
+from tests.doubles.memory_topic import MemoryTopic
+from tests.doubles.wire import Dial, Wire, WireBroken, WiredServer
+from tests.doubles.wired import WiredRecordSource
 
 
 class Counter:

@@ -18,7 +18,7 @@ from chain_kernel.testing.memory_chain import LinkDial
 from chain_kernel.testing.memory_receiver import MemoryReplica
 from chain_kernel.testing.memory_store import MemoryDatabase
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
-from chain_kernel.testing.wire import Dial, Wire, WiredServer
+from tests.doubles.wire import Dial, Wire, WiredServer
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from chain_kernel.errors import ConnectError, RetryError, TopicError
 from chain_kernel.testing.memory_store import CommittedChain, MemoryChainStore
-from chain_kernel.testing.wired import WiredChainStore
 from sequencer.assembly import Assembler
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
@@ -18,6 +17,7 @@ from sequencer.keys.memory import ClientNumbers, KeyIndex, KeyMemory
 from sequencer.leadership import Leadership, LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
+from tests.doubles.wired import WiredChainStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,9 @@ from chain_kernel.errors import (
     SealMismatch,
 )
 from chain_kernel.testing.virtual_loop import run_virtual
-from chain_kernel.testing.wire import Dial, Wire, WiredServer
 from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import Chain, ids_of, make_chain
+from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.simulation.gap_connection import MemoryReadConnection
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from chain_kernel.errors import (
 )
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import IntakeMark, is_linked
-from chain_kernel.testing.memory_log import MemoryRecordSource, MemoryTopic
 from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
 from tests.deadlines import deadline, in_time
+from tests.doubles.memory_topic import MemoryRecordSource, MemoryTopic
 from tests.unit.sequencer.test_service import World
 
 if TYPE_CHECKING:

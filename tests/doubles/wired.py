@@ -11,7 +11,7 @@ from chain_kernel.errors import ConnectError, Fenced, RetryError, UnknownOutcome
 from chain_kernel.testing.memory_log import MemoryFrameSink
 from chain_kernel.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
 from chain_kernel.testing.virtual_loop import check_alive
-from chain_kernel.testing.wire import WireBroken
+from tests.doubles.wire import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from chain_kernel.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
     from chain_kernel.ports import SourceRecord
     from chain_kernel.seal import Batch
-    from chain_kernel.testing.memory_log import MemoryLog, MemoryTopic
+    from chain_kernel.testing.memory_log import MemoryLog
+    from chain_kernel.testing.memory_receiver import Ask
     from chain_kernel.testing.memory_store import MemoryDatabase
-    from chain_kernel.testing.wire import Wire
+    from tests.doubles.memory_topic import MemoryTopic
+    from tests.doubles.wire import Wire
 
 
 class WiredFrameSink:
@@ -301,17 +303,23 @@ class _WiredCommit:
             self._answer.exception()
 
 
+def asking_over(wire: Wire) -> Ask:
+    """Return the way to the database over `wire`, for the doubles of `memory_receiver`."""
+
+    async def ask(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        try:
+            return await wire.call(work)
+        except WireBroken as error:
+            raise RetryError(str(error)) from error
+
+    return ask
+
+
 class _Wired:
     """A port whose every call is one question."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        try:
-            return await self._wire.call(work)
-        except WireBroken as error:
-            raise RetryError(str(error)) from error
+        self._ask = asking_over(wire)
 
     async def close(self) -> None:
         """Nothing is held."""
