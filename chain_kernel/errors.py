@@ -51,7 +51,6 @@ from chain_kernel.text import printable
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from chain_kernel.model import LeaseSight
 
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 """The most characters of an error's message, a line for people. The main point comes first."""
@@ -235,11 +234,11 @@ class Fenced(StoppedError):
         self.current_epoch = current_epoch
         self.owner = owner
 
-    def named_by(self, sight: LeaseSight) -> Fenced:
-        """Return the same with who leads by `sight`, which was seen afterwards, if another does."""
-        if sight.epoch <= self.epoch:
+    def named_by(self, epoch: int, owner: str) -> Fenced:
+        """Return the same with who leads, as it was seen afterwards, if another process does."""
+        if epoch <= self.epoch:
             return self
-        return Fenced(self.chain_id, self.epoch, sight.epoch, sight.owner)
+        return Fenced(self.chain_id, self.epoch, epoch, owner)
 
 
 class SteppedDown(StoppedError):

@@ -303,7 +303,8 @@ class Committer:
         except Fenced as error:
             with suppress(RetryError, ConnectError, TimeoutError):
                 async with asyncio.timeout(_FENCED_LOOK_SECONDS):
-                    error = error.named_by(await self._store.look())
+                    sight = await self._store.look()
+                    error = error.named_by(sight.epoch, sight.owner)
             raise error from error.__cause__
 
     async def _send(self, assembly: Assembly) -> None:

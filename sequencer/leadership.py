@@ -25,7 +25,6 @@ from chain_kernel.errors import (
     PrimaryBehind,
     RetryError,
 )
-from chain_kernel.model import LeaseSight
 from chain_kernel.sql import load_sql
 from chain_kernel.text import SummedLog, reason_in_chain, reason_of
 from sequencer.core import ClockWatch
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Record
     from chain_kernel.clock import Clock
-    from chain_kernel.model import Term
+    from chain_kernel.model import LeaseSight, Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
     from sequencer.stats import SequencerCounters
@@ -124,7 +123,7 @@ class PostgresLease:
         if not moved:
             fenced = Fenced(term.chain_id, term.epoch)
             (sight,) = await self._session.fetch(_SQL["look"], term.chain_id)
-            raise fenced.named_by(LeaseSight(**sight, is_ours=False))
+            raise fenced.named_by(sight["epoch"], sight["owner"])
         row: Record = moved[0]
         if row["last_id"] < published_id:
             # A stale standby was promoted: the primary has lost what receivers may have.

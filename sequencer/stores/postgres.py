@@ -312,7 +312,7 @@ class PostgresChainStore:
                 # An earlier try of ours may have landed since we looked.
                 sight = await self.look()
                 if not sight.is_ours or sight.nonce == seen.nonce:
-                    raise error.named_by(sight) from None
+                    raise error.named_by(sight.epoch, sight.owner) from None
                 seen = sight
 
     @property
