@@ -7,7 +7,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chain_kernel.errors import ConnectError, Fenced, RetryError, UnknownOutcome
+from chain_kernel.errors import (
+    ConnectError,
+    Fenced,
+    OrderchainError,
+    RetryError,
+    UnknownOutcome,
+)
 from chain_kernel.testing.memory_log import MemoryFrameSink
 from chain_kernel.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
 from chain_kernel.testing.virtual_loop import check_alive
@@ -201,13 +207,23 @@ class WiredChainStore:
         is_new = self._connection is None
         store = self.connected()
         try:
-            return await self._wire.call(lambda: work(store), needs_row=needs_row)
+            found = await self._wire.call(lambda: work(store), needs_row=needs_row)
         except WireBroken as error:
             self.lose_connection()
             if is_new and not error.may_be_done:
                 expected = "a server that answers"
                 raise ConnectError("database", self._wire.server.name, expected) from error
             raise RetryError(str(error)) from error
+        except OrderchainError as error:
+            self._check_kept(store, error)
+            raise
+        self._check_kept(store)
+        return found
+
+    def _check_kept(self, store: MemoryChainStore, answer: Exception | None = None) -> None:
+        """Raise RetryError where `store` was given up meanwhile: no answer comes over it."""
+        if self._connection is not store:
+            raise RetryError("the connection was given up") from answer
 
 
 class _WiredCommit:

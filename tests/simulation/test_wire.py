@@ -9,10 +9,11 @@ import pytest
 
 from chain_kernel.errors import ConnectError, RetryError, StoppedError
 from chain_kernel.testing.memory_chain import LinkDial, LossyLink
+from chain_kernel.testing.memory_store import MemoryDatabase
 from chain_kernel.testing.virtual_loop import Process, run_virtual, virtual_clock
 from tests.doubles.memory_topic import MemoryTopic
 from tests.doubles.wire import Dial, Wire, WireBroken, WiredServer
-from tests.doubles.wired import WiredRecordSource
+from tests.doubles.wired import WiredChainStore, WiredRecordSource
 
 
 class Counter:
@@ -143,6 +144,24 @@ def test_dead_process_gets_no_answer() -> None:
 
 
 RECORDS = [b"%d" % number for number in range(1_000)]
+
+
+def test_connection_that_was_given_up_brings_no_answer() -> None:
+    """It is as with a closed one: the next term may have begun, and its fence refuses this."""
+
+    async def main() -> None:
+        database = MemoryDatabase()
+        database.create(1)
+        store = WiredChainStore(database, 1, wire_with())
+        term = await store.take_over("a", await store.look())
+        skip = asyncio.create_task(store.skip_published(0, 0))
+        await asyncio.sleep(0)
+        raised = (await store.take_over_again("a", term)).epoch
+        assert raised == term.epoch + 1
+        with pytest.raises(RetryError):
+            await skip
+
+    run_virtual(main())
 
 
 def test_sound_link_passes_everything_as_it_comes() -> None:
