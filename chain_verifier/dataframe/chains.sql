@@ -1,0 +1,20 @@
+-- What the data source reads of chains, beside the statements of `chain_verifier/database.sql`.
+
+-- version: the version of the schema
+SELECT version, upgrade_to FROM public.schema_version;
+
+-- chains: the heads of the chains $1, or of all where it is NULL, where rows begin that are not
+-- archived, and how many rows the batches after that counted
+SELECT h.chain_id, h.last_id,
+       coalesce((SELECT max(a.last_id) FROM public.chain_batch a
+                  WHERE a.chain_id = h.chain_id AND a.prev_last_id IS NULL), 0) AS boundary_id,
+       coalesce((SELECT sum(b.row_count) FROM public.chain_batch b
+                  WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NOT NULL), 0)::bigint AS rows
+  FROM public.chain_head h
+ WHERE $1::integer[] IS NULL OR h.chain_id = ANY ($1::integer[])
+ ORDER BY h.chain_id;
+
+-- batch_ends: the batches of a chain that hold rows after $2 up to $3
+SELECT last_id, epoch FROM public.chain_batch
+ WHERE chain_id = $1 AND last_id > $2 AND first_id <= $3 AND row_count > 0
+ ORDER BY last_id;

@@ -1,0 +1,118 @@
+"""A fold: orders in their order, applied to a state per group. Pure; knows no Spark.
+
+The rows of a group come together, in the order of ids, in pieces of any size. Among them may be
+*stored states*: what a service kept as the digest of its state after an id. The state is compared
+there, and the first one that differs names where the service went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from chain_kernel.model import Event
+
+State = TypeVar("State")
+
+_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def digest_of(state: object) -> bytes:
+    """Return the SHA-256 of `state` as MessagePack with sorted keys."""
+    return sha256(_encode(state)).digest()
+
+
+class Fold(Struct, Generic[State], frozen=True, kw_only=True):
+    """How orders change a state. Deterministic: the same orders give the same state and outputs."""
+
+    start: Callable[[str], State]
+    """Returns the state of a group before its first order."""
+    step: Callable[[State, Sequence[Event]], tuple[State, Sequence[tuple[Any, ...]]]]
+    """Applies the next orders of a group, at least one, and returns the state and what they gave
+    out: tuples in the order of `outputs`. It may change the state in place."""
+    digest: Callable[[State], bytes] = digest_of
+    """Returns the digest that the services store, too."""
+    group: Callable[[Event], str] | None = None
+    """Returns the group of an order, such as its symbol. None: the chain is one group."""
+    outputs: str = ""
+    """Names and types of what is given out, as Spark writes them: `price BIGINT, buyer STRING`."""
+
+
+class Piece(NamedTuple):
+    """The next rows of a group, or one stored state of it."""
+
+    group: str
+    events: Sequence[Event]
+    stored_id: int = 0
+    """Where the stored state is: after the rows up to this id."""
+    stored: bytes = b""
+    """Its digest; empty for rows."""
+
+
+Kind = Literal["state", "output", "differs"]
+
+
+class Told(NamedTuple):
+    """One result: the state of a group at its end, an output, or a stored state that differs."""
+
+    kind: Kind
+    group: str
+    id: int
+    """Of the group's last row, or where the stored state is."""
+    rows: int
+    """Rows of the group up to there."""
+    digest: bytes
+    """Of the replayed state; empty for outputs."""
+    stored: bytes = b""
+    equal_id: int = 0
+    """The last stored state that was equal, 0 for none: the service went wrong after it."""
+    output: tuple[Any, ...] | None = None
+
+
+class _Group(Generic[State]):
+    def __init__(self, fold: Fold[State], name: str) -> None:
+        self._fold = fold
+        self.name = name
+        self._state = fold.start(name)
+        self._id = self._rows = self._equal_id = 0
+        self._differs = False
+
+    def apply(self, events: Sequence[Event]) -> Iterator[Told]:
+        self._state, outputs = self._fold.step(self._state, events)
+        self._id, self._rows = events[-1].id, self._rows + len(events)
+        for output in outputs:
+            yield Told("output", self.name, self._id, self._rows, b"", output=output)
+
+    def compare(self, at_id: int, stored: bytes) -> Iterator[Told]:
+        """Tell the first stored state that differs: those after it differ because of it."""
+        if self._differs:
+            return
+        found = self._fold.digest(self._state)
+        if found == stored:
+            self._equal_id = at_id
+            return
+        self._differs = True
+        yield Told("differs", self.name, at_id, self._rows, found, stored, self._equal_id)
+
+    def end(self) -> Told:
+        return Told("state", self.name, self._id, self._rows, self._fold.digest(self._state))
+
+
+def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Told]:
+    """Yield what `pieces` give: the groups one after the other, each in the order of ids."""
+    group: _Group[State] | None = None
+    for piece in pieces:
+        if group is None or group.name != piece.group:
+            if group is not None:
+                yield group.end()
+            group = _Group(fold, piece.group)
+        if piece.stored:
+            yield from group.compare(piece.stored_id, piece.stored)
+        else:
+            yield from group.apply(piece.events)
+    if group is not None:
+        yield group.end()

@@ -1,0 +1,168 @@
+"""A replay on Spark: orders in their order, per group, through a fold.
+
+The rows of a group meet in one task, sorted by id, and stream through it: a group may be larger
+than memory. Groups are spread over the tasks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from chain_kernel.model import Event
+from chain_verifier.dataframe.fold import Fold, Piece, run_fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import Column
+
+_GROUP: Final = "replayed_group"
+_STORED: Final = "stored_digest"
+_EVENT: Final = ("id", "pid", "key", "event_time_ns", "payload")
+_ROWS_TOLD: Final = 10_000
+"""Results per Arrow batch."""
+
+_TOLD: Final = (
+    "kind STRING, group STRING, id BIGINT, rows BIGINT, digest BINARY, stored BINARY, "
+    "equal_id BIGINT"
+)
+
+
+class Replayed(Struct, frozen=True):
+    """What a replay gave. Each frame replays anew when it is used: `told.persist()` keeps it."""
+
+    told: DataFrame
+    """All results as they come; the frames below are parts of it."""
+
+    @property
+    def states(self) -> DataFrame:
+        """The state of each group after its last row: `group, id, rows, digest`."""
+        return self.told.where("kind = 'state'").select("group", "id", "rows", "digest")
+
+    @property
+    def outputs(self) -> DataFrame:
+        """What the fold gave out, with the last row of the piece that gave it: `group, id, ...`."""
+        return self.told.where("kind = 'output'").select("group", "id", "output.*")
+
+    @property
+    def differences(self) -> DataFrame:
+        """For each group whose stored states differ, the first that does.
+
+        `group, id, equal_id, rows, digest, stored`: the service went wrong after the row
+        `equal_id`, where its state was right, and not after `id`.
+        """
+        columns = ("group", "id", "equal_id", "rows", "digest", "stored")
+        return self.told.where("kind = 'differs'").select(*columns)
+
+
+def replay(
+    rows: DataFrame,
+    fold: Fold[Any],
+    *,
+    by: Column | str | None = None,
+    until: int | None = None,
+    states: DataFrame | None = None,
+) -> Replayed:
+    """Feed `rows` (`id, pid, key, event_time_ns, payload`) to `fold`, group by group.
+
+    `by` is the column of the group; without it the fold's own `group` decides, and without that
+    all rows are one group. `until` is the last id that is replayed. `states` is what the services
+    have stored: `group, id, digest`, compared with the replayed state after each such id.
+
+    Raises AnalysisException for a fold whose outputs are no columns.
+    """
+    if until is not None:
+        rows = rows.where(F.col("id") <= until)
+    rows = (
+        _grouped(rows, fold, by)
+        .select(_GROUP, *_EVENT)
+        .withColumn(_STORED, F.lit(None).cast("binary"))
+    )
+    if states is not None:
+        stored = states if until is None else states.where(F.col("id") <= until)
+        rows = rows.unionByName(
+            stored.select(
+                F.col("group").alias(_GROUP),
+                F.col("id").cast("bigint"),
+                F.col("digest").alias(_STORED),
+            ),
+            allowMissingColumns=True,
+        )
+    # A stored state comes after the row of its id.
+    in_order = rows.repartition(_GROUP).sortWithinPartitions(
+        _GROUP, "id", F.col(_STORED).isNotNull()
+    )
+    spark = rows.sparkSession
+    schema = spark.createDataFrame([], _TOLD).schema
+    if fold.outputs:
+        schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
+    # The types go to the workers, which have no session to ask.
+    arrow = to_arrow_schema(schema)
+    return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema))
+
+
+def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataFrame:
+    if by is not None:
+        column = F.col(by) if isinstance(by, str) else by
+        return rows.withColumn(_GROUP, F.coalesce(column.cast("string"), F.lit("")))
+    if fold.group is None:
+        return rows.withColumn(_GROUP, F.lit(""))
+    schema = (
+        f"{_GROUP} STRING, id BIGINT, pid BIGINT, key STRING, event_time_ns BIGINT, payload BINARY"
+    )
+    return rows.select(*_EVENT).mapInArrow(partial(_add_group, fold), schema)
+
+
+def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    group: Any = fold.group
+    for batch in batches:
+        names = pa.array(list(map(group, _events(batch))), pa.string())
+        yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *_EVENT])
+
+
+def _replay(
+    fold: Fold[Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    told = run_fold(fold, _pieces(batches))
+    while some := list(islice(told, _ROWS_TOLD)):
+        columns = zip(*some, strict=True)
+        arrays = [
+            pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+    """Cut batches where the group changes, and at stored states."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        names = batch.column(_GROUP).dictionary_encode()
+        codes = np.asarray(names.indices)
+        stored = batch.column(_STORED)
+        at_stored = np.flatnonzero(np.asarray(stored.is_valid()))
+        changes = np.flatnonzero(np.diff(codes)) + 1
+        cuts = sorted({0, *changes.tolist(), *at_stored.tolist(), *(at_stored + 1).tolist()})
+        ends = [*(cut for cut in cuts if cut < batch.num_rows), batch.num_rows]
+        is_stored = set(at_stored.tolist())
+        groups = names.dictionary.to_pylist()
+        for first, last in pairwise(ends):
+            group = groups[codes[first]]
+            if first in is_stored:
+                place = batch.column("id")[first].as_py()
+                yield Piece(group, (), place, stored[first].as_py())
+            else:
+                yield Piece(group, _events(batch.slice(first, last - first)))
+
+
+def _events(batch: pa.RecordBatch) -> list[Event]:
+    return list(map(Event, *(batch.column(name).to_pylist() for name in _EVENT)))

@@ -1,0 +1,37 @@
+"""A fold of small books: per side, the sum of what came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chain_verifier.dataframe.fold import Fold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chain_kernel.model import Event
+
+Book = dict[str, int]
+
+
+def start(group: str) -> Book:
+    return {"rows": 0, "last": 0, "name": len(group)}
+
+
+def step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Give out the key of every order whose id is even."""
+    given = []
+    for order in orders:
+        assert order.id > book["last"], "orders come in the order of ids"
+        book["rows"] += 1
+        book["last"] = order.id
+        if order.id % 2 == 0:
+            given.append((order.id, order.key))
+    return book, given
+
+
+def side_of(order: Event) -> str:
+    return ("buy", "sell", "cancel")[len(order.payload) % 3]
+
+
+BOOKS = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")

@@ -1,0 +1,88 @@
+"""Orders through a fold on Spark: as in plain Python, and compared with what services stored."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+import orderchain.spark
+from chain_verifier.dataframe.fold import Piece, digest_of, run_fold
+from tests.integration.chain_verifier.conftest import frame_of
+from tests.integration.chain_verifier.dataframe.books import BOOKS, side_of, start, step
+from tests.integration.chain_verifier.planted_faults import chain_of, events_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chain_kernel.model import Event
+
+ROWS = chain_of(random.Random(6), 300)
+EVENTS = events_of(ROWS)
+
+
+def straight(events: list[Event]) -> dict[str, dict[int, bytes]]:
+    """Return the digest of each group after each of its orders, one order at a time."""
+    books, digests = {}, dict[str, dict[int, bytes]]()
+    for event in events:
+        side = side_of(event)
+        book = books.setdefault(side, start(side))
+        step(book, [event])
+        digests.setdefault(side, {})[event.id] = digest_of(book)
+    return digests
+
+
+STRAIGHT = straight(EVENTS)
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> DataFrame:
+    shuffled = list(ROWS)
+    random.Random(1).shuffle(shuffled)
+    return frame_of(spark, shuffled)
+
+
+def stored(spark: SparkSession, states: dict[tuple[str, int], bytes]) -> DataFrame:
+    lines = [(group, row_id, bytearray(digest)) for (group, row_id), digest in states.items()]
+    return spark.createDataFrame(lines, "group STRING, id BIGINT, digest BINARY")
+
+
+def test_state_and_outputs_are_those_of_plain_python(rows: DataFrame) -> None:
+    replayed = orderchain.spark.replay(rows, BOOKS)
+    states = {row["group"]: bytes(row["digest"]) for row in replayed.states.collect()}
+    assert states == {side: digests[max(digests)] for side, digests in STRAIGHT.items()}
+    given = sorted((row["order_id"], row["order_key"]) for row in replayed.outputs.collect())
+    assert given == [(event.id, event.key) for event in EVENTS if event.id % 2 == 0]
+
+
+def test_replay_ends_where_it_is_told_and_groups_by_a_column(rows: DataFrame) -> None:
+    until = EVENTS[100].id
+    whole = orderchain.spark.replay(rows, BOOKS, by="chain_id", until=until).states.collect()
+    assert [(row["id"], row["rows"]) for row in whole] == [(until, 101)]
+
+
+def test_first_stored_state_that_differs_is_told_by_group_and_id(
+    spark: SparkSession, rows: DataFrame
+) -> None:
+    ids = sorted(STRAIGHT["sell"])
+    states = {("sell", row_id): STRAIGHT["sell"][row_id] for row_id in ids[::10]}
+    states |= {("buy", row_id): STRAIGHT["buy"][row_id] for row_id in sorted(STRAIGHT["buy"])[::7]}
+    right = orderchain.spark.replay(rows, BOOKS, states=stored(spark, states))
+    assert right.differences.count() == 0
+    wrong = {key: b"x" * 32 if key[0] == "sell" and key[1] >= ids[30] else value
+             for key, value in states.items()}  # fmt: skip
+    (told,) = orderchain.spark.replay(
+        rows, BOOKS, states=stored(spark, wrong)
+    ).differences.collect()
+    assert (told["group"], told["id"], told["equal_id"]) == ("sell", ids[30], ids[20])
+    assert bytes(told["digest"]) == STRAIGHT["sell"][ids[30]]
+
+
+def test_fold_in_pieces_gives_what_it_gives_at_once() -> None:
+    whole = list(run_fold(BOOKS, iter([Piece("a", EVENTS)])))
+    for size in (1, 7, 299):
+        pieces = [Piece("a", EVENTS[at : at + size]) for at in range(0, 300, size)]
+        told = list(run_fold(BOOKS, iter(pieces)))
+        assert told[-1] == whole[-1]
+        assert [each.output for each in told] == [each.output for each in whole]
