@@ -31,6 +31,7 @@ from chain_verifier.server import verifier_session_config
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 NAME: Final = "orderchain"
@@ -280,7 +281,7 @@ class ChainReader(DataSourceReader):
         # Spark reads without a partition would be one read of nothing in particular.
         return ChainHeads(self._options).ranges() or [PageRanges([])]
 
-    def read(self, partition: PageRanges) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a PageRanges
         """Yield the rows of one partition in the order of their chains and ids."""
         return _read(self._options.url, partition)
 
@@ -307,7 +308,7 @@ class ChainStreamReader(DataSourceStreamReader):
         )
         return ChainHeads(self._options).ranges(after, until) or [PageRanges([])]
 
-    def read(self, partition: PageRanges) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a PageRanges
         """Yield the rows of one partition in the order of their chains and ids."""
         return _read(self._options.url, partition)
 
@@ -344,3 +345,8 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= ID_MAX):
         raise SettingError(name, text, f"a whole number from 0 to {ID_MAX}")
     return int(text)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `orderchain` known to `spark`, also to a session over Connect."""
+    spark.dataSource.register(ChainSource)

@@ -10,7 +10,7 @@ import pytest
 import orderchain.spark
 from chain_verifier.dataframe.fold import Piece, digest_of, run_fold
 from tests.integration.chain_verifier.conftest import frame_of
-from tests.integration.chain_verifier.dataframe.books import BOOKS, side_of, start, step
+from tests.integration.chain_verifier.dataframe.books import BOOKS, Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import chain_of, events_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EVENTS = events_of(ROWS)
 
 def straight(events: list[Event]) -> dict[str, dict[int, bytes]]:
     """Return the digest of each group after each of its orders, one order at a time."""
-    books, digests = {}, dict[str, dict[int, bytes]]()
+    books, digests = dict[str, Book](), dict[str, dict[int, bytes]]()
     for event in events:
         side = side_of(event)
         book = books.setdefault(side, start(side))

@@ -36,8 +36,9 @@ def url(database: str, role_dsn: Callable[[str], str]) -> str:
 def read(spark: SparkSession, url: str) -> Read:
     orderchain.spark.register(spark)
 
-    def read_with(path: str = "", **options: object) -> DataFrame:
-        reader = spark.read.format("orderchain").options(**{"url": url, **options})
+    def read_with(path: str = "", **options: str | int) -> DataFrame:
+        given: dict[str, str | int] = {"url": url, **options}
+        reader = spark.read.format("orderchain").options(**given)
         return reader.load(path) if path else reader.load()
 
     return read_with
