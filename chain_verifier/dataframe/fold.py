@@ -56,17 +56,17 @@ class Piece(NamedTuple):
 Kind = Literal["state", "output", "differs"]
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """One result: the state of a group at its end, an output, or a stored state that differs."""
 
     kind: Kind
     group: str
     id: int
-    """Of the group's last row, or where the stored state is."""
+    """The last row of the group, or where the stored state is."""
     rows: int
     """Rows of the group up to there."""
     digest: bytes
-    """Of the replayed state; empty for outputs."""
+    """Digest of the replayed state; empty for outputs."""
     stored: bytes = b""
     equal_id: int = 0
     """The last stored state that was equal, 0 for none: the service went wrong after it."""
@@ -81,14 +81,14 @@ class _Group(Generic[State]):
         self._id = self._rows = self._equal_id = 0
         self._differs = False
 
-    def apply(self, events: Sequence[Event]) -> Iterator[Told]:
+    def apply(self, events: Sequence[Event]) -> Iterator[Result]:
         self._state, outputs = self._fold.step(self._state, events)
         self._id, self._rows = events[-1].id, self._rows + len(events)
         for output in outputs:
-            yield Told("output", self.name, self._id, self._rows, b"", output=output)
+            yield Result("output", self.name, self._id, self._rows, b"", output=output)
 
-    def compare(self, at_id: int, stored: bytes) -> Iterator[Told]:
-        """Tell the first stored state that differs: those after it differ because of it."""
+    def compare(self, at_id: int, stored: bytes) -> Iterator[Result]:
+        """Report the first stored state that differs: those after it differ because of it."""
         if self._differs:
             return
         found = self._fold.digest(self._state)
@@ -96,13 +96,13 @@ class _Group(Generic[State]):
             self._equal_id = at_id
             return
         self._differs = True
-        yield Told("differs", self.name, at_id, self._rows, found, stored, self._equal_id)
+        yield Result("differs", self.name, at_id, self._rows, found, stored, self._equal_id)
 
-    def end(self) -> Told:
-        return Told("state", self.name, self._id, self._rows, self._fold.digest(self._state))
+    def end(self) -> Result:
+        return Result("state", self.name, self._id, self._rows, self._fold.digest(self._state))
 
 
-def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Told]:
+def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Result]:
     """Yield what `pieces` give: the groups one after the other, each in the order of ids."""
     group: _Group[State] | None = None
     for piece in pieces:

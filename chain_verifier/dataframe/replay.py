@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 _GROUP: Final = "replayed_group"
 _STORED: Final = "stored_digest"
 _EVENT: Final = ("id", "pid", "key", "event_time_ns", "payload")
-_ROWS_TOLD: Final = 10_000
+_RESULTS: Final = 10_000
 """Results per Arrow batch."""
 
-_TOLD: Final = (
+_RESULT_COLUMNS: Final = (
     "kind STRING, group STRING, id BIGINT, rows BIGINT, digest BINARY, stored BINARY, "
     "equal_id BIGINT"
 )
 
 
 class Replayed(Struct, frozen=True):
-    """What a replay gave. Each frame replays anew when it is used: `told.persist()` keeps it."""
+    """What a replay gave. Each use of a frame replays again: `results.persist()` keeps it."""
 
-    told: DataFrame
+    results: DataFrame
     """All results as they come; the frames below are parts of it."""
 
     @property
     def states(self) -> DataFrame:
         """The state of each group after its last row: `group, id, rows, digest`."""
-        return self.told.where("kind = 'state'").select("group", "id", "rows", "digest")
+        return self.results.where("kind = 'state'").select("group", "id", "rows", "digest")
 
     @property
     def outputs(self) -> DataFrame:
         """What the fold gave out, with the last row of the piece that gave it: `group, id, ...`."""
-        return self.told.where("kind = 'output'").select("group", "id", "output.*")
+        return self.results.where("kind = 'output'").select("group", "id", "output.*")
 
     @property
     def differences(self) -> DataFrame:
@@ -61,7 +61,7 @@ class Replayed(Struct, frozen=True):
         `equal_id`, where its state was right, and not after `id`.
         """
         columns = ("group", "id", "equal_id", "rows", "digest", "stored")
-        return self.told.where("kind = 'differs'").select(*columns)
+        return self.results.where("kind = 'differs'").select(*columns)
 
 
 def replay(
@@ -102,7 +102,7 @@ def replay(
         _GROUP, "id", F.col(_STORED).isNotNull()
     )
     spark = rows.sparkSession
-    schema = spark.createDataFrame([], _TOLD).schema
+    schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
     if fold.outputs:
         schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
     # The types go to the workers, which have no session to ask.
@@ -132,8 +132,8 @@ def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[p
 def _replay(
     fold: Fold[Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    told = run_fold(fold, _pieces(batches))
-    while some := list(islice(told, _ROWS_TOLD)):
+    results = run_fold(fold, _pieces(batches))
+    while some := list(islice(results, _RESULTS)):
         columns = zip(*some, strict=True)
         arrays = [
             pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)

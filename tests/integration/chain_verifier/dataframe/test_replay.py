@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import orderchain.spark
-from chain_verifier.dataframe.fold import Piece, digest_of, run_fold
+from chain_verifier.dataframe.fold import digest_of
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import BOOKS, Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import chain_of, events_of
@@ -72,17 +72,8 @@ def test_first_stored_state_that_differs_is_told_by_group_and_id(
     assert right.differences.count() == 0
     wrong = {key: b"x" * 32 if key[0] == "sell" and key[1] >= ids[30] else value
              for key, value in states.items()}  # fmt: skip
-    (told,) = orderchain.spark.replay(
+    (results,) = orderchain.spark.replay(
         rows, BOOKS, states=stored(spark, wrong)
     ).differences.collect()
-    assert (told["group"], told["id"], told["equal_id"]) == ("sell", ids[30], ids[20])
-    assert bytes(told["digest"]) == STRAIGHT["sell"][ids[30]]
-
-
-def test_fold_in_pieces_gives_what_it_gives_at_once() -> None:
-    whole = list(run_fold(BOOKS, iter([Piece("a", EVENTS)])))
-    for size in (1, 7, 299):
-        pieces = [Piece("a", EVENTS[at : at + size]) for at in range(0, 300, size)]
-        told = list(run_fold(BOOKS, iter(pieces)))
-        assert told[-1] == whole[-1]
-        assert [each.output for each in told] == [each.output for each in whole]
+    assert (results["group"], results["id"], results["equal_id"]) == ("sell", ids[30], ids[20])
+    assert bytes(results["digest"]) == STRAIGHT["sell"][ids[30]]
