@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     Settings = dict[str, str]
     Page = Callable[..., Runbook]
 
+# Some pages run Spark in this process: it leaves the socket of every `collect` to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
 
 class Frames(KafkaFrameSource):
     """A topic between which and the receiver every second frame gets lost, once it is bad."""
