@@ -1,4 +1,4 @@
-"""`chainctl console`: one page that shows the chains live, and acts on them by hand."""
+"""`chainctl console`: one page that shows the chains live."""
 
 from __future__ import annotations
 
@@ -50,14 +50,18 @@ class ConsoleOptions(Struct, frozen=True, kw_only=True):
 
 
 @click.command(cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST",
-              help="Where to listen. Any other host than this machine needs --token-file, and "
-              "reading needs the token then, too.")  # fmt: skip
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Where to listen. Any other host than this machine needs --token-file.",
+)
 @click.option("--port", type=Integer(0, 65_535), default=8_086, show_default=True,
               help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Read the token that acts need from it.  [default: a new one, written to stderr]"
-              )  # fmt: skip
+              help="Read the token from it that readers elsewhere, or behind a proxy, need.  "
+              "[default: a new one, written to stderr]")  # fmt: skip
 @click.option("--refresh", "refresh_seconds", type=Span(), default="1s", metavar="SPAN",
               show_default=True, help="Look at the database again after SPAN (200ms to 60s), while "
               "a page is open.")  # fmt: skip
@@ -76,9 +80,9 @@ def console(
 ) -> None:
     """Serve a page that shows chains, receivers, gaps, outbox and verification live, until Ctrl-C.
 
-    It reads with the auditor's rights, and the outbox with its operator's. Acts (step-down,
-    takeover, unhalt, move, retry, ...) need the token and a reason, and the same rights as their
-    commands. There is no TLS: put a proxy with TLS before it, or use a tunnel.
+    It reads with the auditor's rights, and the outbox with its operator's. On this machine
+    everybody may look; elsewhere, and through a proxy, a browser asks for the token as a password.
+    There is no TLS: put a proxy with TLS before it, or use a tunnel.
     """
     from chainctl.console.app import is_loopback
     from outbox.service.config import draw_token
@@ -131,12 +135,11 @@ async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
         feed = Feed(
             reader, asked.refresh_seconds, lambda error: error_line(error, settings.secrets())
         )
-        cookie = f"orderchain_console_{bound.port}"  # browsers share cookies between ports
-        access = Access(token=asked.token, is_open=asked.is_open, cookie=cookie)
-        console = Console(settings, feed, access, asked.report)
+        access = Access(token=asked.token, is_open=asked.is_open)
+        console = Console(feed, access, asked.report)
         talk(f"chainctl: the console is at http://{bound}/")
         if asked.is_drawn:
-            talk(f"chainctl: acts need this token: {asked.token}")
+            talk(f"chainctl: through a proxy, readers need this token: {asked.token}")
         report_ready(f"serves the console at http://{bound}/")
         server = HttpServer(console, HttpLimits(connections_max=_CONNECTIONS_MAX))
         await _run(server, feed, listening)
