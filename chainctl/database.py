@@ -150,6 +150,15 @@ async def looking(
             yield connection
 
 
+async def fetch_of_chain(
+    settings: Settings, chain_id: int, statement: str, *values: object
+) -> list[Mapping[str, Any]]:
+    """Return the rows of a statement about a chain. Raises as `looking`."""
+    async with looking(settings, chain_id) as connection:
+        rows: list[Mapping[str, Any]] = await connection.fetch(SQL[statement], chain_id, *values)
+    return rows
+
+
 class _DryRun(Exception):
     """Ends the transaction of an act that is only tried."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import click
 
 from chain_kernel.errors import SettingError
 from chainctl.commands.stack import stack_of
-from chainctl.settings import load_settings
+from chainctl.settings import DEMO, ENVIRONMENT_PREFIX, load_settings
 
 
 def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -18,16 +17,16 @@ def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) ->
         return
     from local_stack.last_demo import last_demo
 
-    stack = stack_of(load_settings({}, os.environ).settings)
+    stack = stack_of(load_settings().settings)
     left = last_demo(stack)
     if left is None:
         raise SettingError("--demo", str(stack.directory), "the folder of a stack with a demo")
     servers = {
-        name.replace("CHAINCTL_", "setting_").lower(): value
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in stack.environment().items()
     }
-    context.default_map = servers | {
-        "setting_gap_database": [servers["setting_gap_database"]],
+    context.meta[DEMO] = servers | {"gap_database": (servers["gap_database"],)}
+    context.default_map = dict(context.default_map or {}) | {
         "chain_id": left.chain,
         "chains": [left.chain],
         "path": left.second_journal,

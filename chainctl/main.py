@@ -6,7 +6,6 @@ Commands are imported when they are called, not before: `chainctl --help` needs 
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
-from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
+from chainctl.options import IS_DEBUG, SECRETS, Group
 from chainctl.output import installed_version, keep_command_line, talk, talk_through
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ GROUPS: Final = {
         "bench": "Measure the engine on this machine, and its rivals.",
         "doctor": "What would make a start fail later, and what to do.",
         "config": "What is set, and by what.",
-        "completion": "Completion of commands and options for your shell.",
     },
     "Set up and run": {
         "schema": "The engine's tables: print, apply, check.",
@@ -53,22 +51,21 @@ GROUPS: Final = {
         "messages": "The outbox as an HTTP service.",
     },
     "Look": {
-        "status": "The state of a chain: heads, leader, receivers, intakes.",
-        "top": "All chains on one screen that refreshes.",
+        "status": "The state of a chain, or of all: heads, leader, receivers.",
         "leader": "Who leads a chain, and for how long.",
-        "lag": "How far the receivers of a chain are behind.",
+        "lag": "The receivers of a chain, and how far they are behind.",
         "gaps": "What receivers had to read from the database, and why.",
         "tail": "The last orders of a chain.",
-        "show": "One order: its row, batch, seal, frame, and who met it.",
+        "show": "One order: its row, batch, seal, and who met it.",
         "rejects": "Records of intakes that became no order, and why.",
         "acts": "What people did to a chain by hand, and why.",
-        "sizes": "What database, log, topics, archive hold; their growth.",
-        "console": "One page that shows all of it live, and acts.",
+        "sizes": "What database and log hold, and their growth.",
+        "console": "One page that shows all of it live.",
     },
     "Act by hand": {
         "step-down": "Ask the leader of a chain to hand over, with a reason.",
         "takeover": "Let the next process lead at once, with a reason.",
-        "receivers": "List, forget, move and reset receivers.",
+        "receivers": "Forget, move and reset receivers.",
         "unhalt": "Let a halted receiver start again, with a reason.",
     },
     "Prove and keep": {
@@ -85,10 +82,10 @@ COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in gro
 
 _ROOMS: Final = {
     "doctor": ("doctor",),
-    "config": ("config", "completion"),
+    "config": ("config",),
     "stack": ("stack",),
     "schema": ("schema", "grants"),
-    "status": ("status", "top"),
+    "status": ("status",),
     "leader": ("leader", "step-down", "takeover"),
     "receivers": ("receivers", "lag", "gaps", "unhalt"),
     "records": ("tail", "show", "rejects", "acts"),
@@ -122,7 +119,7 @@ def _brought(name: str) -> click.Command:
     return found
 
 
-class LazyGroup(SuggestingGroup):
+class LazyGroup(Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -266,20 +263,10 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
 def _click_line(error: click.ClickException) -> str:
     """Return click's message as one line, with the command that it is about."""
     line = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption):
-        line = f"No such option {error.option_name!r}{_nearest(error)}"
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or context.parent is None:
         return line
     return f"{line.rstrip('.')} (see {context.command_path} --help)"
-
-
-def _nearest(error: click.NoSuchOption) -> str:
-    """Return which option was meant, of those that the command has; empty where none is like it."""
-    command = error.ctx.command if error.ctx else cli
-    known = [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
-    nearest = difflib.get_close_matches(error.option_name, known, n=1)
-    return f", did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _close_stdout(code: int) -> int:

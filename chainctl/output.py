@@ -16,12 +16,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 import msgspec
 
-from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ _REFRESHES_PER_SECOND: Final = 5
 
 LINE_SECONDS: Final = 10.0
 """Time between two lines that take the place of a bar: a log file keeps each."""
-
-_T = TypeVar("_T")
 
 _JSON_WRITTEN: Final = "chainctl.json_written"
 """The key, in click's context, for whether the command has written its JSON document."""
@@ -115,27 +112,6 @@ def data_json(value: object) -> None:
 def data_json_line(value: object) -> None:
     """Write `value` to stdout as a line of JSON Lines, for commands whose help says so."""
     data_text(_encoder.encode(value).decode())
-
-
-def repeated(seconds: float | None, show: Callable[[], _T]) -> _T:
-    """Call `show` once, or again and again with `seconds` between, until Ctrl-C.
-
-    Where stdout is a terminal, each view replaces the one before; with JSON each is a line. Once a
-    view was shown, an outage is reported in one line, and the next view is tried.
-    """
-    shown = show()
-    while seconds is not None:
-        time.sleep(seconds)
-        click.get_current_context().meta[_JSON_WRITTEN] = False
-        if sys.stdout is not None and sys.stdout.isatty():
-            click.clear()
-        try:
-            shown = show()
-        except (RetryError, ConnectError) as error:
-            talk(f"chainctl: {error}; trying again")
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    return shown
 
 
 def data_bytes(lines: bytes) -> None:

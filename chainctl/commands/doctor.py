@@ -27,18 +27,16 @@ from chainctl.options import (
     some_chain_option,
     sourced_settings,
     uses_settings,
-    watch_option,
 )
 from chainctl.output import (
     data_json,
     installed_version,
-    repeated,
     table,
     talk,
 )
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
-from chainctl.views import ChainLine, GapLine, ReceiverLine, read_receivers
+from chainctl.views import ChainLine, GapLine, ReceiverLine, lines_of, read_chains, read_receivers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -84,22 +82,15 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 
 @click.command(cls=Command)
 @some_chain_option
-@watch_option
 @json_option
 @uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
-def doctor(
-    settings: Settings, chain_id: int | None, watch_seconds: float | None, as_json: bool
-) -> ExitCode:
+def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
     schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed, but
     each topic gets one record without a value, which readers pass over.
 
     Exit code 1 when something would make a start fail.
     """
-    return repeated(watch_seconds, lambda: _show(settings, chain_id, as_json=as_json))
-
-
-def _show(settings: Settings, chain_id: int | None, *, as_json: bool) -> ExitCode:
     checks = run_async(_examine(settings, chain_id))
     if as_json:
         data_json(checks)
@@ -359,21 +350,20 @@ async def _connections(connection: Connection) -> DoctorLine:
 async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
     """Look at chains, leaders and receivers; the topics of the chains are added to `topics`."""
     async with connected_to(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
-        rows = await connection.fetch(SQL["chain_status"], chain_id)
+        chains = await read_chains(connection, chain_id)
         gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
         receivers = await read_receivers(connection, chain_id)
         marks = await connection.fetch(SQL["contradicted_marks"], chain_id)
-    if not rows:
+    if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
-    chains = list(map(ChainLine.of, rows))
     topics += [chain.topic for chain in chains]
     return [
         *map(_leader, chains),
         *(_late(chain) for chain in chains if chain.is_late),
         *(_halted(each) for each in receivers if each.state == "halted"),
         *(_contradicted(each) for each in receivers if each.state == "contradicted"),
-        *(_lacking_rows(gap) for gap in map(GapLine.of, gaps) if gap.outcome == "missing"),
+        *(_lacking_rows(gap) for gap in lines_of(GapLine, gaps) if gap.outcome == "missing"),
         *map(_contradicted_mark, marks),
     ]
 
@@ -387,7 +377,8 @@ def _leader(chain: ChainLine) -> DoctorLine:
 
 
 def _late(chain: ChainLine) -> DoctorLine:
-    found = f"published {chain.published}"
+    rows = counted(chain.unpublished_rows, "row")
+    found = f"{rows} wait to be published, for {chain.unpublished_seconds:.1f} s"
     return _warning(f"orders of chain {chain.chain}", found, "docs/runbooks/lagging-kafka.md")
 
 

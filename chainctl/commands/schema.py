@@ -13,7 +13,7 @@ from chainctl.admin import apply_schema
 from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.options import SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, talk
 from chainctl.schema.parts import (
     DATABASE_SECTION,
@@ -61,7 +61,7 @@ part_option: Final = click.option(
 )
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def schema() -> None:
     """The engine's tables, functions, roles and grants."""
 
@@ -257,7 +257,7 @@ def _label(part: SchemaPart) -> str:
 # -- grants ---------------------------------------------------------------------------------------
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def grants() -> None:
     """The roles of the engine, and what each may do."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data_json, data_text, table, talk
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from local_stack import LocalStack, StackStatus
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def stack() -> None:
     """A real PostgreSQL and a real Kafka on this machine, reached on loopback only."""
 

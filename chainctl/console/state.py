@@ -13,11 +13,11 @@ from msgspec.structs import asdict
 
 from chain_kernel.text import counted
 from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
+from outbox.acts import InboxCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from outbox.acts import InboxCount
 
 Fields = dict[str, Any]
 Document = dict[str, dict[str, Fields]]

@@ -26,7 +26,15 @@ from chainctl.console.state import (
 )
 from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
 from chainctl.messages import has_part
-from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine, read_receivers
+from chainctl.views import (
+    ActLine,
+    ChainLine,
+    GapLine,
+    ReceiverLine,
+    lines_of,
+    read_chains,
+    read_receivers,
+)
 from outbox import acts
 from outbox.roles import OUTBOX_OPERATOR
 
@@ -209,13 +217,13 @@ class StateReader:
     async def _read_chains(self, connection: Connection) -> Chains:
         at = await connection.fetchval(SQL["clock"])
         identity = await database_id(connection)
-        rows = await connection.fetch(SQL["chain_status"], None)
-        look = Look(at, {row["chain_id"]: row["last_id"] for row in rows})
+        chains = await read_chains(connection, None)
+        look = Look(at, {line.chain: line.head_persisted for line in chains})
         return Chains(
             read_at=datetime.fromtimestamp(at, UTC),
             database_id=str(identity),
             look=look,
-            chains=tuple(map(ChainLine.of, rows)),
+            chains=tuple(chains),
             paces=await self._paces(connection, look),
             receivers=tuple(await read_receivers(connection, None)),
         )
@@ -241,15 +249,12 @@ class StateReader:
 async def _read_ledger(connection: Connection) -> Ledger:
     filters = (None, None)
     rows = {
-        (row["chain_id"], row["receiver"], row["after_id"]): row
+        (row["chain"], row["receiver"], row["after_id"]): row
         for is_open in (False, True)
         for row in await connection.fetch(SQL["gaps"], *filters, is_open, None, GAPS_SHOWN)
     }
     found = await connection.fetch(SQL["acts"], None, None, ACTS_SHOWN)
-    return Ledger(
-        tuple(map(GapLine.of, rows.values())),
-        tuple(map(ActLine.of, found)),
-    )
+    return Ledger(tuple(lines_of(GapLine, [*rows.values()])), tuple(lines_of(ActLine, found)))
 
 
 async def _read_outbox(connection: Connection) -> tuple[OutboxLine, ...] | None:

@@ -18,8 +18,8 @@ from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
 from chainctl.options import (
     Command,
+    Group,
     Integer,
-    SuggestingGroup,
     json_option,
     options,
     uses_settings,
@@ -216,7 +216,7 @@ class Token(Struct, frozen=True, kw_only=True):
     token_sha256: str
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def messages() -> None:
     """The message service: the outbox over HTTP."""
 

@@ -10,7 +10,7 @@ from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.admin import RETENTION_MS, create_topic
 from chainctl.event_loop import run_async
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data_json, talk
 from chainctl.units import Span
 
@@ -24,7 +24,7 @@ REPLICAS_MAX: Final = 2**15 - 1
 """Kafka's own bound."""
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def topic() -> None:
     """The topics from which sequencers take orders. `chain create` makes those of chains."""
 
