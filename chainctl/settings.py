@@ -251,10 +251,11 @@ def _option(name: str, *, has_flag: bool) -> click.Option:
     kind, text = _HELP[name]
     default = getattr(Settings(), name)
     is_many = isinstance(default, tuple)
-    shown = shown_span(default) if isinstance(kind, Span) else default not in ("", ())
+    shown = default not in ("", ())
     made = click.Option if has_flag else _Unflagged
     return made(
-        [flag_of(name), SETTING + name], type=kind, default=default, multiple=is_many,
+        [flag_of(name), SETTING + name], type=kind, multiple=is_many,
+        default=shown_span(default) if isinstance(kind, Span) else default,
         envvar=variable_of(name), show_envvar=True, show_default=shown,
         help=text + " May be repeated." * is_many,
         metavar={Span: "SPAN", Size: "SIZE", click.types.IntParamType: "COUNT"}.get(type(kind)),

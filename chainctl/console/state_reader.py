@@ -24,7 +24,7 @@ from chainctl.console.state import (
     ReportFile,
     VerifiedLine,
 )
-from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
+from chainctl.database import SQL, database_id, require_server, utc
 from chainctl.messages import has_part
 from chainctl.views import (
     ActLine,
@@ -173,10 +173,6 @@ class StateReader:
         await self._session.close()
 
     async def _look(self, connection: Connection) -> None:
-        async with naming_lock_holders(self._config, connection):
-            await self._look_at_parts(connection)
-
-    async def _look_at_parts(self, connection: Connection) -> None:
         await self._chains.look(connection, self._refusal_of)
         if self._chains.refusal is None:
             await self._ledger.look(connection, self._refusal_of)

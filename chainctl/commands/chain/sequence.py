@@ -289,7 +289,7 @@ def _take_topic(
 def _add_file(
     settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
 ) -> None:
-    with intake, progress(name, intake.file_bytes, "bytes") as bar:
+    with intake, progress(name, intake.file_bytes) as bar:
         intake.on_progress = bar.move_to
         done = run_async(_sequence(settings, config, intake))
     _report(done)
