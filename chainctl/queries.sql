@@ -333,11 +333,6 @@ SELECT current_setting('synchronous_standby_names') AS wanted, count(*) AS stand
 -- room: take some of the server's disk, in a transaction that is rolled back: about 1 MB
 CREATE TEMPORARY TABLE doctor_room ON COMMIT DROP AS SELECT generate_series(1, 30000) AS n
 
--- connections: how many are in use, and how many logins without a privilege may use
-SELECT (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
-       current_setting('max_connections')::integer
-       - current_setting('superuser_reserved_connections')::integer AS available
-
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from chain_kernel.errors import SettingError
 from chain_kernel.files import open_regular
-from chainctl.demo_option import demo_option
+from chainctl.commands.stack import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen

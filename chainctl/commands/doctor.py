@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from functools import partial
@@ -56,13 +55,6 @@ CLOCK_SECONDS_MAX: Final = 1.0
 GAPS_EXAMINED: Final = 100
 """So many open gaps are looked at, the last ones: each receiver has one or two."""
 
-DISK_SHARE_MIN: Final = 0.1
-DISK_BYTES_MIN: Final = 2 * 10**9
-"""Free space below which a disk of this machine is reported: journals and archives need it."""
-
-CONNECTIONS_SHARE_MAX: Final = 0.9
-"""A share of the server's connections: above it, a service that reconnects may find none."""
-
 _DISK_FULL: Final = "53100"
 _MAY_NOT_WRITE: Final = {"42501", "25006"}
 """Codes of PostgreSQL: no privilege, and a transaction or a server that is read-only."""
@@ -86,8 +78,8 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 @uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
 def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
-    schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed, but
-    each topic gets one record without a value, which readers pass over.
+    schema, replication, clock, disk, chains, topics, versions. Nothing is changed, but each topic
+    gets one record without a value, which readers pass over.
 
     Exit code 1 when something would make a start fail.
     """
@@ -107,7 +99,7 @@ def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
 
 
 async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
-    checks = [_python(), *_settings(sourced_settings()), _disk()]
+    checks = [_python(), *_settings(sourced_settings())]
     topics: list[str] = []
     primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
     checks += primary
@@ -171,27 +163,12 @@ def _settings(sourced: SourcedSettings) -> list[DoctorLine]:
     if path is not None:
         of_file = [name for name in SETTING_NAMES if sourced.sources[name] == path]
         secrets = {name for name in of_file if is_secret(name)}
-        if secrets and Path(path).stat().st_mode & _FOR_OTHERS:
+        if secrets and Path(path).stat().st_mode & 0o007:
             found = f"others can read {path}, which may hold a password"
             checks.append(_warning("settings", found, f"chmod 600 {path}"))
         else:
             checks.append(_ok("settings", f"{counted(len(of_file), 'setting')} of {path}"))
     return checks
-
-
-_FOR_OTHERS: Final = 0o007
-
-
-def _disk() -> DoctorLine:
-    folder = Path.cwd()
-    usage = shutil.disk_usage(folder)
-    what, found = (
-        f"disk of {folder}",
-        f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f}",
-    )
-    if usage.free < max(DISK_BYTES_MIN, usage.total * DISK_SHARE_MIN):
-        return _warning(what, found, "free space before journals and archives stop")
-    return _ok(what, found)
 
 
 # The database.
@@ -209,7 +186,6 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             *await _durability(connection),
             await look_at_replication(connection),
             await _room(connection),
-            await _connections(connection),
         ]
 
 
@@ -226,11 +202,7 @@ async def _login(connection: Connection) -> list[DoctorLine]:
         checks.append(_failed("database", "a standby, which takes no orders", to_do))
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        checks.append(
-            _failed(
-                "roles", f"missing: {missing}", "chainctl grants print | psql --single-transaction"
-            )
-        )
+        checks.append(_failed("roles", f"missing: {missing}", "chainctl grants print | psql"))
     name, roles = found["login"], ", ".join(found["roles"])
     if found["is_superuser"]:
         to_do = "give each service a login of its own (docs/permissions.md)"
@@ -296,14 +268,10 @@ async def _durability(connection: Connection) -> list[DoctorLine]:
         unsafe["synchronous_commit"] = settings["synchronous_commit"]
     if not unsafe:
         return [_ok("durability", "a commit survives a crash")]
-    return [
-        DoctorLine(
-            what="durability",
-            state=WARNING if set(unsafe) == {"synchronous_commit"} else FAILED,
-            found=", ".join(f"{name} = {value}" for name, value in unsafe.items()),
-            to_do="switch it on in postgresql.conf: acknowledged orders would be lost",
-        )
-    ]
+    found = ", ".join(f"{name} = {value}" for name, value in unsafe.items())
+    judge = _warning if set(unsafe) == {"synchronous_commit"} else _failed
+    to_do = "switch it on in postgresql.conf: acknowledged orders would be lost"
+    return [judge("durability", found, to_do)]
 
 
 async def look_at_replication(connection: Connection) -> DoctorLine:
@@ -336,15 +304,6 @@ async def _room(connection: Connection) -> DoctorLine:
     finally:
         await transaction.rollback()
     return _ok(what, "it has room")
-
-
-async def _connections(connection: Connection) -> DoctorLine:
-    used, limit = await connection.fetchrow(SQL["connections"])
-    found = f"{used} of {limit} are in use"
-    if used > limit * CONNECTIONS_SHARE_MAX:
-        to_do = "raise max_connections, or find who holds them (pg_stat_activity)"
-        return _warning("connections", found, to_do)
-    return _ok("connections", found)
 
 
 async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
@@ -487,19 +446,12 @@ async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
     minimum = found.settings.get("min.insync.replicas", "1")
     text = f"{counted(found.replicas, 'replica')}, min.insync.replicas {minimum}"
     if copies == 0:
-        return [
-            _failed(what, f"{text}: no record is ever acknowledged", "lower min.insync.replicas")
-        ]
+        text = f"{text}: no record is ever acknowledged"
+        return [_failed(what, text, "lower min.insync.replicas")]
     limit = int(found.settings["max.message.bytes"])
     if limit < FRAME_BYTES_MIN:
-        found_limit = f"{text}, max.message.bytes {limit}: not every order fits"
-        return [
-            _warning(
-                what,
-                found_limit,
-                f"raise max.message.bytes to {TOPIC_SETTINGS['max.message.bytes']}",
-            )
-        ]
+        to_do = f"raise max.message.bytes to {TOPIC_SETTINGS['max.message.bytes']}"
+        return [_warning(what, f"{text}, max.message.bytes {limit}: not every order fits", to_do)]
     if copies == 1:
         return [_warning(what, text, "3 replicas and min.insync.replicas=2 outlive a broker")]
     return [_ok(what, text)]

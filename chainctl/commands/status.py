@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec.structs import asdict
 
+from chainctl.commands.stack import demo_option
 from chainctl.database import SQL, looking
-from chainctl.demo_option import demo_option
 from chainctl.event_loop import run_async
 from chainctl.options import Command, json_option, some_chain_option, uses_settings
 from chainctl.output import data, data_json

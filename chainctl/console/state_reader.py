@@ -25,7 +25,7 @@ from chainctl.console.state import (
     VerifiedLine,
 )
 from chainctl.database import SQL, database_id, require_server, utc
-from chainctl.messages import has_part
+from chainctl.schema.parts import has_part
 from chainctl.views import (
     ActLine,
     ChainLine,

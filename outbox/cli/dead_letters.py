@@ -11,7 +11,6 @@ from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.messages import act_on_letters, letters_of
 from chainctl.options import (
     Group,
     Integer,
@@ -25,6 +24,7 @@ from chainctl.options import (
 from chainctl.output import data, data_json, table, talk
 from chainctl.units import Span
 from outbox.acts import DeadLetterFilter
+from outbox.cli.connections import act_on_letters, letters_of
 from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.messages import act_on_deliveries, outbox_of
 from chainctl.options import (
     Command,
     Integer,
@@ -37,6 +36,7 @@ from outbox.acts import (
     read_counts,
     why_unchanged,
 )
+from outbox.cli.connections import act_on_deliveries, outbox_of
 from outbox.statuses import Status
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import msgspec
 
 from chain_kernel.errors import SettingError
 from chainctl.event_loop import run_async
-from chainctl.messages import outbox_of
 from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
+from outbox.cli.connections import outbox_of
 from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY
 

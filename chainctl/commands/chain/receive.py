@@ -17,7 +17,7 @@ from chain_kernel.errors import (
     SettingError,
 )
 from chain_kernel.text import counted
-from chainctl.demo_option import demo_option
+from chainctl.commands.stack import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
 from chainctl.monitor_server import Watch, http_option, watched
