@@ -30,9 +30,6 @@ DRAW_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 10.0
 """Time between two lines that take the place of a bar: a log file keeps each."""
 
-_JSON_WRITTEN: Final = "chainctl.json_written"
-"""The key, in click's context, for whether the command has written its JSON document."""
-
 _COMMAND_LINE: Final = "chainctl.command_line"
 """The key, in click's context, for the command line."""
 
@@ -81,15 +78,8 @@ def data_text(text: str) -> None:
 def data_json(value: object) -> None:
     """Write `value` to stdout as the one JSON document of a command; bytes become base64.
 
-    It is an array where the command shows rows, an object where it shows one thing. It is written
-    once per call of `chainctl`: a program cannot read two documents. A second one raises
-    RuntimeError.
+    It is an array where the command shows rows, an object where it shows one thing.
     """
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        if context.meta.setdefault(_JSON_WRITTEN, False):
-            raise RuntimeError("a command writes one JSON document, or JSON Lines")
-        context.meta[_JSON_WRITTEN] = True
     data_text(_encoder.encode(value).decode())
 
 

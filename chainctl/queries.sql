@@ -68,19 +68,6 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
    AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
  ORDER BY step
 
--- tables: the tables of the schema public
-SELECT relname FROM pg_class
- WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
-
--- views: the views of the schema public
-SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'v'
-
--- functions: the functions of the schema public
-SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-
--- roles: all roles of the server
-SELECT rolname FROM pg_roles
-
 -- chain: what a chain was created as
 SELECT topic, topic_partition, partition_ids FROM chain_head WHERE chain_id = $1
 

@@ -43,40 +43,38 @@ IDLE_SECONDS_MAX: Final = 3_600.0
 NAME_CHARACTERS_MAX: Final = 200
 
 
-class Until(Struct, frozen=True, kw_only=True):
-    """When to end. Without any option: at the head that the database had at the start."""
-
-    id: int | None = None
-    idle_seconds: float | None = None
-    follow: bool = False
-
-    @property
-    def is_head_at_start(self) -> bool:
-        """Whether no option was given."""
-        return self.id is None and self.idle_seconds is None and not self.follow
+_decode_option: Final = click.option(
+    "--decode", "form", type=click.Choice(["base64", "msgpack"]), default="base64",
+    show_default=True, help="msgpack: write payloads as objects.",
+)  # fmt: skip
 
 
 class _Task(NamedTuple):
-    """What to receive."""
+    """What to receive, and when to end: without `until_id`, `idle_seconds` and `follow` at the head
+    that the database has at the start.
+    """
 
     chain_id: int
     name: str
     is_named: bool
     """Whether the caller gave the name: then the receiver is meant to last."""
-    until: Until
+    until_id: int | None
+    idle_seconds: float | None
+    follow: bool
     archive: Path | None
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings. Raises SettingError."""
         from matcher_receiver import ReceiverConfig, ReceiverTuning
 
+        has_end = self.until_id is not None or self.idle_seconds is not None or self.follow
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
             kafka=settings.kafka_config(),
             start=start,
-            until="head" if self.until.is_head_at_start else self.until.id,
-            idle_seconds=self.until.idle_seconds,
+            until=self.until_id if has_end else "head",
+            idle_seconds=self.idle_seconds,
             tuning=ReceiverTuning(
                 connect_seconds=settings.connect_seconds, kafka_at_start=settings.kafka_at_start
             ),
@@ -144,13 +142,7 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
     help="End when nothing has come for SPAN (30s, 5m).",
 )
 @click.option("--follow", is_flag=True, help="Receive until interrupted.")
-@click.option(
-    "--decode",
-    "form",
-    type=click.Choice(["base64", "msgpack"]),
-    default="base64",
-    help="msgpack: write payloads as objects.  [default: base64]",
-)
+@_decode_option
 @click.option(
     "--archive",
     metavar="DIR",
@@ -192,7 +184,9 @@ def receive(
         chain_id=chain_id,
         name=_name_of(name, path),
         is_named=name is not None,
-        until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
+        until_id=until_id,
+        idle_seconds=until_idle,
+        follow=follow,
         archive=archive,
     )
     count = Count()
@@ -267,8 +261,8 @@ async def _receive(
         journal.start()
         report_ready(f"receives chain {task.chain_id}")
         count.start(receiver.head_delivered)
-        if task.until.follow or task.until.idle_seconds is None:
-            bar.expect((task.until.id or receiver.head_at_start) - count.last_id)
+        if task.follow or task.idle_seconds is None:
+            bar.expect((task.until_id or receiver.head_at_start) - count.last_id)
         async for run in receiver:
             journal.append(run.events)
             bar.advance(run.last_id - count.last_id)
@@ -362,13 +356,7 @@ def _report(path: Path, count: Count) -> None:
     "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
     help="The last row to be read.",
 )  # fmt: skip
-@click.option(
-    "--decode",
-    "form",
-    type=click.Choice(["base64", "msgpack"]),
-    default="base64",
-    help="msgpack: write payloads as objects.  [default: base64]",
-)
+@_decode_option
 @uses_settings("database", "gap_database", "connect_seconds")
 def fill(
     settings: Settings, chain_id: int, after_id: int, until_id: int, form: PayloadForm
