@@ -16,7 +16,7 @@ from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import data_json, progress, rate, talk
-from chainctl.settings import name_of
+from chainctl.settings import name_of, named_as_settings
 from chainctl.topics import check_topic_name
 
 if TYPE_CHECKING:
@@ -229,19 +229,18 @@ def sequencer_config(
     tuning = {
         field: given.pop(field) for field in given.keys() & {*SequencerTuning.__struct_fields__}
     }
-    return SequencerConfig(
-        chain_id=chain_id,
-        database=settings.database_dsn(),
-        kafka=settings.kafka_config(),
-        name=name_of(settings),
-        unsafe_durability=unsafe_durability,
-        standby=standby,
-        tuning=SequencerTuning(
-            commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
-            **tuning,
-        ),
-        **given,
-    )
+    with named_as_settings(SEQUENCER_FIELDS):
+        commit_seconds = min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE)
+        return SequencerConfig(
+            chain_id=chain_id,
+            database=settings.database_dsn(),
+            kafka=settings.kafka_config(),
+            name=name_of(settings),
+            unsafe_durability=unsafe_durability,
+            standby=standby,
+            tuning=SequencerTuning(commit_seconds=commit_seconds, **tuning),
+            **given,
+        )
 
 
 def _named_input(path: Path, name: str | None) -> tuple[Path, bool]:
