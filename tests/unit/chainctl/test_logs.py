@@ -71,7 +71,7 @@ def test_traceback_of_debug_is_indented_so_that_no_line_looks_like_a_record(
     except ValueError:
         logging.getLogger("outbox").exception("failed")
     first, *rest = capsys.readouterr().err.rstrip("\n").split("\n")
-    assert first == "chainctl: ERROR: failed"
+    assert first == "chainctl: error: failed"
     assert rest
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert rest[0] == "  Traceback (most recent call last):"
