@@ -30,8 +30,6 @@ NIGHTLY: Final = {
     "integration/chainctl/test_states.py": "runbooks",
     "integration/chainctl/test_states_outbox.py": "runbooks",
     "integration/chainctl/test_secured.py": "TLS and logins in every command",
-    "integration/chainctl/test_secured_database.py": "TLS and logins in every command",
-    "integration/chainctl/test_secured_readme.py": "TLS and logins as README types them",
     "integration/chain_verifier/archive/test_archive.py": "every reason to refuse",
     "integration/chain_verifier/test_check.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_findings.py": "Spark: every way to be wrong",

@@ -65,8 +65,8 @@ ELSEWHERE: Final = {
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
     r"^(cp|chown|install|systemctl|podman)\b": "neither systemd nor a builder: unit/deploy",
     r"^nginx\b": "outbox/service/test_proxy",
-    r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
-    r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
+    r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured",
+    r"^export CHAINCTL_DATABASE=": "test_secured; the world has servers of its own",
     r"^export PATH=|^printf ": "test_demo: the README's lines, as typed after a demo",
 }
 """Lines that are not run here, by a pattern, and which test or why."""

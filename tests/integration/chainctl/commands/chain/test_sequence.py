@@ -8,7 +8,6 @@ import json
 import lzma
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -34,16 +33,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-
-PEAK_KB = """\
-import sys
-from pathlib import Path
-from chainctl.main import main
-code = main(sys.argv[1:])
-status = Path("/proc/self/status").read_text()
-print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
-sys.exit(code)
-"""
 
 
 @pytest.fixture
@@ -330,24 +319,6 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     assert "Traceback" not in err
     done = sequence(path, None)
     assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
-def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
-    start: Start, module_settings: dict[str, str], chain: int, tmp_path: Path
-) -> None:
-    peaks = []
-    for rows in (5_000, 100_000):
-        path = tmp_path / f"{rows}.csv"
-        path.write_text("n,text\n" + "".join(f"{n},abcdefghijklmnop\n" for n in range(rows)))
-        process = start(
-            "sequence", "--chain", chain, "--input", path, settings=module_settings, script=PEAK_KB
-        )
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        peaks.append(int(out) / 1024)
-    assert peaks[1] < 150, peaks
-    assert peaks[1] < peaks[0] + 60, peaks
 
 
 def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
