@@ -44,26 +44,18 @@ _LAG_COLUMNS: Final = (
 )  # fmt: skip
 
 
-class LagBounds(Struct, frozen=True, kw_only=True):
-    """How far behind a receiver may be; None: no bound."""
+def too_far(line: ReceiverLine, seconds: float | None, rows: int | None) -> str | None:
+    """Return why `line` is outside these bounds, where they are given; None when it is within.
 
-    seconds: float | None = None
-    rows: int | None = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is a bound at all."""
-        return self.seconds is not None or self.rows is not None
-
-    def broken_by(self, line: ReceiverLine) -> str | None:
-        """Return why `line` is outside the bounds; None when it is within. A halt is outside."""
-        if line.halted:
-            return f"has halted: {line.halted}"
-        if self.seconds is not None and line.behind_seconds > self.seconds:
-            return f"is {line.behind_seconds:,.1f} s behind, above {self.seconds:g}"
-        if self.rows is not None and line.behind_rows > self.rows:
-            return f"is {counted(line.behind_rows, 'row')} behind, above {self.rows:,}"
-        return None
+    A halt is outside of any.
+    """
+    if line.halted:
+        return f"has halted: {line.halted}"
+    if seconds is not None and line.behind_seconds > seconds:
+        return f"is {line.behind_seconds:,.1f} s behind, above {seconds:g}"
+    if rows is not None and line.behind_rows > rows:
+        return f"is {counted(line.behind_rows, 'row')} behind, above {rows:,}"
+    return None
 
 
 @click.command(cls=Command)
@@ -93,18 +85,18 @@ def lag(
     Receivers that keep their checkpoints in the database, or report to it, are shown. With
     --max-seconds or --max-rows it is a check for cron and Nagios.
     """
-    bounds = LagBounds(seconds=max_seconds, rows=max_rows)
-
     lines = run_async(_lag(settings, chain_id, name))
     write(_LAG_COLUMNS, lines, as_json=as_json)
-    if not bounds.is_given:
+    if max_seconds is None and max_rows is None:
         return ExitCode.CLEAN
-    broken = [(line.receiver, why) for line in lines if (why := bounds.broken_by(line))]
-    for receiver, why in broken:
-        talk(f"chainctl: receiver {receiver!r} of chain {chain_id} {why}")
+    outside = [(each.receiver, too_far(each, max_seconds, max_rows)) for each in lines]
+    for receiver, why in outside:
+        if why is not None:
+            talk(f"chainctl: receiver {receiver!r} of chain {chain_id} {why}")
     if not lines:
         talk(f"chainctl: chain {chain_id} has no receiver, expected one to check")
-    return ExitCode.FINDINGS if broken or not lines else ExitCode.CLEAN
+    is_clean = lines and not any(why for _, why in outside)
+    return ExitCode.CLEAN if is_clean else ExitCode.FINDINGS
 
 
 async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[ReceiverLine]:

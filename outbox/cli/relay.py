@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
-from chain_kernel.text import counted
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
@@ -31,7 +30,7 @@ from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
-    from outbox import InboxLog, Relay
+    from outbox import InboxLog
     from outbox.callback.config import CallbackConfig
     from outbox.sender.upkeep import UpkeepReport
     from outbox.service.config import Clients, ServiceConfig
@@ -164,20 +163,11 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
             watch.add(running)
             await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
-            watch.report(lambda: _progress_of(running))
             report_ready("relays messages")
             await running.run()
     finally:
         if as_json:
             data_json(running.stats())
-
-
-def _progress_of(running: Relay) -> str:
-    stats = running.stats()
-    return (
-        f"{counted(stats.sent, 'message')} sent, {stats.consumed} deliveries confirmed, "
-        f"{stats.abnormal} abnormal, {running.waiting} waiting"
-    )
 
 
 @click.command(cls=Command)
