@@ -134,6 +134,26 @@ def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
         assert refusal in refused("schema", "upgrade", settings=settings)
 
 
+def test_numbers_behind_their_rows_are_named_with_the_remedy(
+    call: Call, settings: dict[str, str], postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    """As on a logical replica that is promoted: it has the rows, and no sequence's place."""
+    call("schema", "apply", settings=settings)
+    postgres_server.execute(
+        "SELECT chain_create(7, decode(repeat('00', 32), 'hex'), 't', 0, 1000);"
+        "INSERT INTO chain_act (chain_id, act, actor, reason, detail)"
+        " VALUES (7, 'a', 'b', 'c', '');"
+        "SELECT setval(pg_get_serial_sequence('public.chain_act', 'act_id'), 1, false)",
+        database=empty_database_name,
+    )
+    done = call("schema", "check", settings=settings)
+    what, select, remedy = done.out.partition(": SELECT ")
+    assert (done.code, what.split()[:2], bool(select)) == (1, ["table", "chain_act:"], True), done
+    assert remedy.strip() in call("doctor", settings=settings).out
+    postgres_server.execute(f"SELECT {remedy}", database=empty_database_name)
+    assert call("schema", "check", settings=settings).code == 0
+
+
 def test_schema_check_during_an_upgrade_names_it(
     call: Call,
     settings: dict[str, str],
