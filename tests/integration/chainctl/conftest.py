@@ -104,11 +104,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def call(start: Start, tmp_path: Path) -> Call:
     def run(
-        *arguments: object,
-        settings: Mapping[str, str] | None = None,
-        as_process: bool = False,
+        *arguments: object, settings: Mapping[str, str] | None = None, as_process: bool = False,
         **popen: Any,
-    ) -> Done:
+    ) -> Done:  # fmt: skip
         if not (as_process or popen) and may_run_here():
             return call_here(arguments, settings or {}, tmp_path)
         process = start(*arguments, settings=settings, **popen)
@@ -135,11 +133,9 @@ def refused(call: Call) -> Refused:
     """
 
     def run(
-        *arguments: object,
-        settings: Mapping[str, str] | None = None,
-        hidden: str = "",
+        *arguments: object, settings: Mapping[str, str] | None = None, hidden: str = "",
         as_process: bool = False,
-    ) -> str:
+    ) -> str:  # fmt: skip
         done = call(*arguments, settings=settings, as_process=as_process)
         assert done.code == 2, done
         assert done.err.startswith("chainctl: "), done

@@ -44,13 +44,9 @@ class Runbook:
     """One page. Its samples (ids, names, folders) are replaced by what the test has."""
 
     def __init__(
-        self,
-        name: str,
-        call: Call,
-        start: Start,
-        settings: Mapping[str, str],
+        self, name: str, call: Call, start: Start, settings: Mapping[str, str],
         samples: Mapping[str, object],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._name = name
         self._call = call
         self._start = start

@@ -88,11 +88,8 @@ def test_receiver_is_ready_once_it_has_caught_up_and_logs_json(
 
 
 def test_leader_is_ready_and_its_standby_lives_and_is_not(
-    start: Start,
-    module_settings: dict[str, str],
-    chain: int,
-    make_topic: Callable[..., None],
-) -> None:
+    start: Start, module_settings: dict[str, str], chain: int, make_topic: Callable[..., None],
+) -> None:  # fmt: skip
     topic = f"orders-{chain}"
     make_topic(topic)
     common = ("sequence", "--chain", chain, "--intake-topic", topic, "--http", 0, *JSON)

@@ -235,14 +235,9 @@ class Shell:
 
 @pytest.fixture
 def world(
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    database_with: Callable[..., str],
-    make_topic: Callable[..., None],
-    free_chain: int,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
+    postgres_server: PostgresServer, kafka_server: KafkaServer, database_with: Callable[..., str],
+    make_topic: Callable[..., None], free_chain: int, spark: SparkSession, tmp_path: Path,
+) -> World:  # fmt: skip
     """Everything that a page may name, in a database of its own."""
     assert spark is not None
     database = postgres_server.dsn(SUPERUSER, database_with("chain", "outbox", "inbox", "callback"))

@@ -64,12 +64,9 @@ def test_command_without_a_database_says_how_to_name_one(
 @pytest.mark.parametrize("arguments", [["chain", "create", "1"], ["receive", "--output", "j"],
                                        ["sequence", "--input", "o.csv"]])  # fmt: skip
 def test_command_without_kafka_says_how_to_name_it(
-    refused: Refused,
-    module_settings: dict[str, str],
-    chain: int,
-    input_file: Path,
+    refused: Refused, module_settings: dict[str, str], chain: int, input_file: Path,
     arguments: list[str],
-) -> None:
+) -> None:  # fmt: skip
     settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
     if arguments[0] != "chain":
         arguments = [*arguments, "--chain", str(chain)]
@@ -138,13 +135,9 @@ def test_verifier_refuses_a_silent_broker_by_the_deadline(
 
 
 def test_kafka_whose_port_is_closed_or_silent_is_refused(
-    refused: Refused,
-    call: Call,
-    module_settings: dict[str, str],
-    chain: int,
-    silent_port: int,
+    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, silent_port: int,
     input_file: Path,
-) -> None:
+) -> None:  # fmt: skip
     sequence, receive = ["sequence", "--input", input_file], ["receive", "--output", "j"]
     for arguments, port in ((sequence, 1), (receive, 1), (sequence, silent_port)):
         settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{port}"}
@@ -172,14 +165,9 @@ def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
 
 @pytest.mark.parametrize("fault", ["missing", "two partitions"])
 def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
-    refused: Refused,
-    call: Call,
-    module_settings: dict[str, str],
-    chain: int,
-    admin: Admin,
-    input_file: Path,
-    fault: str,
-) -> None:
+    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, admin: Admin,
+    input_file: Path, fault: str,
+) -> None:  # fmt: skip
     topic = f"orderchain.{chain}"
     if fault == "missing":
         admin(lambda client: client.delete_topics([topic]))

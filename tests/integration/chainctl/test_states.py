@@ -218,13 +218,9 @@ def test_gap_storm(page: Page, world: World, background: Background) -> None:
 
 @pytest.fixture
 def breakable_world(
-    call: Call,
-    postgres_server: PostgresServer,
-    database_name: str,
-    kafka_to_break: KafkaServer,
-    suffix: str,
-    tmp_path: Path,
-) -> World:
+    call: Call, postgres_server: PostgresServer, database_name: str, kafka_to_break: KafkaServer,
+    suffix: str, tmp_path: Path,
+) -> World:  # fmt: skip
     """The chain 1 of this test, created, over a broker that the test may stop."""
     settings = settings_of(postgres_server, database_name, kafka_to_break)
     world = World(call, settings, suffix, tmp_path)
@@ -245,12 +241,9 @@ def sequencer_of(world: World) -> AbstractAsyncContextManager[Sequencer]:
 
 
 def test_lagging_kafka(
-    call: Call,
-    start: Start,
-    breakable_world: World,
-    kafka_to_break: KafkaServer,
+    call: Call, start: Start, breakable_world: World, kafka_to_break: KafkaServer,
     background: Background,
-) -> None:
+) -> None:  # fmt: skip
     world, settings = breakable_world, breakable_world.settings
     opened = sequencer_of(world)
     sequencer = background.run(opened.__aenter__())
@@ -435,15 +428,10 @@ def restore(world: World, server: PostgresServer, dump: str, name: str) -> None:
 
 
 def test_restored_backup(
-    page: Page,
-    start: Start,
-    world: World,
-    background: Background,
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    database_name: str,
+    page: Page, start: Start, world: World, background: Background,
+    postgres_server: PostgresServer, kafka_server: KafkaServer, database_name: str,
     restored_name: str,
-) -> None:
+) -> None:  # fmt: skip
     world.create()
     world.make_orders()
     leader = start(

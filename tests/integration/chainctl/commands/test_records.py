@@ -76,13 +76,9 @@ def test_show_of_a_row_at_the_end_of_its_page_names_the_row_after_it(
 
 
 def test_show_of_a_row_that_was_removed_says_that_its_batch_lacks_it(
-    call: Call,
-    database: str,
-    module_settings: Settings,
-    free_chain: int,
-    postgres_server: PostgresServer,
-    tmp_path: Path,
-) -> None:
+    call: Call, database: str, module_settings: Settings, free_chain: int,
+    postgres_server: PostgresServer, tmp_path: Path,
+) -> None:  # fmt: skip
     settings = {**module_settings, "CHAINCTL_DATABASE": database}
     chain = free_chain
     assert call("chain", "create", chain, settings=settings).code == 0

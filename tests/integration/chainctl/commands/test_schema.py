@@ -111,12 +111,9 @@ def test_schema_check_names_what_is_missing_or_different_and_ends_with_one(
 
 
 def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
-    call: Call,
-    refused: Refused,
-    settings: dict[str, str],
-    postgres_server: PostgresServer,
+    call: Call, refused: Refused, settings: dict[str, str], postgres_server: PostgresServer,
     empty_database_name: str,
-) -> None:
+) -> None:  # fmt: skip
     assert "expected the tables of part chain" in refused("schema", "upgrade", settings=settings)
     call("schema", "apply", settings=settings)
     for options in ([], ["--finish"], ["--dry-run"]):
@@ -155,11 +152,9 @@ def test_numbers_behind_their_rows_are_named_with_the_remedy(
 
 
 def test_schema_check_during_an_upgrade_names_it(
-    call: Call,
-    settings: dict[str, str],
-    postgres_server: PostgresServer,
+    call: Call, settings: dict[str, str], postgres_server: PostgresServer,
     empty_database_name: str,
-) -> None:
+) -> None:  # fmt: skip
     call("schema", "apply", settings=settings)
     postgres_server.execute(
         "UPDATE schema_version SET upgrade_to = version + 1", database=empty_database_name
@@ -190,10 +185,8 @@ OTHER_SCHEMAS = {
 
 @pytest.fixture(scope="module", params=OTHER_SCHEMAS)
 def other_schema(
-    request: pytest.FixtureRequest,
-    postgres_server: PostgresServer,
-    template: Callable[..., str],
-) -> Iterator[tuple[str, str, str]]:
+    request: pytest.FixtureRequest, postgres_server: PostgresServer, template: Callable[..., str],
+) -> Iterator[tuple[str, str, str]]:  # fmt: skip
     """A database without our tables, or with those of another version: which kind it is, its
     address, and how commands refuse it."""
     change, refusal = OTHER_SCHEMAS[request.param]
@@ -236,11 +229,9 @@ def test_schema_is_not_applied_over_one_of_another_version(
 
 
 def test_schema_over_tables_of_somebody_else_is_refused_whole(
-    refused: Refused,
-    settings: dict[str, str],
-    postgres_server: PostgresServer,
+    refused: Refused, settings: dict[str, str], postgres_server: PostgresServer,
     empty_database_name: str,
-) -> None:
+) -> None:  # fmt: skip
     postgres_server.execute("CREATE TABLE chain_head (mine int)", database=empty_database_name)
     assert "chain_head" in refused("schema", "apply", settings=settings)
     assert "expected the tables of part chain" in refused("schema", "check", settings=settings)
@@ -264,11 +255,8 @@ def test_schema_applied_without_the_right_to_is_refused(
 
 
 def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(
-    call: Call,
-    refused: Refused,
-    postgres_server: PostgresServer,
-    latin_database: str,
-) -> None:
+    call: Call, refused: Refused, postgres_server: PostgresServer, latin_database: str,
+) -> None:  # fmt: skip
     settings = {"CHAINCTL_DATABASE": postgres_server.dsn(database=latin_database)}
     both = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     for arguments in (
@@ -288,11 +276,9 @@ def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(
 
 
 def test_schema_check_names_what_is_left_to_a_dba(
-    call: Call,
-    settings: dict[str, str],
-    postgres_server: PostgresServer,
+    call: Call, settings: dict[str, str], postgres_server: PostgresServer,
     empty_database_name: str,
-) -> None:
+) -> None:  # fmt: skip
     call("schema", "apply", settings=settings)
     postgres_server.execute(
         f"GRANT TEMPORARY ON DATABASE {empty_database_name} TO PUBLIC;"
@@ -315,11 +301,9 @@ def test_schema_check_names_what_is_left_to_a_dba(
 
 
 def test_schema_applied_while_a_reader_holds_any_advisory_lock_is_applied(
-    call: Call,
-    settings: dict[str, str],
-    postgres_server: PostgresServer,
+    call: Call, settings: dict[str, str], postgres_server: PostgresServer,
     empty_database_name: str,
-) -> None:
+) -> None:  # fmt: skip
     async def hold() -> None:
         reader = await asyncpg.connect(postgres_server.dsn("gap_reader", empty_database_name))
         lock = "SELECT pg_advisory_lock(hashtextextended('orderchain schema apply', 0))"

@@ -97,14 +97,9 @@ def test_chain_created_again_as_something_else_is_refused(
     ],
 )
 def test_chain_with_a_topic_that_cannot_carry_it_is_refused_and_not_made(
-    refused: Refused,
-    settings: dict[str, str],
-    free_chain: int,
-    make_topic: Callable[..., None],
-    partitions: int,
-    topic_settings: dict[str, str],
-    part: str,
-) -> None:
+    refused: Refused, settings: dict[str, str], free_chain: int, make_topic: Callable[..., None],
+    partitions: int, topic_settings: dict[str, str], part: str,
+) -> None:  # fmt: skip
     make_topic(f"orderchain.{free_chain}", partitions, **topic_settings)
     assert part in refused("chain", "create", free_chain, settings=settings)
     assert "created chain" in refused("status", "--chain", free_chain, settings=settings)

@@ -153,12 +153,9 @@ def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_rep
 
 
 def test_receive_stores_the_gap_that_it_stands_before_until_it_has_passed_it(
-    call: Call,
-    module_settings: dict[str, str],
-    filled: int,
-    delete_row: Callable[[int], None],
+    call: Call, module_settings: dict[str, str], filled: int, delete_row: Callable[[int], None],
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     path = tmp_path / "hole.jsonl"
     delete_row(2_000)
     done = call("receive", "--chain", filled, "--output", path, settings=module_settings)
@@ -216,12 +213,9 @@ def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_a
 
 
 def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
-    start: Start,
-    receive: Callable[..., Done],
-    module_settings: dict[str, str],
-    filled_once: int,
+    start: Start, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     path = tmp_path / "j.jsonl"
     limit = 100_000
     process = start(
@@ -240,14 +234,9 @@ def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
 def test_receive_that_follows_ends_in_good_order_when_asked(
-    start: Start,
-    call: Call,
-    module_settings: dict[str, str],
-    filled: int,
-    tmp_path: Path,
-    number: signal.Signals,
-    code: int,
-) -> None:
+    start: Start, call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path,
+    number: signal.Signals, code: int,
+) -> None:  # fmt: skip
     path = tmp_path / "j.jsonl"
     process = start(
         "receive", "--chain", filled, "--output", path, "--follow", "--log-level", "info",

@@ -42,11 +42,8 @@ def database(postgres_server: PostgresServer, database_name: str) -> str:
 
 @pytest.fixture
 def settings(
-    postgres_server: PostgresServer,
-    database: str,
-    database_name: str,
-    kafka_server: KafkaServer,
-) -> dict[str, str]:
+    postgres_server: PostgresServer, database: str, database_name: str, kafka_server: KafkaServer,
+) -> dict[str, str]:  # fmt: skip
     """A database with the outbox's tables, as an operator and a relay see it."""
     first = {"CHAINCTL_DATABASE": database, "CHAINCTL_KAFKA": kafka_server.bootstrap}
     postgres_server.execute(f"ALTER ROLE {OUTBOX_OPERATOR} PASSWORD '{PASSWORD}'")
@@ -399,13 +396,9 @@ def test_commands_without_the_outboxs_tables_are_refused(
 
 
 def test_relay_sends_what_is_stored_until_it_is_told_to_end(
-    call: Call,
-    start: Callable[..., subprocess.Popen[str]],
-    settings: dict[str, str],
-    database: str,
-    database_name: str,
-    make_topic: Callable[..., None],
-) -> None:
+    call: Call, start: Callable[..., subprocess.Popen[str]], settings: dict[str, str],
+    database: str, database_name: str, make_topic: Callable[..., None],
+) -> None:  # fmt: skip
     topic = f"notes.{database_name}"
     make_topic(topic)
     done = call("outbox", "destination", "set", "notes", "--topic", topic, settings=settings)
