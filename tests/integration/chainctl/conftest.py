@@ -29,7 +29,6 @@ from tests.command_call import Done, call_here
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import (
     ARCHIVE,
-    Background,
     Runbook,
     World,
     settings_of,
@@ -266,14 +265,6 @@ def suffix() -> str:
 
 
 @pytest.fixture
-def background() -> Iterator[Background]:
-    """A thread for what a test does beside its commands."""
-    thread = Background()
-    yield thread
-    thread.close()
-
-
-@pytest.fixture
 def state_settings(
     postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
 ) -> dict[str, str]:
@@ -288,11 +279,11 @@ def world(call: Call, state_settings: dict[str, str], suffix: str, tmp_path: Pat
 
 
 @pytest.fixture
-def page(call: Call, start: Start, world: World) -> Callable[..., Runbook]:
+def page(call: Call, world: World) -> Callable[..., Runbook]:
     """Opens a runbook over the world of this test."""
 
     def open_page(name: str, more: Mapping[str, object] | None = None) -> Runbook:
         samples = {"orders": world.orders, ARCHIVE: world.folder / "archive", **(more or {})}
-        return Runbook(name, call, start, world.settings, samples)
+        return Runbook(name, call, world.settings, samples)
 
     return open_page

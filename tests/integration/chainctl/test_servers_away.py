@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.integration.chainctl.conftest import Admin, Call, Refused
-    from tests.integration.chainctl.runbooks import Background
 
 SECRET = "hunter2hunter2"
 
@@ -183,9 +183,8 @@ def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
 
 
 def test_table_that_another_session_locks_is_given_up_after_a_while(
-    call: Call, module_settings: dict[str, str], chain: int, background: Background,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    call: Call, module_settings: dict[str, str], chain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     soon = {**database.SQL, "lock_timeout": "SET lock_timeout = '100ms'"}
     monkeypatch.setattr(database, "SQL", soon)
 
@@ -194,8 +193,9 @@ def test_table_that_another_session_locks_is_given_up_after_a_while(
         await holder.execute("BEGIN; LOCK TABLE chain_head")
         return holder
 
-    holder = background.run(lock())
-    for command in (("status", "--chain", chain), ("step-down", "--chain", chain, "--reason", "x")):
-        done = call(*command, settings=module_settings)
-        assert (done.code, "lock timeout" in done.err) == (3, True), done
-    background.run(holder.close())
+    with asyncio.Runner() as runner:
+        holder = runner.run(lock())
+        for command in (["status"], ["step-down", "--reason", "x"]):
+            done = call(*command, "--chain", chain, settings=module_settings)
+            assert (done.code, "lock timeout" in done.err) == (3, True), done
+        runner.run(holder.close())
