@@ -96,6 +96,12 @@ _SENTENCE_MAX: Final = 1_000
 class Command(click.Command):
     """A command whose help has its settings apart, and ends with an example."""
 
+    def __init__(self, *args: Any, **given: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **given)
+        names = getattr(self.callback, "setting_names", None)
+        if names is not None:
+            self.params += setting_options(names)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what only this command has first, then the settings that many commands share."""
         records: dict[str, list[tuple[str, str]]] = {"Options": [], "Settings": []}
@@ -247,10 +253,7 @@ def uses_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
             own = {name: value for name, value in options.items() if not name.startswith(SETTING)}
             return function(*args, settings=_prepared(names), **own)
 
-        with_settings.__click_params__ = [  # type: ignore[attr-defined] # where click keeps them
-            *reversed(setting_options(names)),
-            *getattr(function, "__click_params__", ()),
-        ]
+        with_settings.setting_names = names  # type: ignore[attr-defined] # `Command` reads it
         return with_settings
 
     return decorate

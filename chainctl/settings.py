@@ -229,8 +229,8 @@ class _Unflagged(click.Option):
         """Add nothing."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the name of the variable."""
-        return f"'{self.envvar}'"
+        """Return the names of the setting and of its variable."""
+        return f"{str(self.name).removeprefix(SETTING)!r} (env var: {self.envvar!r})"
 
 
 def setting_options(names: Sequence[str]) -> list[click.Option]:
