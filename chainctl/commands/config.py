@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.options import (
-    Group,
-    json_option,
-    sourced_settings,
-    uses_settings,
-)
+from chainctl.options import Group, json_option, sourced_settings, uses_settings
 from chainctl.output import data_json, table, talk
 from chainctl.settings import SETTING_NAMES, shown, unknown_variables
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,18 +26,21 @@ from chainctl.options import (
     sourced_settings,
     uses_settings,
 )
-from chainctl.output import (
-    data_json,
-    installed_version,
-    table,
-    talk,
-)
+from chainctl.output import installed_version, talk
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
-from chainctl.views import ChainLine, GapLine, ReceiverLine, lines_of, read_chains, read_receivers
+from chainctl.views import (
+    ChainLine,
+    GapLine,
+    ReceiverLine,
+    lines_of,
+    read_chains,
+    read_receivers,
+    write,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Coroutine, Mapping
 
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
@@ -62,7 +64,7 @@ _MAY_NOT_WRITE: Final = {"42501", "25006"}
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
 
 
-class DoctorLine(Struct, frozen=True, kw_only=True):
+class DoctorLine(Struct, frozen=True):
     """One thing that was looked at."""
 
     what: str
@@ -84,11 +86,7 @@ def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     Exit code 1 when something would make a start fail.
     """
     checks = run_async(_examine(settings, chain_id))
-    if as_json:
-        data_json(checks)
-    else:
-        rows = [(check.state, check.what, check.found, check.to_do) for check in checks]
-        table(("state", "what", "found", "to_do"), rows)
+    write(("state", "what", "found", "to_do"), checks, as_json=as_json)
     failed = sum(check.state == FAILED for check in checks)
     warnings = sum(check.state == WARNING for check in checks)
     talk(
@@ -101,42 +99,42 @@ def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
 async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
     checks = [_python(), *_settings(sourced_settings())]
     topics: list[str] = []
-    primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
+    primary = await _guarded("database", _database(settings), "see docs/operations.md")
     checks += primary
     if primary[0].state == OK:
-        checks += await _guarded("schema", partial(_schema, settings), "chainctl schema apply")
+        checks += await _guarded("schema", _schema(settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
-        checks += await _guarded("chains", partial(_chains, settings, chain_id, topics), needs)
+        checks += await _guarded("chains", _chains(settings, chain_id, topics), needs)
     for number, database in enumerate(settings.gap_database, 1):
         what = f"gap database {number}"
-        checks += await _guarded(what, partial(_other, settings, database, GAP_READER, what), "")
+        checks += await _guarded(what, _other(settings, database, GAP_READER, what), "")
     if settings.audit_database:
         what, database = "audit database", settings.audit_database
-        checks += await _guarded(what, partial(_other, settings, database, AUDITOR, what), "")
-    checks += await _guarded("kafka", partial(_topics, settings, topics), "see --kafka")
+        checks += await _guarded(what, _other(settings, database, AUDITOR, what), "")
+    checks += await _guarded("kafka", _topics(settings, topics), "see --kafka")
     return checks
 
 
 async def _guarded(
-    what: str, look: Callable[[], Awaitable[list[DoctorLine]]], to_do: str
+    what: str, look: Coroutine[Any, Any, list[DoctorLine]], to_do: str
 ) -> list[DoctorLine]:
     """Return what `look` finds, or one failed check with the reason."""
     try:
-        return await look()
+        return await look
     except (OrderchainError, OSError, TimeoutError) as error:
         return [_failed(what, error_line(error), to_do)]
 
 
 def _ok(what: str, found: str) -> DoctorLine:
-    return DoctorLine(what=what, state=OK, found=found)
+    return DoctorLine(what, OK, found)
 
 
 def _warning(what: str, found: str, to_do: str) -> DoctorLine:
-    return DoctorLine(what=what, state=WARNING, found=found, to_do=to_do)
+    return DoctorLine(what, WARNING, found, to_do)
 
 
 def _failed(what: str, found: str, to_do: str) -> DoctorLine:
-    return DoctorLine(what=what, state=FAILED, found=found, to_do=to_do)
+    return DoctorLine(what, FAILED, found, to_do)
 
 
 # This machine.
@@ -394,13 +392,11 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     fit: list[str] = []
     async with connected_topics(kafka, settings.connect_seconds) as topics:
         for name in names:
-            found = await _guarded(
-                f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
-            )
+            found = await _guarded(f"topic {name}", _topic(topics, name), "chainctl chain create N")
             fit += [name for check in found if check.state != FAILED]
             checks += found
     if fit:
-        checks += await _guarded("records", partial(_records, kafka, fit), "see --kafka")
+        checks += await _guarded("records", _records(kafka, fit), "see --kafka")
     return checks
 
 

@@ -14,13 +14,7 @@ from chain_kernel.errors import SettingError
 from chainctl.database import SQL, acting_on, looking
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.options import (
-    Command,
-    acts_by_hand,
-    chain_option,
-    json_option,
-    uses_settings,
-)
+from chainctl.options import Command, acts_by_hand, chain_option, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Span
 from chainctl.views import ChainLine, plain, read_chains, write, write_facts

@@ -17,13 +17,7 @@ from chain_kernel.errors import RefusedError
 from chain_kernel.files import open_regular
 from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
-from chainctl.console.state import (
-    Look,
-    OutboxLine,
-    Overview,
-    ReportFile,
-    VerifiedLine,
-)
+from chainctl.console.state import Look, OutboxLine, Overview, ReportFile, VerifiedLine
 from chainctl.database import SQL, database_id, require_server, utc
 from chainctl.schema.parts import has_part
 from chainctl.views import (

@@ -6,16 +6,7 @@ import click
 
 from chainctl.options import Group
 from outbox.cli.dead_letters import group as dead
-from outbox.cli.deliveries import (
-    abandon,
-    acts,
-    failed,
-    list_,
-    resend,
-    retry,
-    show,
-    status,
-)
+from outbox.cli.deliveries import abandon, acts, failed, list_, resend, retry, show, status
 from outbox.cli.destinations import group as destination
 from outbox.cli.relay import keep, relay
 

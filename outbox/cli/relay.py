@@ -15,14 +15,7 @@ from chain_kernel.files import read_bounded
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import (
-    Command,
-    Group,
-    Integer,
-    json_option,
-    options,
-    uses_settings,
-)
+from chainctl.options import Command, Group, Integer, json_option, options, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
