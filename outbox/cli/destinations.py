@@ -9,10 +9,10 @@ import msgspec
 
 from chain_kernel.errors import SettingError
 from chainctl.event_loop import run_async
-from chainctl.messages import outbox_of
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
+from outbox.cli.connections import outbox_of
 from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MONTH: Final = Span(30 * 86_400)
 
 
-@click.group("destination", cls=SuggestingGroup)
+@click.group("destination", cls=Group)
 def group() -> None:
     """Where messages may go."""
 

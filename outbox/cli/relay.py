@@ -12,18 +12,10 @@ from msgspec import Struct
 
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
-from chain_kernel.text import counted
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import (
-    Command,
-    Integer,
-    SuggestingGroup,
-    json_option,
-    options,
-    uses_settings,
-)
+from chainctl.options import Command, Group, Integer, json_option, options, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
@@ -31,7 +23,7 @@ from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
-    from outbox import InboxLog, Relay
+    from outbox import InboxLog
     from outbox.callback.config import CallbackConfig
     from outbox.sender.upkeep import UpkeepReport
     from outbox.service.config import Clients, ServiceConfig
@@ -164,20 +156,11 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
             watch.add(running)
             await closing.enter_async_context(under_way(running))
             talk("chainctl: the relay runs")
-            watch.report(lambda: _progress_of(running))
             report_ready("relays messages")
             await running.run()
     finally:
         if as_json:
             data_json(running.stats())
-
-
-def _progress_of(running: Relay) -> str:
-    stats = running.stats()
-    return (
-        f"{counted(stats.sent, 'message')} sent, {stats.consumed} deliveries confirmed, "
-        f"{stats.abnormal} abnormal, {running.waiting} waiting"
-    )
 
 
 @click.command(cls=Command)
@@ -216,7 +199,7 @@ class Token(Struct, frozen=True, kw_only=True):
     token_sha256: str
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def messages() -> None:
     """The message service: the outbox over HTTP."""
 

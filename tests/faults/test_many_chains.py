@@ -136,10 +136,9 @@ async def _fill(server: PostgresServer, until_id: int) -> None:
 
 
 async def _look(server: PostgresServer) -> None:
-    reader = StateReader(Settings(database=server.dsn(AUDITOR, "many")), None)
-    try:
-        for _ in range(TIMES):
-            reader.expire()
+    for _ in range(TIMES):
+        reader = StateReader(Settings(database=server.dsn(AUDITOR, "many")), None)
+        try:
             assert len((await reader.read()).chains) == CHAINS
-    finally:
-        await reader.close()
+        finally:
+            await reader.close()

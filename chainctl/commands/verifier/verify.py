@@ -18,8 +18,8 @@ from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.files import write_private
 from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
+from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark
-from chainctl.demo_option import demo_option
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who

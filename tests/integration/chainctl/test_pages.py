@@ -65,8 +65,8 @@ ELSEWHERE: Final = {
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
     r"^(cp|chown|install|systemctl|podman)\b": "neither systemd nor a builder: unit/deploy",
     r"^nginx\b": "outbox/service/test_proxy",
-    r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured_readme",
-    r"^export CHAINCTL_DATABASE=": "test_secured_readme; the world has servers of its own",
+    r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured",
+    r"^export CHAINCTL_DATABASE=": "test_secured; the world has servers of its own",
     r"^export PATH=|^printf ": "test_demo: the README's lines, as typed after a demo",
 }
 """Lines that are not run here, by a pattern, and which test or why."""
@@ -237,14 +237,9 @@ class Shell:
 
 @pytest.fixture
 def world(
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    database_with: Callable[..., str],
-    make_topic: Callable[..., None],
-    free_chain: int,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
+    postgres_server: PostgresServer, kafka_server: KafkaServer, database_with: Callable[..., str],
+    make_topic: Callable[..., None], free_chain: int, spark: SparkSession, tmp_path: Path,
+) -> World:  # fmt: skip
     """Everything that a page may name, in a database of its own."""
     assert spark is not None
     database = postgres_server.dsn(SUPERUSER, database_with("chain", "outbox", "inbox", "callback"))

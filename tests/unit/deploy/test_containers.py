@@ -96,14 +96,17 @@ def test_compose_names_only_what_it_declares() -> None:
                 assert "healthcheck" in services[needed]
 
 
-def test_commands_of_compose_are_taken_with_settings_that_exist() -> None:
+def test_commands_of_compose_are_taken_with_settings_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours = [each for each in compose()["services"].values() if each["image"].startswith("orderch")]
     assert len(ours) == 4
     for service in ours:
         assert refusal_of(service["command"]) is None
         assert service["environment"].keys() <= VARIABLES
-        settings = load_settings({}, service["environment"]).settings
-        assert settings.database_dsn()
+        for name, value in service["environment"].items():
+            monkeypatch.setenv(name, value)
+        assert load_settings().settings.database_dsn()
         assert "ports" not in service
 
 
@@ -237,7 +240,7 @@ def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:
     (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
     path = tmp_path / "orderchain.toml"
     path.write_text(config["data"]["orderchain.toml"], encoding="utf-8")
-    assert load_settings({}, {}, str(path)).settings.kafka_security_protocol == "SASL_SSL"
+    assert load_settings(["--config", str(path)]).settings.kafka_security_protocol == "SASL_SSL"
 
 
 @pytest.mark.parametrize(

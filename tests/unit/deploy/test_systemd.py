@@ -93,7 +93,7 @@ def test_variables_of_the_example_are_settings_or_options_of_a_unit() -> None:
     assert of_example | of_units <= OURS | LIBPQ | of_units
 
 
-def test_settings_of_the_examples_are_taken() -> None:
+def test_settings_of_the_examples_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [
         (name, value.strip('"'))
         for name, _, value in (variable.partition("=") for variable in environment_examples())
@@ -101,7 +101,8 @@ def test_settings_of_the_examples_are_taken() -> None:
     ]
     assert ours
     for name, value in ours:
-        taken = load_settings({}, {name: value}, str(DEPLOY / "orderchain.toml.example"))
+        monkeypatch.setenv(name, value)
+        taken = load_settings(["--config", str(DEPLOY / "orderchain.toml.example")])
         assert taken.sources[name.removeprefix("CHAINCTL_").lower()] == name
 
 
