@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.errors import ChainMissing, ConnectError, OrderchainError
 from chain_kernel.sql import AUDITOR, OWNER, load_sql, require_version
+from chainctl.locks import naming_lock_holders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -38,8 +39,8 @@ async def connected_to(
 ) -> AsyncIterator[Connection]:
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
-    `role` is the one whose members may do what the block asks. A statement that waits for a lock
-    for 5 s is given up. Raises as `chain_kernel.clients.session.connected`.
+    `role` is the one whose members may do what the block asks. Raises as
+    `chain_kernel.clients.session.connected` and `naming_lock_holders`.
     """
     # The driver is imported only where a connection is opened.
     from chain_kernel.clients import session
@@ -52,9 +53,11 @@ async def connected_to(
         connect_seconds=connect_seconds,
         statement_seconds=statement_seconds,
     )
-    async with session.connected(config) as connection:
+    async with (
+        session.connected(config) as connection,
+        naming_lock_holders(config, connection),
+    ):
         await require_server(connection)
-        await connection.execute(SQL["lock_timeout"])
         yield connection
 
 

@@ -4,9 +4,6 @@
 SELECT current_setting('server_version_num')::integer AS version,
        current_setting('server_encoding') AS encoding
 
--- lock_timeout: give up a statement that waits for a lock
-SET lock_timeout = '5s'
-
 -- schema_version: which schema is there, and the database's own id
 SELECT version, upgrade_to, database_id FROM public.schema_version
 

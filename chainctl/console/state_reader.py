@@ -19,6 +19,7 @@ from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
 from chainctl.console.state import Look, OutboxLine, Overview, ReportFile, VerifiedLine
 from chainctl.database import SQL, database_id, require_server, utc
+from chainctl.locks import naming_lock_holders
 from chainctl.schema.parts import has_part
 from chainctl.views import (
     ActLine,
@@ -167,6 +168,10 @@ class StateReader:
         await self._session.close()
 
     async def _look(self, connection: Connection) -> None:
+        async with naming_lock_holders(self._config, connection):
+            await self._look_at_parts(connection)
+
+    async def _look_at_parts(self, connection: Connection) -> None:
         await self._chains.look(connection, self._refusal_of)
         if self._chains.refusal is None:
             await self._ledger.look(connection, self._refusal_of)
