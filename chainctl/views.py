@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from chain_kernel.monitoring import LAG_LIMITS
-from chain_kernel.text import printable
+from chain_kernel.text import counted, printable
 from chainctl.database import SQL, utc
 from chainctl.output import data_json, table
 
@@ -63,6 +63,16 @@ class ChainLine(Struct, frozen=True, kw_only=True):
     def is_late(self) -> bool:
         """Whether what is committed waits too long to be published."""
         return LAG_LIMITS.are_exceeded(self.unpublished_ids, self.unpublished_seconds)
+
+    @property
+    def published(self) -> str:
+        """`everything`, or in words how late, and for what it waits."""
+        rows = self.unpublished_rows
+        if not rows:
+            return "everything"
+        wait = f"{counted(rows, 'row')} {'waits' if rows == 1 else 'wait'}"
+        by = "the broker" if self.is_led else "a leader"
+        return f"{self.unpublished_seconds:.1f} s late: {wait} for {by}"
 
     @property
     def leader_life(self) -> str:

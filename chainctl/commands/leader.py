@@ -49,13 +49,23 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
 @click.command(cls=Command)
 @chain_option
 @click.option("--check", "is_check", is_flag=True, help="Return exit code 1 if nobody leads.")
+@click.option(
+    "--max-beat",
+    "max_beat",
+    type=Span(),
+    metavar="SPAN",
+    help="As --check, with this as the longest time since the last beat, not the lease.",
+)
 @json_option
 @uses_settings("database", "connect_seconds")
-def leader(settings: Settings, chain_id: int, is_check: bool, as_json: bool) -> ExitCode:
+def leader(
+    settings: Settings, chain_id: int, is_check: bool, max_beat: float | None, as_json: bool
+) -> ExitCode:
     """Show who leads a chain, since when, how alive that process is, and the last terms.
 
     The state is `leads`, `steps down`, `silent` (no beat for longer than its lease: dead, or cut
-    off), `handed over` or `never led`. With --check it is a check for cron and Nagios.
+    off), `handed over` or `never led`. With --check or --max-beat it is a check for cron and
+    Nagios.
     """
     chain, terms = run_async(_terms(settings, chain_id))
     shown = {column: getattr(chain, column) for column in _LEADER}
@@ -66,10 +76,18 @@ def leader(settings: Settings, chain_id: int, is_check: bool, as_json: bool) -> 
         if terms:
             data("")
             write(_TERMS, terms)
-    if not is_check or chain.is_led:
+    if not (is_check or max_beat is not None) or _is_led(chain, max_beat):
         return ExitCode.CLEAN
     talk(f"chainctl: nobody leads chain {chain_id}: {chain.leader_life}")
     return ExitCode.FINDINGS
+
+
+def _is_led(chain: ChainLine, max_beat: float | None) -> bool:
+    """Return whether a process leads, and its last beat is younger than `max_beat`, if given."""
+    if max_beat is None or chain.leader_state in ("handed over", "never led"):
+        return chain.is_led
+    beat = chain.last_beat_seconds
+    return beat is not None and beat <= max_beat
 
 
 @click.command("step-down", cls=Command)

@@ -24,7 +24,7 @@ _RECEIVERS: Final = ("chain", "receiver", "head_delivered", "behind_rows", "behi
                      "updated", "checkpoint", "halted")  # fmt: skip
 _INTAKES: Final = ("source", "position", "rejects")
 _CHAINS: Final = ("chain", "leader", "leader_state", "last_beat_seconds", "epoch", "head_persisted",
-                  "unpublished_rows", "unpublished_seconds", "last_commit")  # fmt: skip
+                  "published", "last_commit")  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -41,12 +41,12 @@ def status(settings: Settings, chain_id: int | None, as_json: bool) -> None:
     if as_json and chain_id is None:
         data_json({"chains": chains, "receivers": receivers})
     elif as_json:
-        data_json({**asdict(chains[0]), "receivers": receivers, "intakes": intakes})
+        data_json({**_facts(chains[0]), "receivers": receivers, "intakes": intakes})
     else:
         if chain_id is None:
             write(_CHAINS, chains)
         else:
-            write_facts(chains[0])
+            write_facts(_facts(chains[0]))
         tables: tuple[tuple[Sequence[str], Sequence[Any]], ...] = (
             (_RECEIVERS, receivers), (_INTAKES, intakes),
         )  # fmt: skip
@@ -54,6 +54,11 @@ def status(settings: Settings, chain_id: int | None, as_json: bool) -> None:
             if lines:
                 data("")
                 write(columns, lines)
+
+
+def _facts(chain: ChainLine) -> dict[str, Any]:
+    """Return what is shown of one chain: also in words how late it is published."""
+    return {**asdict(chain), "published": chain.published}
 
 
 async def _read(

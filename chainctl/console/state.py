@@ -122,8 +122,7 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
             text = f"{name}: {leader} is silent. A standby takes over, if one runs."
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
         elif line.is_late:
-            why = "they wait for the broker" if line.is_led else "nobody leads"
-            text = f"{name}: committed orders are published late: {why}."
+            text = f"{name}: published {line.published}."
             yield Notice(level="warn", section="chains", chain=line.chain, text=text)
 
 

@@ -57,25 +57,35 @@ def test_clock_that_has_gone_back_makes_no_negative_age(
 def test_states_of_a_leader_and_what_is_published_late(
     call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
 ) -> None:
-    def shown() -> tuple[str, int, int]:
-        """The state, the exit code of the check, and how many rows wait to be published."""
-        done = call("leader", "--chain", filled, "--check", settings=module_settings)
+    def check(*options: str) -> int:
+        done = call("leader", "--chain", filled, *options, settings=module_settings)
         assert (done.code == 1) == (f"nobody leads chain {filled}" in done.err), done
-        told = call("status", "--chain", filled, "--json", settings=module_settings)
-        found = json.loads(told.out)
-        return found["leader_state"], done.code, found["unpublished_rows"]
+        return done.code
 
-    assert shown() == ("handed over", 1, 0)
+    def shown() -> tuple[str, int, str]:
+        """The state, the exit code of the check, and what is published, in words."""
+        done = call("status", "--chain", filled, "--json", settings=module_settings)
+        found = json.loads(done.out)
+        return found["leader_state"], check("--check"), found["published"].partition(".")[0]
+
+    assert shown() == ("handed over", 1, "everything")
+    assert (check("--max-beat", "1h"), check()) == (1, 0)
     change("UPDATE chain_batch SET committed_at = now() - interval '70 seconds'")
     change("UPDATE chain_head SET published_id = 0")
+    line = call("status", "--chain", filled, settings=module_settings).out
+    assert f" s late: {FILLED_ROWS:,} rows wait for a leader" in line
     change("UPDATE chain_lease SET released = false, beat_at = now(), lease_seconds = 3600")
-    assert shown() == ("leads", 0, FILLED_ROWS)
+    assert shown() == ("leads", 0, "70")
+    line = call("status", settings=module_settings).out
+    assert f" s late: {FILLED_ROWS:,} rows wait for the broker" in line
     doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
     (late,) = [each for each in doctor if each["what"] == f"orders of chain {filled}"]
     assert (late["state"], "rows wait to be published, for 7" in late["found"]) == ("warning", True)
     change("UPDATE chain_lease SET step_down = true")
     assert shown()[:2] == ("steps down", 0)
-    change("UPDATE chain_lease SET beat_at = now() - interval '60 seconds', lease_seconds = 5")
-    assert shown()[:2] == ("silent", 1)
+    change("UPDATE chain_lease SET step_down = false, beat_at = now() - interval '60 seconds'")
+    assert (check("--check"), check("--max-beat", "10s")) == (0, 1)
+    change("UPDATE chain_lease SET lease_seconds = 5")
+    assert (shown()[:2], check("--max-beat", "10m")) == (("silent", 1), 0)
     change("UPDATE chain_lease SET beat_at = NULL")
     assert shown()[:2] == ("silent", 1)
