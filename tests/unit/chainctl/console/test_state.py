@@ -32,7 +32,7 @@ CHAIN = ChainLine(
     backend=None, unpublished_rows=0,
     partition_ids=10_000_000, created="2026-11-24T07:00:00.0Z",
 )  # fmt: skip
-WAITING = replace(CHAIN, unpublished_ids=1, unpublished_seconds=61.0)
+WAITING = replace(CHAIN, unpublished_ids=1, unpublished_rows=1, unpublished_seconds=61.0)
 RECEIVER = ReceiverLine(
     chain=7, receiver="matching", checkpoint="stored", head_delivered=500, behind_ids=0,
     behind_rows=0, behind_seconds=0.0, updated="2026-11-24T08:00:00.0Z", agrees="yes", halted="",
@@ -93,9 +93,9 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
     ("part", "line", "level", "words"),
     [
         ("chains", replace(CHAIN, leader_state="silent"), "bad", "leader seq-a is silent"),
-        ("chains", WAITING, "warn", "wait for the broker"),
+        ("chains", WAITING, "warn", "1 row waits for the broker"),
         ("chains", replace(WAITING, leader_state="silent"), "bad", "leader seq-a is silent"),
-        ("chains", replace(WAITING, leader_state="handed over"), "warn", "nobody leads"),
+        ("chains", replace(WAITING, leader_state="handed over"), "warn", "waits for a leader"),
         ("receivers", replace(RECEIVER, halted="ForkFound at 7"), "bad", "halted (ForkFound at 7)"),
         ("receivers", replace(RECEIVER, agrees="no such batch"), "bad", "contradicts"),
         ("receivers", replace(RECEIVER, behind_ids=1, behind_seconds=99.0), "warn", "too far"),

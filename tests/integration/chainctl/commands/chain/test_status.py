@@ -65,6 +65,7 @@ def test_states_of_a_leader_and_what_is_published_late(
     def shown() -> tuple[str, int, str]:
         """The state, the exit code of the check, and what is published, in words."""
         done = call("status", "--chain", filled, "--json", settings=module_settings)
+        assert done.code == 0, done
         found = json.loads(done.out)
         return found["leader_state"], check("--check"), found["published"].partition(".")[0]
 
