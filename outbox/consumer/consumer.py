@@ -43,7 +43,6 @@ from outbox.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from random import Random
     from uuid import UUID
 
     from chain_kernel.monitoring import Sample
@@ -117,9 +116,6 @@ class Consumer(ClosedAtExit):
     and keeps raising it.
     """
 
-    _random: Random | None = None
-    """Draws the jitter of pauses; None: one of their own does."""
-
     def __init__(
         self,
         config: ConsumerConfig,
@@ -132,7 +128,7 @@ class Consumer(ClosedAtExit):
         self._filter = filter or MemoryFilter()
         self._connections = ConsumerConnections(config)
         self._counters = ConsumerStats()
-        self._pace = Pace(config.busy_seconds, self._counters, self._random)
+        self._pace = Pace(config.busy_seconds, self._counters)
         self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)
@@ -161,7 +157,7 @@ class Consumer(ClosedAtExit):
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = RecordIntake(
                 config=self._config, source=self._source, queues=self._queues, pace=self._pace,
-                clock=self._clock, stats=self._counters, random=self._random,
+                clock=self._clock, stats=self._counters,
             )  # fmt: skip
             retention = InboxRetention(
                 config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -21,12 +21,11 @@ from outbox.records import read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from random import Random
     from types import TracebackType
 
     from chain_kernel.clients.kafka import ConsumerRecord
     from chain_kernel.clients.postgres import Connection
-    from outbox.consumer.config import ConsumerStats
+    from outbox.consumer.config import ConsumerStats, TrustedSenders
 
 
 _log = logging.getLogger(__name__)
@@ -188,16 +187,6 @@ class Delivery(Struct, eq=False):
         return self.scope
 
 
-class TrustedSenders(NamedTuple):
-    """What a record must show to be believed."""
-
-    confirm_topics: frozenset[str]
-    """It must name one of these, or none. Otherwise a stranger's record could have the consumer
-    write to any topic that its login may write to."""
-    keys: tuple[bytes, ...]
-    """It must be made with one of these; empty: everyone is believed."""
-
-
 def read_delivery(
     record: ConsumerRecord, received_at: datetime, trusted: TrustedSenders
 ) -> Delivery:
@@ -231,16 +220,14 @@ def read_delivery(
 class Pace:
     """When the workers of one consumer go on."""
 
-    def __init__(
-        self, busy_seconds: float, stats: ConsumerStats, random: Random | None = None
-    ) -> None:
+    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
         """`busy_seconds`: how long a message that another worker has is left alone."""
         self.is_stopping = False
         self._busy_seconds = busy_seconds
         self._stats = stats
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
-        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=random)
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property
