@@ -163,7 +163,6 @@ EXAMPLES: Final = {
     ),
     "outbox show": ("chainctl outbox show 0197f7e2-1111-7000-8000-000000000001",),
     "outbox acts": ("chainctl outbox acts --since 7d",),
-    "outbox failed": ("chainctl outbox failed --limit 20",),
     "outbox retry": ('chainctl outbox retry --consumer clearing --reason "it is fixed"',),
     "outbox abandon": (
         "chainctl outbox abandon --id 0197f7e2-1111-7000-8000-000000000001 "

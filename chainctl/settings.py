@@ -146,15 +146,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kafka_client_id: Annotated[
         str, Meta(description="how brokers name these clients, before each role's own name")
     ] = "orderchain"
-    alert_webhook: Annotated[
-        str,
-        Meta(
-            description="URL that gets a POST when messages become abnormal",
-            max_length=4096,
-            extra={**_WHOLE},
-        ),
-    ] = ""
-    """It often holds a token. --alert-webhook-file reads it from a file."""
     stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
     batch_rows: Annotated[
         int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")

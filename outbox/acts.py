@@ -302,11 +302,6 @@ async def last_acts(
     return list(await connection.fetch(_SQL["last_acts"], since_seconds, limit))
 
 
-async def failed_messages(connection: Connection, limit: int) -> list[dict[str, Any]]:
-    """Return the messages of failed businesses, newest first."""
-    return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]
-
-
 def _refuse_key(chosen: DeliveryFilter) -> None:
     """Raise SettingError for a key: the statement of acts ignores it, and would do too much."""
     if chosen.key is not None:

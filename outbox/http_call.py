@@ -12,7 +12,6 @@ import ssl
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import msgspec
@@ -51,9 +50,7 @@ class CallRefused(RefusedError):
         self.body = answered.body
 
 
-async def call_json(
-    method: str, url: str, token: str, content: object, seconds: float, proxy: str | None = None
-) -> Answered:
+async def call_json(method: str, url: str, token: str, content: object, seconds: float) -> Answered:
     """Send `content` as JSON (None: nothing) and return the answer, which has a 2xx status.
 
     `token` is sent as a bearer token, unless empty. Raises CallRefused for a 4xx, RetryError for a
@@ -69,7 +66,7 @@ async def call_json(
     try:
         async with (
             asyncio.timeout(seconds),
-            sent_request(method, url, headers, body, proxy) as response,
+            _sent(method, url, headers, body) as response,
         ):
             answered = Answered(response.status_code, await _body(response))
     except CALL_ERRORS as error:
@@ -113,18 +110,9 @@ def shown_url(url: str) -> str:
     return url.partition("?")[0].rpartition("@")[2]
 
 
-def proxy_of(url: str) -> str | None:
-    """Return the proxy through which the environment wants a URL to be called, if any."""
-    parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme)
-    if not proxy or proxy_bypass(parts.netloc):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
 @asynccontextmanager
-async def sent_request(
-    method: str, url: str, headers: Mapping[str, str], body: bytes, proxy: str | None = None
+async def _sent(
+    method: str, url: str, headers: Mapping[str, str], body: bytes
 ) -> AsyncIterator[httpx.Response]:
     """Send a request and hold its answer, whose body is not read yet; no redirect is followed.
 
@@ -135,7 +123,7 @@ async def sent_request(
     is_tls = request.url.scheme == "https"
     # Without TLS nobody is trusted: to load the authorities would take longer than the call.
     trust = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    async with httpx.AsyncHTTPTransport(verify=trust, proxy=proxy) as transport:
+    async with httpx.AsyncHTTPTransport(verify=trust) as transport:
         response = await transport.handle_async_request(request)
         try:
             yield response

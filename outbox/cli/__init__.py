@@ -9,7 +9,6 @@ from outbox.cli.dead_letters import group as dead
 from outbox.cli.deliveries import (
     abandon,
     acts,
-    failed,
     list_,
     resend,
     retry,
@@ -32,7 +31,6 @@ for _each in (
     list_,
     show,
     acts,
-    failed,
     retry,
     abandon,
     resend,

@@ -31,7 +31,6 @@ from chainctl.units import Span
 from outbox.acts import (
     COUNTED,
     DeliveryFilter,
-    failed_messages,
     find,
     last_acts,
     look,
@@ -276,22 +275,6 @@ def acts(
 def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
     statuses = {name: Status(row[name]).name.lower() for name in ("from_status", "to_status")}
     return {**row, **statuses}
-
-
-@click.command(cls=Command)
-@click.option(
-    "--limit", type=Integer(1, 1_000), default=100, show_default=True, metavar="N",
-    help="Show at most so many messages.",
-)  # fmt: skip
-@json_option
-@uses_settings("database", "connect_seconds")
-def failed(settings: Settings, limit: int, as_json: bool) -> None:
-    """Show what businesses would have sent that failed, the newest first.
-
-    It is kept where a business asks for it. Payloads come with --json, as base64.
-    """
-    columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
-    listed(asked(settings, failed_messages, limit), columns, as_json)
 
 
 # -- acts, each with actor and reason -------------------------------------------------------------

@@ -25,7 +25,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data, data_json, talk
-from chainctl.settings import checked_dsn, variable_of
+from chainctl.settings import checked_dsn
 from chainctl.units import Size, Span
 from outbox.cli.destinations import fields_listed
 
@@ -50,11 +50,6 @@ relaying: Final = options(
     click.option("--group", "name", metavar="NAME", help="Kafka group of this database's relays."),
     click.option(
         "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Wait so long between sweeps."
-    ),
-    click.option(
-        "--alert-webhook-file", type=click.Path(path_type=Path), metavar="FILE",
-        help="Read from it the URL that gets a POST when messages become abnormal. "
-        f"[or env: {variable_of('alert_webhook')}]",
     ),
     click.option(
         "--consumer-log", "consumer_logs", multiple=True, metavar="NAME=FILE",
@@ -83,16 +78,6 @@ retaining: Final = options(
 """Gives a command the rules of retention."""
 
 
-def alert_webhook(settings: Settings, path: Path | None) -> str:
-    """Return the URL in the file `path`, else that of the settings; empty without one.
-
-    Raises SettingError, which shows nothing of it.
-    """
-    if path is None:
-        return settings.alert_webhook
-    return _url_in(path, "--alert-webhook-file")
-
-
 def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
     """Return the inboxes to look into, by consumer, for `NAME=FILE` each. Raises SettingError."""
     from outbox import InboxLog
@@ -102,22 +87,22 @@ def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
         name, equals, path = each.partition("=")
         if not (name and equals and path) or name in found:
             raise SettingError("--consumer-log", each, "NAME=FILE, each name once")
-        url = _url_in(Path(path), "--consumer-log")
+        url = _url_in(Path(path))
         dsn = checked_dsn("--consumer-log", url, f"the file {path}")
         found[name] = InboxLog(dsn, name)
     return found
 
 
-def _url_in(path: Path, flag: str) -> str:
+def _url_in(path: Path) -> str:
     """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
     try:
         content = read_bounded(path, _URL_BYTES_MAX)
     except OSError as error:
         expected = f"a readable file: {error.strerror or type(error).__name__}"
-        raise SettingError(flag, str(path), expected) from None
+        raise SettingError("--consumer-log", str(path), expected) from None
     url = content.decode("ascii", "replace").strip()
     if not url.isprintable() or not url.isascii() or not url:
-        raise SettingError(flag, str(path), "a file that holds one URL")
+        raise SettingError("--consumer-log", str(path), "a file that holds one URL")
     return url
 
 
@@ -127,7 +112,6 @@ def _url_in(path: Path, flag: str) -> str:
 @click.command(cls=Command)
 @relaying
 @retaining
-@click.option("--alert-command", metavar="PROGRAM", help="Run it then, with JSON on stdin.")
 @http_option
 @json_option
 @uses_settings("database", "kafka", "connect_seconds", "log_format")
@@ -143,16 +127,12 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     from outbox import Relay, RelayConfig
 
     http = given.pop("http")
-    webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
     logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "alert_command" in chosen:
-        chosen["alert_command"] = (chosen["alert_command"],)
     config = RelayConfig(
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
         connect_seconds=settings.connect_seconds,
-        alert_webhook=webhook,
         **chosen,
     )
     running = Relay(config, consumer_logs=logs)
@@ -330,7 +310,6 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
             database=settings.database_dsn(),
             kafka=settings.kafka_config(),
             connect_seconds=settings.connect_seconds,
-            alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
             unsafe_durability=given["unsafe_durability"],
             **relay,
         ),

@@ -64,9 +64,6 @@ class KeepConfig(RetentionConfig, frozen=True, kw_only=True):
         return f"KeepConfig(database={DatabaseConfig.of(self.database).shown!r})"
 
 
-_ADDRESS_CHARS_MAX: Final = 4096
-
-
 class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """The settings of a relay. Several may run side by side on the same tables."""
 
@@ -119,11 +116,6 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     statement_seconds: Seconds = 30.0
     stop_seconds: Seconds = 10.0
     """Deadline of a stop. The next sweep sends what is not sent by then."""
-
-    alert_webhook: Annotated[str, Meta(max_length=_ADDRESS_CHARS_MAX)] = ""
-    """URL that gets a POST with JSON when deliveries become abnormal."""
-    alert_command: tuple[str, ...] = ()
-    """Program and arguments that are run then, with the same JSON on stdin."""
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
@@ -179,16 +171,9 @@ class RelayStats:
     )
     survivors: int = counter_field("Unfinished messages that were moved out of dropped partitions.")
     partitions_dropped: int = counter_field("Partitions dropped.")
-    failed_kept: int = counter_field(
-        "Messages of failed businesses that were kept for people to look at."
-    )
-    failed_dropped: int = counter_field(
-        "Messages of failed businesses that were not kept, since there were too many."
-    )
     found_full: int = counter_field(
         "Rounds of retention that found the outbox full, so that nothing more is added."
     )
-    alerts_failed: int = counter_field("Alerts that could not be delivered.")
 
 
 METRICS: Final = counters("orderchain_outbox_relay", RelayStats)

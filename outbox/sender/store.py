@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from datetime import datetime
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ from outbox.statuses import SENDABLE, Change, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from chain_kernel.clients.postgres import Connection, Record
     from outbox.records import Progress
@@ -47,19 +47,6 @@ consumer first has to work on it, and its confirm has to travel."""
 
 OLDEST_SECONDS: Final = 0.2
 """How often the oldest unfinished message is looked up while sweeps or sends follow each other."""
-
-
-class FailedMessage(Struct, frozen=True):
-    """One row: a message, and the error that its business failed with."""
-
-    failed_at: datetime
-    outcome: str
-    error: str
-    message_id: UUID | None
-    destination: str
-    key: str | None
-    headers: str | None
-    payload: bytes
 
 
 HEARD_SECONDS: Final = 10.0
@@ -216,11 +203,6 @@ class RelayStore:
         """Store how far consumers have come."""
         places, offsets = zip(*sorted(progress.items()), strict=True)
         await self._confirm.execute(SQL["save_progress"], *zip(*places, strict=True), offsets)
-
-    async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:
-        """Keep the messages that failed businesses would have sent."""
-        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
-        await self._write.fetch(SQL["keep_failed"], *map(list, columns))
 
     async def hear_of(self, heard: Iterable[tuple[str, str]]) -> None:
         """Store that consumers, by destination and name, were heard from, now and then."""

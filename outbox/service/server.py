@@ -33,7 +33,6 @@ from outbox.parts import Parts, ServiceOfParts
 from outbox.sender.check_back import CheckBack
 from outbox.sender.due_decisions import Answer
 from outbox.sender.relay import Relay
-from outbox.sender.sweep import Alerts
 from outbox.service.app import MessageApp
 from outbox.service.message_api import MessageApi
 
@@ -112,11 +111,8 @@ class MessageService(ServiceOfParts):
         self._config = config
         self._api = MessageApi(config, clock)
         self.app = MessageApp(config, clients, self._api, self._is_working, self._glanced_samples)
-        self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
-        self.check_back = CheckBack(
-            config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.report
-        )
+        self.check_back = CheckBack(config.relay, calls.check, config.checking, clock=clock)
         self.callback: CallbackService | None = None
         if callback is not None:
             sender_calls = HttpSenderCalls(calls.client, callback.call_seconds)
@@ -153,7 +149,6 @@ class MessageService(ServiceOfParts):
         )
         self._parts.begin("relay", self.relay.run())
         self._parts.begin("check-back", self.check_back.run())
-        self._parts.begin("alerts", self._alerts.run())
         if self.callback is not None:
             self._parts.begin("callback", self.callback.run())
             self._parts.begin("intake", self._intake.run())

@@ -182,9 +182,6 @@ DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 
--- keep_failed: the messages that failed businesses would have sent
-SELECT outbox_keep_failed($1, $2, $3, $4, $5, $6, $7, $8)
-
 -- heard_from: consumers have confirmed, or reported progress, on deliveries to these destinations
 INSERT INTO outbox_consumer (destination, consumer, heard_at)
 SELECT destination, consumer, now()

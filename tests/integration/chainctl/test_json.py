@@ -40,7 +40,7 @@ ELSEWHERE = {
 
 ROWS = {
     "chain list", "lag", "gaps", "receivers list", "tail", "rejects", "acts", "doctor",
-    "outbox list", "outbox status", "outbox failed", "outbox acts",
+    "outbox list", "outbox status", "outbox acts",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
     "outbox dead list", "outbox dead show", "outbox dead acts",
     "outbox dead retry", "outbox dead abandon",
@@ -84,7 +84,7 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "verify": (*on_chain, "--source", "database", "--local"),
         "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),
         "outbox destination show": ("json",), "outbox destination list": (),
-        "outbox list": (), "outbox show": (ids[0],), "outbox status": (), "outbox failed": (),
+        "outbox list": (), "outbox show": (ids[0],), "outbox status": (),
         "outbox acts": (),
         "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,
         "outbox dead list": (), "outbox dead show": (dead,), "outbox dead acts": (),

@@ -144,6 +144,6 @@ def test_no_flag_takes_a_secret_and_config_show_hides_them(
     assert shown["kafka_ssl_key_password"] == {"value": "***", "source": "chainctl.toml"}
     assert shown["kafka_sasl_username"]["value"] == RECEIVER
     assert shown["kafka_ssl_check_hostname"]["value"] is False
-    for secret in ("--kafka-sasl-password", "--kafka-ssl-key-password", "--alert-webhook"):
+    for secret in ("--kafka-sasl-password", "--kafka-ssl-key-password"):
         done = call("config", "show", secret, "sesame")
         assert done.code == 2, done

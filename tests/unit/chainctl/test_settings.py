@@ -309,14 +309,6 @@ def test_unknown_variables_are_told_apart_from_settings() -> None:
     assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
 
 
-def test_webhook_of_alerts_is_hidden_whole_and_known_as_a_secret() -> None:
-    url = "https://alerts.example/hook/T0KEN"
-    sourced = load_settings({}, {"CHAINCTL_ALERT_WEBHOOK": url})
-    assert sourced.settings.alert_webhook == url
-    assert sourced.settings.secrets() == (url,)
-    assert shown("alert_webhook", url) == "***"
-
-
 LOGIN = {
     "CHAINCTL_KAFKA": "kafka.example:9093",
     "CHAINCTL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
@@ -371,7 +363,7 @@ def test_secrets_of_kafka_are_hidden_whole_and_have_no_flag() -> None:
     environ = LOGIN | {"CHAINCTL_KAFKA_SSL_KEY_PASSWORD": "open"}
     settings = load_settings({}, environ).settings
     assert set(settings.secrets()) == {"sesame", "open"}
-    for name in ("kafka_sasl_password", "kafka_ssl_key_password", "alert_webhook"):
+    for name in ("kafka_sasl_password", "kafka_ssl_key_password"):
         assert shown(name, getattr(settings, name) or "x") == "***"
         assert not has_flag(name)
     flags = flagged(("kafka", "connect_seconds"))

@@ -547,20 +547,6 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     assert "--consumer-log" in line
 
 
-def test_failed_shows_what_businesses_would_have_sent(
-    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
-) -> None:
-    columns = "failed_id, failed_at, outcome, error, destination, payload"
-    kept = f"INSERT INTO outbox_failed ({columns}) VALUES"
-    store(1, 1, change=f"{kept} (1, now(), 'rolled back', 'a', 'clearing', 'old'),"
-          " (2, now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
-    told = json.loads(call("outbox", "failed", "--json", settings=settings).out)
-    assert [(row["error"], row["payload"]) for row in told] == [("b", "bmV3"), ("a", "b2xk")]
-    shown = call("outbox", "failed", "--limit", 1, settings=settings)
-    assert shown.code == 0
-    assert ("unknown" in shown.out, "rolled back" in shown.out) == (True, False)
-
-
 def test_commands_without_the_outboxs_tables_are_refused(
     refused: Refused, empty_database: str
 ) -> None:
