@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -45,6 +45,7 @@ UUID7_PATTERN: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-
 _BASE64_PATTERN: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 _Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX, pattern="^[ -~]+$")]
+_Plain = Annotated[str, Meta(max_length=NAME_CHARS_MAX, pattern="^[ -~]*$")]
 MessageId = Annotated[
     str, Meta(pattern=UUID7_PATTERN, max_length=36, description="a UUIDv7, in lower case")
 ]
@@ -124,6 +125,19 @@ class Confirmed(Struct):
     repeated: int
 
 
+class ListQuery(Struct, forbid_unknown_fields=True):
+    """Which deliveries a page of the list has."""
+
+    after: MessageId | None = None
+    after_consumer: _Plain = ""
+    destination: _Plain | None = None
+    status: (
+        Literal["init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned"]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)] = 100
+
+
 class ShownDelivery(Struct):
     """The state of a delivery."""
 
@@ -175,10 +189,10 @@ _REFUSALS: Final = {
     409: "The id is another message's, or the message was decided otherwise.",
     413: "The body, or a payload, is too large.",
     415: "The body is not said to be JSON.",
-    429: "Too many requests, or bytes of bodies, at once; Retry-After says when.",
-    503: "The database is away. It is not known whether it was done: repeat the same request.",
+    503: "The database is away, or too much is under way. It is not known whether it was done: "
+    "repeat the same request.",
 }
-_READ: Final = (400, 401, 429, 503)
+_READ: Final = (400, 401, 503)
 _WRITE: Final = (*_READ, 403, 404, 409, 413, 415)
 
 _TYPES: Final = (
@@ -281,7 +295,7 @@ _HEALTH: Final = {
 _GETS: Final = {
     "/metrics": _operation(
         "metrics", "What this instance counts, and what is in the database, for Prometheus.",
-        {"text/plain": {"schema": {"type": "string"}}}, (401, 403, 429, 503),
+        {"text/plain": {"schema": {"type": "string"}}}, (401, 403, 503),
     ),
     "/v1/messages": _operation(
         "list", "Deliveries of this client's messages, by message_id and consumer.",

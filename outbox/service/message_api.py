@@ -75,14 +75,6 @@ def unauthenticated() -> HttpRefusal:
     )  # fmt: skip
 
 
-def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> HttpRefusal:
-    """The client has more requests under way than it may."""
-    return HttpRefusal(
-        429, "too_much", field, expected=f"at most {at_most}",
-        headers={"Retry-After": "1", **(headers or {})},
-    )  # fmt: skip
-
-
 def unavailable(
     reason: str, more: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
 ) -> HttpRefusal:

@@ -40,7 +40,7 @@ def lines(
     config = ServiceConfig(relay=RelayConfig(database="postgresql://d", kafka="k:1"))
     desk = cast("Any", None)
     app = MessageApp(config, Clients([]), desk)
-    app.refusals.update({"too_much": 3})
+    app.refusals.update({"too_large": 3})
     return metrics_of(app._figures(samples(), unfinished)).body.decode().splitlines()
 
 
@@ -50,7 +50,7 @@ def test_every_counter_is_told_with_its_type() -> None:
     assert "orderchain_outbox_relay_sent_total 5.0" in told
     assert "orderchain_outbox_relay_swept_total 0.0" in told
     assert "orderchain_outbox_waiting 2.0" in told
-    assert 'orderchain_outbox_refusals_total{error="too_much"} 3.0' in told
+    assert 'orderchain_outbox_refusals_total{error="too_large"} 3.0' in told
 
 
 def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
