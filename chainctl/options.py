@@ -152,8 +152,6 @@ EXAMPLES: Final = {
         "chainctl outbox destination set trades --topic trades --consumer clearing",
         "chainctl outbox destination set trades --resend-seconds 30s --payload-bytes-max 64KB",
     ),
-    "outbox destination show": ("chainctl outbox destination show trades",),
-    "outbox destination remove": ("chainctl outbox destination remove trades",),
     "outbox destination key": ("chainctl outbox destination key trades > trades.key",),
     "outbox destination list": ("chainctl outbox destination list",),
     "outbox status": ("chainctl outbox status", "chainctl outbox status --overdue 5m --watch 10s"),

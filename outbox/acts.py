@@ -44,9 +44,6 @@ _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
     "resend": (int(Status.INIT), int(Status.CONFIRMED)),
 }
 
-SILENT_SECONDS: Final = 300.0
-"""The default of the relay's own setting."""
-
 RELAY_SILENT_SECONDS: Final = 300.0
 """Several times the default of `upkeep_seconds`: a relay that was not seen for so long is gone."""
 
@@ -225,25 +222,11 @@ async def relay_seen_seconds(connection: Connection) -> float:
     return float(await connection.fetchval(_SQL["relay_seen"]))
 
 
-async def troubles(
-    connection: Connection, silent_seconds: float = SILENT_SECONDS
-) -> dict[str, str]:
-    """Return what is wrong with destinations, by name; those without a problem are left out.
-
-    It reports topics that relays could not use in the last minutes, and consumers that were not
-    heard from for `silent_seconds` while messages waited for them for as long.
-    """
+async def troubles(connection: Connection) -> dict[str, str]:
+    """Return the topics that relays could not use in the last minutes, by destination."""
     found: dict[str, list[str]] = {}
-    for name, topic, reason, consumer, seconds in await connection.fetch(
-        _SQL["troubles"], silent_seconds
-    ):
-        wrong = found.setdefault(name, [])
-        if topic is not None:
-            wrong.append(f"topic {topic} {reason}")
-        elif seconds is None:
-            wrong.append(f"nothing was ever heard of consumer {consumer}")
-        else:
-            wrong.append(f"nothing was heard of consumer {consumer} for {seconds:.0f} s")
+    for name, topic, reason in await connection.fetch(_SQL["troubles"]):
+        found.setdefault(name, []).append(f"topic {topic} {reason}")
     return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 

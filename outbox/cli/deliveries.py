@@ -162,8 +162,8 @@ def status(
 ) -> ExitCode:
     """Show how many deliveries have which status, and what is wrong with their destinations.
 
-    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is not heard of,
-    or no relay runs while deliveries are overdue.
+    Exit code 1 when some are abnormal or overdue, a topic is missing, or no relay runs while
+    deliveries are overdue.
     """
 
     def show() -> ExitCode:

@@ -105,10 +105,6 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """How often partitions are made and dropped, the outbox is measured, and the destinations are
     read again."""
 
-    silent_seconds: Seconds = 300.0
-    """A consumer that is not heard from for so long, although messages wait for it, is reported: in
-    the log, by the alerts, and in `chainctl outbox status`."""
-
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""
@@ -166,9 +162,6 @@ class RelayStats:
         "Records on confirm topics that were dropped.", "reason"
     )
     broker_away: int = counter_field("Times that the broker was found to be away.")
-    silent: int = counter_field(
-        "Reports of consumers that were not heard from although messages waited for them."
-    )
     survivors: int = counter_field("Unfinished messages that were moved out of dropped partitions.")
     partitions_dropped: int = counter_field("Partitions dropped.")
     found_full: int = counter_field(

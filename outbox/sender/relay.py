@@ -31,7 +31,7 @@ from outbox.sender.message_sender import MessageSender
 from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 from outbox.sender.results import AckWriter, ConfirmIntake
 from outbox.sender.store import RelayStore
-from outbox.sender.sweep import Sweep, report_silent
+from outbox.sender.sweep import Sweep
 from outbox.sender.upkeep import Retention
 from outbox.session import OutboxSession
 
@@ -51,10 +51,6 @@ if TYPE_CHECKING:
 
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
-
-_SILENT_AGAIN_SECONDS: Final = 3_600.0
-"""After so long a consumer that is not heard from is reported again."""
-
 
 _READ_SECONDS: Final = 15.0
 """How often the deliveries are counted at most: the count reads an index entry per delivery."""
@@ -256,13 +252,9 @@ class Relay(ServiceOfParts):
         return await self._sweep.sweep(everything=everything)
 
     async def keep(self) -> None:
-        """Make and drop partitions, and read the destinations again, now. Raises RetryError.
-
-        It reports consumers that are not heard from.
-        """
+        """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
         self._parcel_sender.destinations = await self._store.destinations()
         self._intake.refresh()
-        await self._report_silent()
         await self._retention.keep()
 
     async def settle(self) -> None:
@@ -292,12 +284,6 @@ class Relay(ServiceOfParts):
         await self._durability.keep_looking(
             lambda: topics_of(self._parcel_sender.destinations.values())
         )
-
-    async def _report_silent(self) -> None:
-        seconds = self._config.silent_seconds
-        if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
-            self.counters.silent += len(silent)
-            report_silent(silent, seconds)
 
     async def _keep_troubles(self) -> None:
         """Store the topics in trouble where people look for them."""

@@ -1,7 +1,6 @@
 """The sweep: claims what is due, and gives up what has used up its tries.
 
-What needs a person is logged as an error, and counted: a delivery that has become abnormal, a
-consumer that is not heard from.
+A delivery that has become abnormal needs a person: it is logged as an error, and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from outbox.destination import Destination
     from outbox.sender.config import RelayConfig, RelayStats
     from outbox.sender.parcel_sender import ParcelSender, Share
-    from outbox.sender.store import AbnormalDelivery, RelayStore, SilentConsumer
+    from outbox.sender.store import AbnormalDelivery, RelayStore
 
 
 _log = logging.getLogger(__name__)
@@ -238,13 +237,3 @@ def report_abnormal(abnormal: Sequence[AbnormalDelivery]) -> None:
     if len(abnormal) > LINES_MAX:
         more = counted(len(abnormal) - LINES_MAX, "delivery", "deliveries")
         _log.error("abnormal beyond these: %s", more)
-
-
-def report_silent(silent: Sequence[SilentConsumer], seconds: float) -> None:
-    """Log consumers that are not heard from; never raises."""
-    for each in silent:
-        _log.error(
-            "%s, and messages have waited for it for more than %.0f s; "
-            "does it run, and does it read the topic?",
-            printable(each.shown), seconds,
-        )  # fmt: skip

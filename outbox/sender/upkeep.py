@@ -23,18 +23,16 @@ from msgspec.structs import replace
 from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import connecting
-from chain_kernel.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
+from chain_kernel.clients.postgres import fetch_of_owner
 from chain_kernel.clients.topics import create_topic
 from chain_kernel.clock import SystemClock, time_of
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from outbox.destination import Destination, changed_destination
-from outbox.errors import DestinationMissing
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.config import RelayStats
 from outbox.sender.store import SQL
 from outbox.session import OUTBOX_TABLES, OutboxSession
-from outbox.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -201,8 +199,6 @@ _ACT_SECONDS: Final = 30.0
 
 _CLOSE_SECONDS: Final = 2.0
 
-_LOCK_NOT_AVAILABLE: Final = "55P03"
-
 _TOPIC_SETTINGS: Final = {"cleanup.policy": "delete"}
 """Set whatever the brokers' default is: a compacted topic would lose messages that share a key."""
 
@@ -254,33 +250,6 @@ async def change_destination(
             connection, [wanted], create_topics=create_topics, partitions=partitions
         )
     return wanted
-
-
-async def remove_destination(connection: Connection, name: str) -> None:
-    """Remove a destination: from then on messages to it are refused. Its topics stay.
-
-    Raises SettingError for one that is not set up, and while a delivery to it is unfinished:
-    nothing would send it. Raises RetryError where transactions that have added messages stay open
-    for 2 s more; others that add wait meanwhile. Needs the role `outbox_operator` or the owner.
-    """
-    async with connection.transaction(isolation="read_committed"):
-        await connection.execute(SQL["wait_shortly"])
-        try:
-            await connection.execute(SQL["close_destinations"])
-        except DRIVER_ERRORS as error:
-            if sqlstate_of(error) != _LOCK_NOT_AVAILABLE:
-                raise
-            open_ones = "transactions that have added messages are still open"
-            raise RetryError(f"destination {name} was not removed: {open_ones}") from error
-        waiting = await fetch_of_owner(connection, SQL["waiting"], name)
-        if waiting:
-            counts = ", ".join(
-                f"{row['deliveries']:,} {Status(row['status']).name.lower()}" for row in waiting
-            )
-            expected = f"one without unfinished deliveries (there are {counts})"
-            raise SettingError("destination", name, expected)
-        if not await fetch_of_owner(connection, SQL["remove_destination"], name):
-            raise DestinationMissing(name)
 
 
 async def create_destination_topics(

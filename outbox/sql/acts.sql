@@ -35,17 +35,12 @@ SELECT destination, status, count(*) AS deliveries, min(message_id::text)::uuid 
 SELECT destination, status, count(*) AS deliveries, NULL::uuid AS oldest
   FROM outbox_done GROUP BY destination, status ORDER BY 1, 2
 
--- troubles: by destination, the topics that relays can't use, and the consumers that are not heard
--- from for $1 seconds. What no relay has seen for five minutes is over, or nothing waits for it.
-SELECT known.destination, trouble.topic, trouble.reason, NULL AS consumer,
-       greatest(extract(epoch FROM now() - trouble.since), 0)::float8 AS seconds
+-- troubles: by destination, the topics that relays can't use
+SELECT known.destination, trouble.topic, trouble.reason
   FROM outbox_destination AS known
   JOIN outbox_trouble AS trouble ON trouble.topic IN (known.topic, known.confirm_topic)
  WHERE trouble.seen_at > now() - interval '5 minutes'
- UNION ALL
-SELECT destination, NULL, NULL, consumer, extract(epoch FROM now() - heard_at)::float8
-  FROM outbox_silent($1)
- ORDER BY 1, 2, 4
+ ORDER BY 1, 2
 
 -- overdue: by destination and status, deliveries whose next action fell due more than $1 seconds ago
 SELECT destination, status, count(*) AS deliveries,

@@ -145,16 +145,6 @@ CREATE TABLE outbox_trouble (
     seen_at timestamptz NOT NULL DEFAULT now()
 );
 
--- When each consumer was last heard from, by the destinations of its confirms; no row or no time
--- means never.
-CREATE TABLE outbox_consumer (
-    destination text        NOT NULL,
-    consumer    text        NOT NULL,
-    heard_at    timestamptz,
-    reported_at timestamptz, -- when it was reported that nothing is heard of it
-    PRIMARY KEY (destination, consumer)
-) WITH (fillfactor = 20);
-
 -- The key of the tokens that go with each message, by which its consumers prove that they received
 -- it, and of the MACs, by which they know that it is their sender's. Drawn here and never changed;
 -- only relays and message services may read it.
@@ -193,30 +183,6 @@ CREATE FUNCTION outbox_id_at(at timestamptz) RETURNS uuid
 AS $$
     SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0')
             || '00000000000000000000')::uuid
-$$;
-
--- Consumers that were not heard from for `seconds`, although the broker has had messages for them
--- for as long: most likely they do not run. With the time at which they were last heard from; NULL:
--- never.
-CREATE FUNCTION outbox_silent(seconds double precision)
-    RETURNS TABLE (destination text, consumer text, heard_at timestamptz)
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, public, pg_temp
-AS $$
-    SELECT known.destination, asked.consumer, heard.heard_at
-      FROM public.outbox_destination AS known
-     CROSS JOIN LATERAL unnest(known.consumers) AS asked (consumer)
-      LEFT JOIN public.outbox_consumer AS heard
-        ON heard.destination = known.destination AND heard.consumer = asked.consumer
-     WHERE (heard.heard_at IS NULL OR heard.heard_at < now() - seconds * interval '1 second')
-       AND EXISTS (
-           SELECT FROM public.outbox_pending AS pending
-            WHERE pending.destination = known.destination
-              AND pending.consumer = asked.consumer AND pending.status = 1
-              -- Sent once, so long ago; or resent since, and made so long ago.
-              AND (pending.sent_at < now() - seconds * interval '1 second'
-                   OR pending.send_count > 1 AND pending.message_id
-                      < public.outbox_id_at(now() - seconds * interval '1 second')))
 $$;
 
 -- A new message_id: the time, version 7, the variant, and random bits.
@@ -601,7 +567,6 @@ REVOKE ALL ON FUNCTION outbox_drop(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_trim(timestamptz, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_measure(bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox_silent(double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
 
@@ -617,15 +582,12 @@ GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pendi
     outbox_progress, outbox_partition, outbox_space TO outbox_relay;
 GRANT SELECT ON outbox_secret TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_trouble TO outbox_relay;
-GRANT SELECT, INSERT, UPDATE ON outbox_consumer TO outbox_relay;
 GRANT UPDATE (status, is_decided, send_count, claim_count, check_count, next_send_at, claim_token,
     topic, "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
 GRANT INSERT ON outbox_done TO outbox_relay;
 GRANT INSERT, UPDATE ON outbox_progress TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() TO outbox_relay;
-GRANT EXECUTE ON FUNCTION outbox_silent(double precision), outbox_id_at(timestamptz)
-    TO outbox_operator;
-GRANT EXECUTE ON FUNCTION outbox_silent(double precision) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz) TO outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay, outbox_operator;
@@ -633,7 +595,7 @@ GRANT EXECUTE ON FUNCTION outbox_measure(bigint) TO outbox_relay, outbox_operato
 
 -- People. They act only through functions, and each act leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition, outbox_space, outbox_trouble, outbox_consumer, delivery_act TO outbox_operator;
+    outbox_progress, outbox_partition, outbox_space, outbox_trouble, delivery_act TO outbox_operator;
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE delivery_act_act_id_seq TO outbox_operator;
 GRANT INSERT, UPDATE, DELETE ON outbox_destination TO outbox_operator;

@@ -83,7 +83,7 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "receive": (*on_chain, "--output", folder / "journal"),
         "verify": (*on_chain, "--source", "database", "--local"),
         "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),
-        "outbox destination show": ("json",), "outbox destination list": (),
+        "outbox destination list": (),
         "outbox list": (), "outbox show": (ids[0],), "outbox status": (),
         "outbox acts": (),
         "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,

@@ -347,42 +347,6 @@ async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     assert row["last_error"].startswith(f"claimed {CLAIMS_MAX} times")
 
 
-# ------------------------------------------------------------------------- consumers that are away
-
-
-async def test_consumer_that_never_ran_is_reported_after_minutes(
-    sender: Sender, caplog: pytest.LogCaptureFixture
-) -> None:
-    clearing = await sender.set_up(resend_filter=True, consumers=("present", "absent"))
-    async with sender.relay() as relay, sender.relay(name="other." + sender.name) as other:
-        (message_id,) = await store(sender, "clearing")
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await sender.confirm(clearing, message_id, consumer="present")
-        await sender.until(lambda: _is_heard_of(sender, "present"))
-        await relay.keep()
-        assert relay.stats().silent == 0
-        # Six minutes later, for whatever was sent and for every consumer that was heard of.
-        await sender.admin.execute(
-            "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes';"
-            "UPDATE outbox_consumer SET heard_at = heard_at - interval '6 minutes'"
-        )
-        await relay.keep()
-        await other.keep()
-        await relay.keep()
-        assert relay.stats().silent + other.stats().silent == 1  # once, and by one of them
-    (line,) = [each.getMessage() for each in caplog.records if "ever heard" in each.getMessage()]
-    assert "absent" in line
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    told = (await acts.troubles(operator))["clearing"]
-    assert "absent" in told
-    assert "present" not in told
-
-
-async def _is_heard_of(sender: Sender, consumer: str) -> bool:
-    found = "SELECT count(*) FROM outbox_consumer WHERE consumer = $1 AND heard_at IS NOT NULL"
-    return bool(await sender.admin.fetchval(found, consumer))
-
-
 # ------------------------------------------------------------------------------- forged confirms
 
 
