@@ -8,7 +8,6 @@ enough, in either database. A connection is one of asyncpg.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -181,19 +180,6 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
     narrowed = msgspec.structs.replace(chosen, statuses=statuses)
     rows = await connection.fetch(_SQL["pending"], *narrowed.values(), None)
     return [_changed(row) for row in rows]
-
-
-async def why_unchanged(connection: Connection, what: Act, chosen: DeliveryFilter) -> str:
-    """Return in one line why `act` changes none of the chosen deliveries."""
-    takes = " or ".join(Status(number).name.lower() for number in _EXPECTED[what])
-    found = Counter(each.status for each in await find(connection, chosen))
-    if not found:
-        any_status = msgspec.structs.replace(chosen, statuses=tuple(Status))
-        found = Counter(each.status for each in await find(connection, any_status))
-    if not found:
-        return "no delivery is chosen by that"
-    are = ", ".join(f"{count:,} {status}" for status, count in found.items())
-    return f"{what} changes deliveries that are {takes}; chosen are {are}"
 
 
 async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
@@ -438,60 +424,31 @@ class DeadLetters:
         dead letters any more."""
         return [dict(row) for row in await self._fetch("last_acts", since_seconds, limit)]
 
-    async def retry(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
-        """Give a dead letter a new round of tries, due at once, or in its turn within its key.
+    async def act(
+        self, what: str, chosen: DeadLetterFilter, *, actor: str, reason: str
+    ) -> Sequence[DeadLetter]:
+        """Act on all that match, oldest first, each in its own transaction; return those that were.
 
-        One that is older than the inbox is then worked on, even if it was applied so long ago: the
-        actor is responsible for that. Returns False if it is no longer a dead letter.
+        `retry`: a new round of tries, due at once, or in its turn within its key. A message that is
+        older than the inbox is then worked on, even if it was applied so long ago: the actor is
+        responsible for that. `abandon`: it is never worked on again. Raises SettingError for an
+        empty actor or reason.
         """
-        return await self._act("retry", letter, actor, reason)
-
-    async def abandon(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
-        """End a dead letter: it is never worked on again. False if it no longer is one."""
-        return await self._act("abandon", letter, actor, reason)
-
-    async def retry_many(
-        self, chosen: DeadLetterFilter, *, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        """Retry all that match, oldest first, each in its own transaction; return them."""
-        return await self._act_many("retry", chosen, actor, reason)
-
-    async def abandon_many(
-        self, chosen: DeadLetterFilter, *, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        """Abandon all that match, oldest first, each in its own transaction; return them."""
-        return await self._act_many("abandon", chosen, actor, reason)
-
-    async def _act_many(
-        self, act: str, chosen: DeadLetterFilter, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        checked_text("actor", actor)
-        checked_text("reason", reason)
-        letters = await self.list(chosen)
-        return [
-            letter
-            for letter in reversed(letters)
-            if letter.abandoned_at is None and await self._act(act, letter, actor, reason)
-        ]
-
-    async def _act(self, act: str, letter: DeadLetter, actor: str, reason: str) -> bool:
-        """Do it in one statement, with its row in inbox_act; False if there is nothing to do."""
         actor, reason = checked_text("actor", actor), checked_text("reason", reason)
-        found = await self._fetch("number_of", letter.consumer)
-        if not found:
-            raise SettingError("consumer", letter.consumer, "one that this database knows")
-        consumer_id = found[0]["consumer_id"]
-        rows = await self._fetch(act, consumer_id, letter.message_id, self._now(), actor, reason)
-        return bool(rows[0][0])
+        at = time_of(self._clock.wall_ns())
+        done = []
+        for letter in reversed(await self.list(chosen)):
+            if letter.abandoned_at is None:
+                given = letter.consumer, letter.message_id, at, actor, reason
+                if (await self._fetch(what, *given))[0][0]:
+                    done.append(letter)
+        return done
 
     async def _fetch(self, name: str, *values: object) -> Sequence[Record]:
         rows: Sequence[Record] = await self._connection.fetch(
             _LETTER_SQL[name], *values, timeout=STATEMENT_SECONDS
         )
         return rows
-
-    def _now(self) -> datetime:
-        return time_of(self._clock.wall_ns())
 
 
 def _letter_of(row: Record) -> DeadLetter:

@@ -35,7 +35,6 @@ from outbox.acts import (
     last_acts,
     look,
     read_counts,
-    why_unchanged,
 )
 from outbox.statuses import Status
 
@@ -319,5 +318,6 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
         listed(changed, ("message_id", "consumer", "status"), given["as_json"])
     if changed:
         return ExitCode.CLEAN
-    talk(f"chainctl: {asked(settings, why_unchanged, what, wanted)}")
+    takes = "that are on their way" if what == "resend" else "that are abnormal"
+    talk(f"chainctl: {what} changes deliveries {takes}, and none of those is chosen")
     return ExitCode.FINDINGS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chain_kernel.errors import SettingError
-from outbox.acts import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import NoFilter
@@ -20,7 +20,7 @@ from ..hand_clock import HandClock
 from .rig import Rig, apply, apply_many
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from outbox.consumer.delivery import Delivery
     from outbox.message import Message
@@ -265,9 +265,10 @@ async def test_dead_letters_are_listed_and_shown_with_their_reason(rig: Rig) -> 
 async def test_retry_of_one_dead_letter_gives_it_a_new_round_of_tries(rig: Rig) -> None:
     first, second = await make_dead(rig, "first", "second")
     letters = DeadLetters(rig.admin)
-    letter = next(one for one in await letters.list() if one.message_id == first.message_id)
-    assert await letters.retry(letter, actor="anna", reason="the account is there now")
-    assert not await letters.retry(letter, actor="ben", reason="the same, a second later")
+    chosen = DeadLetterFilter(message_ids=(first.message_id,))
+    reason = "the account is there now"
+    assert len(await letters.act("retry", chosen, actor="anna", reason=reason)) == 1
+    assert await letters.act("retry", chosen, actor="ben", reason="a second later") == []
     (row,) = await rig.admin.fetch("SELECT failures FROM inbox_parked")
     assert row["failures"] == 0
     assert await rig.work_off(rig.consumer(), until=first) == ["first"]
@@ -284,7 +285,7 @@ async def test_retry_of_many_dead_letters_goes_by_key_in_order(rig: Rig) -> None
     messages = await make_dead(rig, "1", "2", "3", key="K")
     letters = DeadLetters(rig.admin)
     chosen = DeadLetterFilter(consumer=rig.consumer_name, reason="refused by the handler")
-    retried = await letters.retry_many(chosen, actor="anna", reason="fixed")
+    retried = await letters.act("retry", chosen, actor="anna", reason="fixed")
     assert [one.message_id for one in retried] == [one.message_id for one in messages]
     assert await rig.work_off(rig.consumer(), until=messages[-1]) == ["1", "2", "3"]
     assert await rig.effects() == {"1": 1, "2": 1, "3": 1}
@@ -295,13 +296,12 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
     first, second = await make_dead(rig, "first", "second")
     letters = DeadLetters(rig.admin)
     chosen = DeadLetterFilter()
-    ended = await letters.abandon_many(chosen, actor="anna", reason="settled by hand")
+    ended = await letters.act("abandon", chosen, actor="anna", reason="settled by hand")
     assert {one.message_id for one in ended} == {first.message_id, second.message_id}
     assert await letters.list() == []
     assert len(await letters.list(DeadLetterFilter(with_abandoned=True))) == 2
-    assert await letters.retry_many(
-        DeadLetterFilter(with_abandoned=True), actor="ben", reason="late"
-    ) == []  # fmt: skip
+    late = DeadLetterFilter(with_abandoned=True)
+    assert await letters.act("retry", late, actor="ben", reason="late") == []
     last = rig.message("last")
     await rig.send(first, second, last)  # the sender sends them once more
     assert await rig.work_off(rig.consumer(), until=last) == ["last"]
@@ -315,23 +315,7 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
 async def test_act_without_actor_or_reason_is_refused(rig: Rig, actor: str, reason: str) -> None:
     (message,) = await make_dead(rig, "one")
     letters = DeadLetters(rig.admin)
-    (letter,) = await letters.list()
-    acts: list[Callable[..., Awaitable[object]]] = [letters.retry, letters.abandon]
-    for act in acts:
+    for act in ("retry", "abandon"):
         with pytest.raises(SettingError):
-            await act(letter, actor=actor, reason=reason)
-    with pytest.raises(SettingError):
-        await letters.retry_many(DeadLetterFilter(), actor=actor, reason=reason)
+            await letters.act(act, DeadLetterFilter(), actor=actor, reason=reason)
     assert [one.message_id for one in await letters.list()] == [message.message_id]
-
-
-async def test_act_on_a_consumer_that_is_not_known_is_refused(rig: Rig) -> None:
-    await make_dead(rig, "one")
-    letters = DeadLetters(rig.admin)
-    (letter,) = await letters.list()
-    wrong = DeadLetter(
-        "nobody", letter.message_id, letter.destination, letter.topic, None, letter.reason, 1, "",
-        letter.received_at, letter.dead_at, None,
-    )  # fmt: skip
-    with pytest.raises(SettingError, match="nobody"):
-        await letters.retry(wrong, actor="anna", reason="why not")
