@@ -142,35 +142,6 @@ async def test_business_service_cannot_speak_for_a_client_of_a_message_service(
     assert await sender.admin.fetchval("SELECT sender FROM outbox_message") == "payments"
 
 
-@pytest.mark.parametrize(
-    ("key", "headers"),
-    [
-        ("", None),
-        ("k" * 513, None),
-        (None, "[]"),
-        (None, '"text"'),
-        (None, '{"a": 1}'),
-        (None, '{"a": null}'),
-        (None, '{"orderchain-message-id": "forged"}'),
-        (None, '{"\\n": "a"}'),
-        (None, f'{{"a": "{"x" * 16_384}"}}'),
-        (None, "{" + ",".join(f'"{n}": ""' for n in range(65)) + "}"),
-    ],
-)
-async def test_what_could_not_be_sent_is_refused_by_the_table(
-    sender: Sender, key: str | None, headers: str | None
-) -> None:
-    """Read back by a relay, it would be in the way of everybody's messages."""
-    await sender.set_up()
-    writer = await sender.connect(OUTBOX_WRITER)
-    (message_id,) = draw_message_ids(1)
-    with pytest.raises(asyncpg.CheckViolationError):
-        await writer.execute(
-            STORE, [message_id], ["clearing"], [key], [headers], [b"1"], None, None
-        )
-    assert await sender.statuses() == {}
-
-
 async def test_destination_that_no_relay_can_read_keeps_none_from_the_others(
     sender: Sender,
 ) -> None:
@@ -190,26 +161,3 @@ async def test_destination_that_no_relay_can_read_keeps_none_from_the_others(
         await relay.sweep()
         await relay.settle()
     assert await sender.sent(clearing) == [message_id]
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE outbox_pending SET status = 3",
-        "DELETE FROM outbox_pending",
-        "INSERT INTO outbox_done VALUES (gen_random_uuid(), '', 'x', 6, 1)",
-        "INSERT INTO delivery_act"
-        " (message_id, consumer, act, actor, reason, from_status, to_status)"
-        " VALUES (gen_random_uuid(), '', 'retry', 'a', 'b', 3, 0)",
-        "UPDATE inbox_dead SET abandoned_at = now()",
-        "DELETE FROM inbox_dead",
-        "DELETE FROM inbox_parked",
-        "INSERT INTO inbox_parked (consumer_id) VALUES (1)",
-        "INSERT INTO inbox_act (consumer_id, message_id, act, actor, reason)"
-        " VALUES (1, gen_random_uuid(), 'retry', 'a', 'b')",
-    ],
-)
-async def test_operator_changes_nothing_past_the_acts(
-    logins: dict[str, asyncpg.Connection[Any]], statement: str
-) -> None:
-    await refused(logins[OUTBOX_OPERATOR], statement)

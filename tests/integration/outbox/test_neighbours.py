@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,20 +128,6 @@ async def test_table_and_package_agree_on_headers(
         await writer.execute(many, message_id, text)
 
 
-async def test_check_time_that_no_reader_can_read_is_refused(sender: Sender) -> None:
-    await sender.set_up()
-    writer = await sender.connect(OUTBOX_WRITER)
-    statement = (
-        "SELECT outbox_add_many(ARRAY[outbox_new_id()], '{clearing}', '{NULL}', '{NULL}', '{x}',"
-        " NULL, $1::text::timestamptz)"
-    )
-    for at in ("200000-01-01", "4000-01-01 BC", "-infinity"):
-        with pytest.raises(asyncpg.InvalidParameterValueError):
-            await writer.execute(statement, at)
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    assert await acts.find(operator, acts.DeliveryFilter()) == []
-
-
 # ------------------------------------------------------------------------------- missing topics
 
 
@@ -212,40 +197,6 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     assert set(await sender.sent(lost)) == set(ids)
 
 
-async def test_topic_that_was_deleted_under_the_relay_uses_up_no_try(sender: Sender) -> None:
-    lost = await sender.set_up("lost", tries_max=1)
-    async with sender.relay(send_seconds=2.0) as relay:
-        (before,) = await store(sender, "lost")
-        await sender.until_status(before, Status.CONFIRMED)
-        await sender.delete_topics(lost.topic)
-        (after,) = await store(sender, "lost")
-        operator = await sender.connect(OUTBOX_OPERATOR)
-
-        async def is_named() -> bool:
-            return "lost" in await acts.troubles(operator)
-
-        await sender.until(is_named)
-        await relay.settle()
-        (row,) = [row for row in await sender.pending() if row["message_id"] == after]
-        assert (row["status"], row["send_count"]) == (Status.INIT, 0)
-
-
-async def test_missing_confirm_topic_stops_no_other_confirms_and_is_named(sender: Sender) -> None:
-    clearing = await sender.set_up()
-    deaf = await set_up_without_topics(sender, "deaf")
-    await make_topics(sender.kafka, deaf.topic)
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    async with sender.relay():
-        (message_id,) = await store(sender, "clearing")
-        await sender.confirm(clearing, message_id)
-        await sender.until_status(message_id, Status.CONSUMED)
-
-        async def is_named() -> bool:
-            return deaf.confirm_topic in (await acts.troubles(operator)).get("deaf", "")
-
-        await sender.until(is_named)
-
-
 async def test_confirm_topic_that_is_made_later_is_read(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,51 +210,6 @@ async def test_confirm_topic_that_is_made_later_is_read(
         await make_topics(sender.kafka, late.confirm_topic)
         await sender.confirm(late, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-
-
-async def test_destination_that_hangs_leaves_room_for_the_others(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its sends take for ever, and more waits for it than a relay may hold."""
-    clearing = await sender.set_up()
-    slow = await sender.set_up("slow")
-    async with sender.relay(waiting_rows_max=50, send_rows_max=10) as relay:
-        send_group = relay._sender._send_group
-
-        async def hangs(destination: Destination, *given: Any) -> Any:
-            if destination.name == "slow":
-                await asyncio.Event().wait()
-            return await send_group(destination, *given)
-
-        monkeypatch.setattr(relay._sender, "_send_group", hangs)
-        await store(sender, "slow", 500)
-        await sender.until(lambda: _is_full(relay))
-        ids = await store(sender, "clearing", 200)
-        for each in ids:
-            await sender.until_status(each, Status.CONFIRMED)
-        assert relay.waiting <= 50 + 10
-        relay._parts.cancel({"send"})
-    assert set(await sender.sent(clearing)) == set(ids)
-    assert await sender.sent(slow) == []
-
-
-async def test_transaction_with_more_than_there_is_room_for_is_sent_as_far_as_it_fits(
-    sender: Sender,
-) -> None:
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    async with sender.relay(waiting_rows_max=50, sweep_seconds=0.05) as relay:
-        async with relay.transaction(business) as transaction:
-            ids = [await transaction.add("clearing", b"x") for _ in range(100)]
-        for each in ids:
-            await sender.until_status(each, Status.CONFIRMED)
-        assert relay.stats().swept < len(ids), "what fitted was not left to the sweep"
-    assert sorted(await sender.sent(clearing)) == ids
-    assert {row["send_count"] for row in await sender.pending()} == {1}
-
-
-async def _is_full(relay: Relay) -> bool:
-    return relay.waiting >= 30
 
 
 # -------------------------------------------------------------------------------------- crashes

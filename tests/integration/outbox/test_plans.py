@@ -147,22 +147,6 @@ async def test_statements_look_rows_up_in_tables_that_have_grown(
             check_plan(lines, reads_all=name == "oldest_unfinished")
 
 
-async def test_callback_statements_look_rows_up_in_a_store_that_has_grown(
-    callback: asyncpg.Connection[Any], sender: Sender
-) -> None:
-    await sender.admin.execute(
-        "INSERT INTO callback_delivery (message_id, consumer, sender, state, due_at) "
-        "SELECT gen_random_uuid(), $1, 'me', 0, now() FROM generate_series(1, $2)",
-        CONSUMER,
-        ROWS,
-    )
-    for look in ("SELECT", "ANALYZE"):
-        await sender.admin.execute(look)
-        for name, statement in CALLBACK_SQL.items():
-            if name in CALLBACK:
-                check_plan(await callback.fetch(f"EXPLAIN {statement}", *CALLBACK[name]))
-
-
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
     """`init` to `confirmed` writes no index: the room on the page and the columns allow that."""
     await sender.set_up()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -16,17 +15,16 @@ import pytest
 
 from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
-from outbox import Confirm, Destination, Status, save_destinations
+from outbox import Confirm, Destination, Status
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
-from outbox.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
-from tests.deadlines import deadline
 
 from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
@@ -316,82 +314,6 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     assert await service.return_once() == 1
     assert await sender.statuses() == {message_id: Status.CONSUMED}
     await service.close()
-
-
-async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
-    rig: Rig, sender: Sender
-) -> None:
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    lost = Destination(name="lost", topic=f"lost.{sender.name}", consumers=(CONSUMER,))
-    await save_destinations(operator, [lost])
-    connection = await sender.connect()
-    async with rig.mode_5.transaction(connection) as business:
-        await business.add("lost", b"1")
-    async with rig.mode_5.transaction(connection) as business:
-        await business.add("lost", b"2")
-        message_id = await business.add("clearing", b"3")
-
-    async def is_sent() -> bool:
-        return await sender.sent(rig.destination) == [message_id]
-
-    await sender.until(is_sent)
-    await make_topics(sender.kafka, lost.topic)
-    await rig.mode_5.settle()
-    assert len(await sender.sent(lost)) == 2
-
-
-async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
-    sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MIN", 0.05)
-    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MAX", 0.1)
-    destination = await sender.set_up()
-    check_topic = f"late-checks.{sender.name}"
-    checked = CheckedConfig(sender=ME, check_topic=check_topic)
-    connection = await sender.connect()
-    async with CheckedSender(sender.config(probe_seconds=0.01), checked) as mode_5:
-        async with mode_5.transaction(connection) as business:
-            message_id = await business.add("clearing", b"1")
-        looks = 0
-        found = mode_5._sender.troubles.found
-
-        def counted(topic: str, reason: str) -> Exception:
-            nonlocal looks
-            looks += 1
-            return found(topic, reason)
-
-        monkeypatch.setattr(mode_5._sender.troubles, "found", counted)
-
-        async def was_looked_for_again() -> bool:
-            return looks >= 3
-
-        await sender.until(was_looked_for_again)
-        assert await sender.sent(destination) == []
-        await make_topics(sender.kafka, check_topic)
-        await mode_5.settle()
-        assert await sender.sent(destination) == [message_id]
-    lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
-    assert len([line for line in lines if "is not there" in line]) == 1
-    assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
-
-
-async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_the_check(
-    rig: Rig, sender: Sender
-) -> None:
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    narrow = Destination(name="narrow", topic=f"narrow.{sender.name}", consumers=(CONSUMER,))
-    await save_destinations(operator, [narrow])
-    await make_topics(sender.kafka, narrow.topic, configs={"max.message.bytes": "2000"})
-    connection = await sender.connect()
-    async with rig.mode_5.transaction(connection) as business:
-        large = await business.add("narrow", random.Random(1).randbytes(5_000))
-        ids = [await business.add("narrow", b"pay") for _ in range(3)]
-    async with deadline():
-        await rig.mode_5.settle()
-    assert sorted(await sender.sent(narrow)) == ids
-    assert (rig.mode_5.stats().sent, rig.mode_5.stats().dropped) == (3, 1)
-    (record,) = await sender.records(rig.check_topic)
-    assert large.bytes in decode_checks(record.value).message_ids, "it will be asked for"
 
 
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:

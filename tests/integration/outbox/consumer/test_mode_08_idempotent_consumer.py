@@ -291,18 +291,6 @@ async def test_redis_killed_in_mid_run_leaves_the_decision_to_the_inbox(
     assert consumer.stats().failures == 0
 
 
-async def test_redis_that_never_was_there_leaves_the_decision_to_the_inbox(
-    rig: Rig, redis_server: RedisServer
-) -> None:
-    redis_server.kill()
-    message, last = rig.message("one"), rig.message("last")
-    await rig.send(message, message, last)
-    filtering = RedisFilter(redis_config(redis_server))
-    await rig.work_off(rig.consumer(filter=filtering), until=last)
-    assert filtering.is_away
-    assert await rig.effects() == {"one": 1, "last": 1}
-
-
 async def test_idempotent_handler_works_without_an_inbox_if_it_says_so(rig: Rig) -> None:
     message, last = rig.message("one"), rig.message("last")
     await rig.send(message, message, last)
@@ -404,40 +392,6 @@ async def test_record_that_is_no_message_is_counted_and_passed_over(rig: Rig) ->
     assert await rig.work_off(consumer, until=last) == ["last"]
     assert consumer.stats().bad_records == 3
     assert await rig.committed() == 4
-
-
-async def test_message_with_bytes_that_no_text_holds_is_parked_as_it_is(rig: Rig) -> None:
-    message, last = rig.message("one"), rig.message("last")
-    odd = [("odd\0name", b"\xff\0"), ("plain", b"1")]
-    own = [
-        ("orderchain-message-id", str(message.message_id).encode()),
-        ("orderchain-destination", b"clearing"),
-        *odd,
-    ]
-    await rig.producer.send_and_wait(
-        rig.topic, b"\0\xfe", key=b"\xff\0key", partition=0, headers=own
-    )
-    await rig.send(last)
-    seen: list[dict[str, bytes]] = []
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        if delivery.message_id == message.message_id:
-            seen.append(delivery.headers)
-            raise ValueError("\0 and \udcff")
-
-    clock = HandClock(1_800_000_000_000_000_000)
-    consumer = rig.consumer(clock=clock)
-    async with deadline(), consumer:
-        async for delivery in consumer:
-            clock.now_ns += 10_000_000_000
-            async with delivery.transaction() as connection:
-                if seen and delivery.message_id == message.message_id:
-                    consumer.stop()
-                await handler(delivery, connection)
-    assert seen == [dict(odd)] * 2
-    row = await rig.admin.fetchrow("SELECT * FROM inbox_parked")
-    assert (row["key"], row["payload"]) == (b"\xff\0key", b"\0\xfe")
-    assert row["last_error"] == "ValueError: \\0 and \\udcff"
 
 
 async def test_consumer_without_its_tables_is_refused(rig: Rig) -> None:

@@ -132,25 +132,6 @@ async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_ag
     assert await rig.committed() == 4
 
 
-async def test_parked_messages_of_one_key_are_tried_in_the_order_received(rig: Rig) -> None:
-    clock = HandClock(START_NS)
-    handler = Recorder(clock, "1")
-    notes = [rig.message(str(number), "K") for number in range(1, 6)]
-    last = rig.message("last")
-    await rig.send(*notes, last)
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
-    async with consumer:
-        running = asyncio.create_task(consumer.run(handler))
-        assert [(await handler.next())[0] for _ in range(2)] == ["1", "last"]
-        await until(rig, "SELECT count(*) = 5 FROM inbox_parked")
-        handler.poison.clear()
-        clock.now_ns += 10 * SECOND
-        assert [(await handler.next())[0] for _ in range(5)] == ["1", "2", "3", "4", "5"]
-        consumer.stop()
-        await running
-    assert await rig.effects() == dict.fromkeys(["1", "2", "3", "4", "5", "last"], 1)
-
-
 @pytest.mark.invariant("L7")
 async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
     rig: Rig,
@@ -211,25 +192,6 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
     assert handler.calls.empty()
     assert sum(worker.stats().failures for worker in workers) == 3
     assert sum(worker.stats().dead for worker in workers) == 1
-
-
-async def test_refused_message_is_a_dead_letter_at_once(rig: Rig) -> None:
-    refused, last = rig.message("refused"), rig.message("last")
-    await rig.send(refused, refused, last)
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        await apply(delivery, connection)
-        if delivery.message_id == refused.message_id:
-            raise Refused("no such account")
-
-    consumer = rig.consumer(filter=NoFilter())
-    assert await rig.work_off(consumer, until=last, handle=handler) == ["refused", "last"]
-    (letter,) = await DeadLetters(rig.admin).list()
-    assert (letter.reason, letter.failures) == ("refused by the handler", 1)
-    assert letter.last_error == "Refused: no such account"
-    # It is neither applied nor tried again: nothing is confirmed but the last one.
-    assert set(await rig.applied_ids(1)) == {last.message_id.bytes}
-    assert await rig.effects() == {"last": 1}
 
 
 async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Message]:

@@ -20,12 +20,11 @@ from outbox.consumer.filters import NoFilter
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
-from .rig import Rig, apply
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from outbox.consumer.delivery import Delivery
+    from .rig import Rig
+
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -113,29 +112,6 @@ async def test_graceful_stop_commits_all_that_is_finished(rig: Rig) -> None:
     consumer = rig.consumer(commit_seconds=3_600.0)
     await rig.work_off(consumer, until=messages[-1])
     assert await rig.committed() == 5
-
-
-async def test_cancelled_handler_leaves_its_message_unfinished(rig: Rig) -> None:
-    first, second = rig.message("first"), rig.message("second")
-    await rig.send(first, second)
-    started = asyncio.Event()
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        await apply(delivery, connection)
-        if delivery.message_id == second.message_id:
-            started.set()
-            await asyncio.Event().wait()
-
-    consumer = rig.consumer()
-    async with deadline(), consumer:
-        running = asyncio.create_task(consumer.run(handler))
-        await started.wait()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    assert await rig.committed() == 1
-    assert await rig.effects() == {"first": 1}
-    assert await rig.work_off(rig.consumer(), until=second) == ["second"]
-    assert await rig.effects() == {"first": 1, "second": 1}
 
 
 async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: Rig) -> None:

@@ -76,19 +76,6 @@ async def test_start_from_the_last_committed_goes_on_there_whatever_the_settings
     assert await rig.work_off(again, until=messages[-1]) == NOTES[4:]
 
 
-async def test_start_at_the_end_with_a_restart_skips_nothing(
-    rig: Rig, messages: list[Message]
-) -> None:
-    """What comes while the consumer is down must not be skipped by choosing the end again."""
-    async with rig.consumer(start=ConsumeStart(position=StartFrom.END)):
-        pass
-    meanwhile = rig.message("meanwhile")
-    await rig.send(meanwhile)
-    again = rig.consumer(start=ConsumeStart(position=StartFrom.END))
-    assert await rig.work_off(again, until=meanwhile) == ["meanwhile"]
-    assert len(messages) == 10
-
-
 @pytest.mark.parametrize(
     ("start", "skipped"),
     [(ConsumeStart(position=StartFrom.END), 10), (at_ms(FIRST_MS + 5 * STEP_MS), 5)],

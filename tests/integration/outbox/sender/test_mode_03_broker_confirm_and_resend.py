@@ -34,18 +34,6 @@ async def store(sender: Sender, count: int, destination: str = "clearing") -> li
     return ids
 
 
-async def test_destination_without_confirm_is_done_once_the_broker_has_it(sender: Sender) -> None:
-    await sender.set_up("notes", confirm="none")
-    async with sender.relay() as relay:
-        (message_id,) = await store(sender, 1, "notes")
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await relay.settle()
-        assert relay.stats().done_by_broker == 1
-    assert await sender.pending() == []
-    (row,) = await sender.done()
-    assert (row["status"], row["consumer"], row["send_count"]) == (1, "", 1)
-
-
 @pytest.mark.nightly
 async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
     sender_to_break: Sender, kafka_to_break: KafkaServer

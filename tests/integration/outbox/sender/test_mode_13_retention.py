@@ -7,19 +7,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
+from outbox import KeepConfig, Message, OutboxFull, Status, keep_outbox
 from outbox.message import MessageIds
 from outbox.roles import OUTBOX_OPERATOR
-from outbox.service.config import Clients
-from outbox.service.server import MessageService
 
 from ..hand_clock import HandClock
-from ..service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -243,23 +239,6 @@ async def test_messages_that_are_stored_are_sent_while_none_may_be_added(sender:
     # By hand: a bound of 0 is none.
     assert not (await keep_by_hand(sender, outbox_bytes_max=0)).is_full
     await store(sender)
-
-
-async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
-    await sender.set_up()
-    await keep_by_hand(sender, outbox_bytes_max=1)
-    (message_id,) = draw_message_ids(1)
-    message = {"message_id": str(message_id), "destination": "clearing", "payload": "aGk="}
-    body = msgspec.json.encode({"messages": [message]})
-    known = Clients([client("payments")])
-    async with MessageService(service_config(sender), known) as service:
-        for operation in ("send", "prepare"):
-            status, headers, told = await raw(
-                service.address, "POST", f"/v1/messages/{operation}", body
-            )
-            assert (status, told["error"]) == (503, "unavailable")
-            assert "chainctl outbox keep" in told["expected"]
-            assert int(headers["retry-after"]) >= 1
 
 
 async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sender) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import resource
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pytest
 from starlette.responses import Response
 
 import outbox
-from chain_kernel.clients.http_server import HttpLimits, connections_max
+from chain_kernel.clients.http_server import HttpLimits
 from outbox.service import server
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
@@ -23,7 +22,7 @@ from outbox.service.server import MessageService
 from .service_client import client, raw, service_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from ..conftest import Sender
 
@@ -119,27 +118,6 @@ async def _trickle(slow: Wire) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_body_that_trickles_in_after_its_refusal_does_not_hold_the_connection(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "HttpLimits", partial(HttpLimits, head_seconds=0.3))
-    async with running(sender) as service, wire(service) as slow:
-        await slow.write(begun("nobody", 1_000_000))
-        trickle = asyncio.create_task(_trickle(slow))
-        assert (await slow.answer())[0] == 401
-        trickle.cancel()
-
-
-@contextmanager
-def descriptors(count: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 async def test_relay_sends_while_the_thread_of_http_hangs(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,31 +142,6 @@ async def test_relay_sends_while_the_thread_of_http_hangs(
             assert await sender.sent(destination) == [message_id]
         finally:
             let_go.set()
-
-
-def test_connections_leave_descriptors_for_all_else() -> None:
-    with descriptors(1_024):
-        assert connections_max() == 896
-    with descriptors(100):
-        assert connections_max() == 16
-
-
-SMUGGLED = (
-    f"POST {SEND} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
-    "Authorization: Bearer payments-token\r\nContent-Length: 5\r\n"
-    "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    "GET /v1/messages HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer payments-token\r\n\r\n"
-).encode()
-
-
-async def test_what_is_no_http_is_refused_with_json_and_nothing_after_it_is_answered(
-    sender: Sender,
-) -> None:
-    async with running(sender) as service, wire(service) as strange:
-        await strange.write(SMUGGLED)
-        status, told = await strange.answer()
-        assert (status, told["error"]) == (400, "not_http"), "and no second answer"
-    assert await sender.pending() == []
 
 
 async def test_two_authorizations_are_refused(sender: Sender) -> None:

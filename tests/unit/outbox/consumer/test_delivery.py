@@ -39,20 +39,6 @@ class Record:
         vars(self).update(changed)
 
 
-def test_delivery_holds_what_the_record_says() -> None:
-    record = Record()
-    read = read_delivered(record)
-    assert (read.message_id, read.oldest_unfinished) == (record.message_id, record.oldest)
-    assert (read.destination, read.confirm_topic) == ("clearing", "trades.confirms")
-    assert (read.key, read.payload, read.headers) == ("anna", b"note", {"trace": b"a b"})
-    assert (read.place, read.offset, read.received_at) == (("trades", 2), 40, NOW)
-    assert read.size == len(b"anna") + len(b"note")
-
-
-def test_record_without_a_value_has_an_empty_payload() -> None:
-    assert read_delivered(Record(value=None)).payload == b""
-
-
 def test_messages_of_one_key_share_a_lane_and_others_have_their_own() -> None:
     first, second = read_delivered(Record()), read_delivered(Record())
     assert first.queue_key == second.queue_key

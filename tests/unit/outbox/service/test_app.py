@@ -44,23 +44,6 @@ def lines(
     return metrics_of(app._figures(samples(), unfinished)).body.decode().splitlines()
 
 
-def test_every_counter_is_told_with_its_type() -> None:
-    told = lines()
-    assert "# TYPE orderchain_outbox_relay_sent_total counter" in told
-    assert "orderchain_outbox_relay_sent_total 5.0" in told
-    assert "orderchain_outbox_relay_swept_total 0.0" in told
-    assert "orderchain_outbox_waiting 2.0" in told
-    assert 'orderchain_outbox_refusals_total{error="too_large"} 3.0' in told
-
-
-def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
-    stats = RelayStats()
-    stats.bad_confirms.update({"too long": 2, "no header": 1})
-    told = lines(stats)
-    assert 'orderchain_outbox_relay_bad_confirms_total{reason="too long"} 2.0' in told
-    assert 'orderchain_outbox_relay_bad_confirms_total{reason="no header"} 1.0' in told
-
-
 def test_database_that_is_away_leaves_its_figures_out() -> None:
     told = lines(unfinished=None)
     assert "orderchain_outbox_database_up 0.0" in told
