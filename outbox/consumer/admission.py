@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Connection
     from chain_kernel.clock import Clock
-    from outbox.consumer.attempts import Outcomes
+    from outbox.consumer.attempts import Attempt, Outcomes
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Attempt, Delivery, Pace
+    from outbox.consumer.delivery import Delivery, Pace
     from outbox.consumer.filters import Filter
     from outbox.consumer.in_hand import KeyQueues
     from outbox.consumer.inbox import ConsumerConnections, Inbox

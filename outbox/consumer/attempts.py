@@ -250,26 +250,35 @@ _BROKEN: Final = "25P02"
 
 
 @dataclass(kw_only=True, eq=False)
-class _Attempt(ABC):
-    """What attempts have in common; see `delivery.Attempt`."""
+class Attempt(ABC):
+    """Messages that a handler works on now."""
 
     deliveries: Sequence[Delivery]
     connection: Connection | None
+    """In the transaction that the effect joins; None for an idempotent handler."""
     connections: ConsumerConnections
     fast_filter: Filter
     outcomes: Outcomes
     pace: Pace
 
     async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`. If cancelled in it, it still runs to its end."""
+        """Roll back, and ask for a retry. Raises nothing for a database that is away.
+
+        If there are several messages, one of them has failed, and it is not known which: they come
+        again, each alone. If cancelled in it, it still runs to its end.
+        """
         await uninterrupted(self._fail(error))
+
+    @abstractmethod
+    async def succeed(self) -> None:
+        """Commit, and take note. Raises nothing for a database that is away."""
 
     @abstractmethod
     async def _fail(self, error: BaseException) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
-class FreshAttempt(_Attempt):
+class FreshAttempt(Attempt):
     """Messages as they were received, claimed in an open transaction."""
 
     transaction: Any
@@ -360,7 +369,7 @@ class FreshAttempt(_Attempt):
 
 
 @dataclass(kw_only=True, eq=False)
-class ParkedAttempt(_Attempt):
+class ParkedAttempt(Attempt):
     """A parked message whose time has come; its row is locked, so nobody else tries it."""
 
     locking: Connection

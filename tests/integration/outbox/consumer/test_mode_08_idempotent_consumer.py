@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from chain_kernel.errors import ConnectError, SchemaError, SettingError
+from chain_kernel.errors import ConnectError, SchemaError
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import Seen
 from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
@@ -294,45 +294,15 @@ async def test_redis_killed_in_mid_run_leaves_the_decision_to_the_inbox(
 async def test_idempotent_handler_works_without_an_inbox_if_it_says_so(rig: Rig) -> None:
     message, last = rig.message("one"), rig.message("last")
     await rig.send(message, message, last)
-    seen: list[str] = []
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        assert connection is None
+
     consumer = rig.consumer(idempotent=True, filter=NoFilter())
-    async with deadline(), consumer:
-        async for delivery in consumer:
-            async with delivery.attempt() as connection:
-                assert connection is None
-                seen.append(delivery.payload.decode())
-                if delivery.message_id == last.message_id:
-                    consumer.stop()
-    assert seen == ["one", "one", "last"]  # it runs again, as it said that it may
+    notes = await rig.work_off(consumer, until=last, handle=handler)
+    assert notes == ["one", "one", "last"]  # it runs again, as it said that it may
     assert await rig.admin.fetchval("SELECT count(*) FROM inbox") == 0
     assert (await rig.applied_ids(3))[message.message_id.bytes] == 2
-
-
-async def test_loop_form_parks_what_its_block_raises_and_goes_on(rig: Rig) -> None:
-    poison, last = rig.message("poison"), rig.message("last")
-    await rig.send(poison, last)
-    consumer = rig.consumer()
-    async with deadline(), consumer:
-        async for delivery in consumer:
-            async with delivery.transaction() as connection:
-                await apply(delivery, connection)
-                if delivery.message_id == poison.message_id:
-                    raise ValueError("poison")
-                consumer.stop()
-    assert await rig.effects() == {"last": 1}
-    assert await rig.admin.fetchval("SELECT message_id FROM inbox_parked") == poison.message_id
-
-
-async def test_loop_that_does_not_work_on_a_delivery_is_told_and_loses_nothing(rig: Rig) -> None:
-    message = rig.message("one")
-    await rig.send(message)
-    async with deadline(), rig.consumer() as consumer:
-        delivery = await anext(consumer)
-        assert delivery.message_id == message.message_id
-        with pytest.raises(SettingError, match="not worked on"):
-            await anext(consumer)
-    await rig.work_off(rig.consumer(), until=message)
-    assert await rig.effects() == {"one": 1}
 
 
 @pytest.mark.parametrize("did_it_commit", [False, True])

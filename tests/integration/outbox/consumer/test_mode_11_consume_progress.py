@@ -62,11 +62,10 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     hanging = ["note 2", "note 5"]
     async with worker(rig, hangs=hanging, at_once=6) as process:
         finished = [note for note in notes[:8] if note not in hanging]
-        await lines(
-            process,
-            *(f"hangs {note}" for note in hanging),
-            *(f"applied {note}" for note in finished),
-        )
+        await lines(process, *(f"hangs {note}" for note in hanging))
+        async with deadline():
+            while await rig.effects() != dict.fromkeys(finished, 1):
+                pass  # each question is a round trip
         await rig.until_committed(2)
         process.kill()
         await process.wait()
@@ -75,7 +74,7 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     assert await rig.effects() == dict.fromkeys(finished, 1)
     await rig.send(*messages[8:])
     async with worker(rig, hangs=[], at_once=6) as process:
-        await lines(process, *(f"applied {note}" for note in [*hanging, *notes[8:]]))
+        await lines(process, *(f"applies {note}" for note in [*hanging, *notes[8:]]))
         await rig.until_committed(12)
     assert await rig.effects() == dict.fromkeys(notes, 1)
 
@@ -96,7 +95,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
             process.kill()
             await process.wait()
             applied = sum((await rig.effects()).values())
-    assert 40 <= applied <= len(notes)
+    assert 40 - 4 <= applied <= len(notes), "all that was told, but for what was in hand"
     last = rig.message("last")
     await rig.send(last, partition=0)
     await rig.send(last, partition=1)

@@ -6,7 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from chain_kernel.errors import SettingError
 from outbox.consumer.delivery import Delivery, TrustedSenders, read_delivery
 from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination
@@ -55,14 +54,6 @@ def test_key_that_is_no_text_is_shown_all_the_same() -> None:
 def test_record_that_is_no_message_is_refused(headers: tuple[tuple[str, bytes], ...]) -> None:
     with pytest.raises(BadRecord, match="headers"):
         read_delivered(Record(headers=headers))
-
-
-def test_delivery_of_a_handler_has_no_block_of_its_own() -> None:
-    read = read_delivered(Record())
-    with pytest.raises(SettingError, match="async for"):
-        read.transaction()
-    with pytest.raises(SettingError, match="async for"):
-        read.attempt()
 
 
 def test_error_text_is_kept_short_and_without_what_a_database_refuses() -> None:
