@@ -237,12 +237,17 @@ class CheckedSender(ServiceOfParts):
             )
         if not self._is_known(messages):
             await self._look()
-        messages = [
-            each for each in messages if each.destination in self._parcel_sender.destinations
-        ]
+        groups: dict[str, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(message.destination, []).append(message)
+        known, oldest = self._parcel_sender.destinations, await self._store.oldest_unfinished()
         sent: set[UUID] = set()
-        oldest = await self._store.oldest_unfinished()
-        results = await self._sender.send(messages, self._parcel_sender.destinations, oldest)
+        sends = [
+            self._sender.send(group, known[name], oldest)
+            for name, group in groups.items()
+            if name in known
+        ]
+        results = [each for some in await asyncio.gather(*sends) for each in some]
         for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
@@ -268,12 +273,12 @@ class CheckedSender(ServiceOfParts):
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         """Send the checks first: a check without its message is fixed, the reverse is not."""
         checks = self._checks_of(messages, destination)
-        for sent in await self._sender.send(checks, {_CHECKS: self._checks}, self._oldest):
+        for sent in await self._sender.send(checks, self._checks, self._oldest):
             if (error := sent.error) is not None:
                 if not isinstance(error, TopicTrouble):
                     error = RetryError(f"the check record was not taken: {error!r}")
                 return [Sent(destination.topic, -1, messages, error=error)]
-        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+        return await self._sender.send(messages, destination, self._oldest)
 
     def _checks_of(self, messages: Sequence[Message], destination: Destination) -> list[Message]:
         if not destination.consumers:

@@ -155,15 +155,11 @@ class Relay(ServiceOfParts):
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called.
         """
-        yield from self.own_samples()
-        yield from self._unfinished.samples()
-
-    def own_samples(self) -> Iterator[Sample]:
-        """Yield those of `samples` that say nothing about other processes."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {})
         yield from WAITING.samples(self.waiting, {})
+        yield from self._unfinished.samples()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why it sends nothing; None when it does."""
@@ -269,7 +265,7 @@ class Relay(ServiceOfParts):
         await self._acks.write()
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
-        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+        return await self._sender.send(messages, destination, self._oldest)
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -427,4 +423,4 @@ class FireAfterCommit(ServiceOfParts):
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         # No table shows what other processes still have to send: only time does.
         oldest = smallest_id(time.time() - OPEN_SECONDS_MAX)
-        return await self._sender.send(messages, {destination.name: destination}, oldest)
+        return await self._sender.send(messages, destination, oldest)

@@ -50,10 +50,9 @@ from outbox.service.message_api import (
 from outbox.statuses import Change, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from chain_kernel.monitoring import Sample
-    from outbox.acts import Unfinished
     from outbox.service.config import Client, Clients, ServiceConfig
     from outbox.service.message_api import MessageApi
 
@@ -78,9 +77,6 @@ _CLOSE: Final = {"Connection": "close"}
 
 REFUSALS: Final = Metric[Mapping[str, int]](
     "orderchain_outbox_refusals_total", "counter", "Requests that were refused.", dict, "error"
-)
-DATABASE_UP: Final = Metric[bool](
-    "orderchain_outbox_database_up", "gauge", "1 when the database has answered, else 0.", float
 )
 
 
@@ -196,23 +192,9 @@ class MessageApp:
         if not client.metrics:
             expected = "one with metrics = true"
             raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
-        try:
-            unfinished = await self._api.unfinished()
-        except _OURS as error:
-            _log.warning("/metrics: %s", reason_of(error))
-            unfinished = None
-        answer = metrics_of(self._figures(await self._samples(), unfinished))
+        found = [*await self._samples(), *REFUSALS.samples(self.refusals, {})]
+        answer = metrics_of(found)
         return Response(answer.body, headers={"Content-Type": answer.media_type})
-
-    def _figures(
-        self, samples: Iterable[Sample], unfinished: Sequence[Unfinished] | None
-    ) -> Iterator[Sample]:
-        """Yield what the parts count, then what is in the database; None: it does not answer."""
-        yield from samples
-        yield from REFUSALS.samples(self.refusals, {})
-        yield from DATABASE_UP.samples(unfinished is not None, {})
-        for one in unfinished or ():
-            yield from one.samples()
 
     # ------------------------------------------------------------------------------ without a token
 

@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from chain_kernel.clock import time_of
 from chain_kernel.sql import load_sql
-from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, draw_message_ids, made_at
 from outbox.sender.business import store_messages
@@ -245,12 +244,6 @@ class MessageApi:
         if len(shown) < rows_max:
             return Page(shown, None, None)
         return Page(shown, shown[-1].message_id, shown[-1].consumer)
-
-    async def unfinished(self) -> list[Unfinished]:
-        """Return how many unfinished deliveries are where. Raises RetryError, ConnectError."""
-        async with self._sessions.take() as session:
-            rows = await session.fetch(UNFINISHED)
-        return unfinished_of(rows)
 
     async def is_ready(self) -> bool:
         """Ask the database. Raises RetryError, ConnectError, SchemaError."""

@@ -205,7 +205,7 @@ class MessageService(ServiceOfParts):
                 self._socket.close()
 
     def _own_samples(self) -> list[Sample]:
-        found = list(self.relay.own_samples())
+        found = list(self.relay.samples())
         if self.callback is not None:
             found += self.callback.samples()
         return found

@@ -17,7 +17,7 @@ from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
 from outbox import Confirm, Destination, Status
 from outbox.callback.callback_service import CallbackIntake, CallbackService
-from outbox.callback.calls import sender_app
+from outbox.callback.calls import HttpSenderCalls, sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
@@ -30,7 +30,7 @@ from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from local_stack import KafkaServer
@@ -54,7 +54,7 @@ def _collected() -> Iterator[None]:
     gc.collect()
 
 
-class Calls:
+class Calls(HttpSenderCalls):
     """The way from the callback service to the sender: looked at, and cut off."""
 
     def __init__(self, to: CheckedSender) -> None:
@@ -73,7 +73,7 @@ class Calls:
 
     async def confirmed(
         self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
-    ) -> Collection[UUID]:
+    ) -> list[UUID]:
         assert sender == ME
         self._check()
         _, refused = await self.to.confirmed(consumer, proofs)
