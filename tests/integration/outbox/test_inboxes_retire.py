@@ -137,12 +137,7 @@ async def test_inbox_of_a_quiet_destination_drops_its_old_days(sender: Sender) -
         async with relay.transaction(business) as transaction:
             new = await transaction.add("clearing", b"trade")
         await sender.until_status(new, Status.CONSUMED)
-
-        async def has_retired() -> bool:
-            rows = await sender.admin.fetch("SELECT message_id FROM inbox")
-            return [row[0] for row in rows] == [new]
-
-        await sender.until(has_retired)
+        await sender.until_true("SELECT array_agg(message_id) = ARRAY[$1::uuid] FROM inbox", new)
         consumer.stop()
         async with deadline():
             await work

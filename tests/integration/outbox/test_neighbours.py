@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -17,7 +17,6 @@ from outbox.errors import MessageError
 from outbox.message import check_message
 from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
-from outbox.sender.business import store_messages
 from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.relay import Relay
 from outbox.sender.store import RelayStore
@@ -33,17 +32,6 @@ OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 """How operators change the key."""
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
-
-
-async def store(
-    sender: Sender, destination: str, count: int = 1, *, claim: UUID | None = None
-) -> list[UUID]:
-    business = await sender.connect()
-    ids = draw_message_ids(count)
-    async with business.transaction():
-        messages = [Message(each, destination, b"x") for each in ids]
-        await store_messages(business, messages, claim=claim)
-    return ids
 
 
 async def set_up_without_topics(sender: Sender, name: str, **settings: Any) -> Destination:
@@ -64,7 +52,7 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
     await sender.admin.execute(
         "ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_headers_check"
     )
-    odd, *others = await store(sender, "clearing", 20)
+    odd, *others = await sender.store(20)
     await sender.admin.execute(
         "UPDATE outbox_message SET headers = $2::jsonb WHERE message_id = $1", odd, headers
     )
@@ -138,14 +126,14 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
     clearing = await sender.set_up(tries_max=20)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await make_topics(sender.kafka, lost.confirm_topic)
-    waiting = await store(sender, "lost", 5)
+    waiting = await sender.store(5, "lost")
     # Deadlines so long that nothing which waits for one of them would come through.
     async with sender.relay(send_seconds=3_600.0) as relay:
         business = await sender.connect()
         async with relay.transaction(business) as transaction:
             waiting.append(await transaction.add("lost", b"x"))
             sent = [await transaction.add("clearing", b"x")]
-        sent += await store(sender, "clearing", 3)
+        sent += await sender.store(3)
         for each in sent:
             await sender.until_status(each, Status.CONFIRMED)
         for _ in range(3):
@@ -175,7 +163,7 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MAX", 0.1)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await make_topics(sender.kafka, lost.confirm_topic)
-    ids = await store(sender, "lost", 30)
+    ids = await sender.store(30, "lost")
     operator = await sender.connect(OUTBOX_OPERATOR)
 
     async def is_named() -> bool:
@@ -205,7 +193,7 @@ async def test_confirm_topic_that_is_made_later_is_read(
     late = await set_up_without_topics(sender, "late")
     await make_topics(sender.kafka, late.topic)
     async with sender.relay():
-        (message_id,) = await store(sender, "late")
+        (message_id,) = await sender.store(destination="late")
         await sender.until_status(message_id, Status.CONFIRMED)
         await make_topics(sender.kafka, late.confirm_topic)
         await sender.confirm(late, message_id)
@@ -217,7 +205,7 @@ async def test_confirm_topic_that_is_made_later_is_read(
 
 async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
-    ids = await store(sender, "clearing", 3, claim=uuid4())  # the first one, on the fast path
+    ids = await sender.store(3, claim=uuid4())  # the first one, on the fast path
     killed = RelayStore(sender.config(), lambda: None)
     for _ in range(4):
         await sender.let_time_pass()
@@ -243,7 +231,7 @@ async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     sender: Sender,
 ) -> None:
     await sender.set_up()
-    (message_id,) = await store(sender, "clearing", claim=uuid4())
+    (message_id,) = await sender.store(claim=uuid4())
     await sender.admin.execute("UPDATE outbox_pending SET claim_count = $1", CLAIMS_MAX)
     async with sender.relay() as relay:
         await sender.let_time_pass()
@@ -260,7 +248,7 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
     """A stranger knows everything but what was sent with the message."""
     clearing = await sender.set_up(resend_filter=True)
     async with sender.relay() as relay:
-        forged, true = await store(sender, "clearing", 2)
+        forged, true = await sender.store(2)
         for each in (forged, true):
             await sender.until_status(each, Status.CONFIRMED)
         for proof in (bytes(16), b"\xff" * 16):
@@ -280,7 +268,7 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay():
-        (message_id,) = await store(sender, "clearing")
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
     key = await sender.admin.fetchval("SELECT confirm_key FROM outbox_secret")
     proof = proof_of(token_of(bytes(key), message_id.bytes), CONSUMER, APPLIED, 0)
@@ -288,7 +276,11 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
     async with sender.relay() as relay:
         value = encode_confirms(CONSUMER, [Confirm(message_id.bytes, APPLIED, 0, 0, 0, proof)])
         await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
-        await sender.until(lambda: _is_refused(relay))
+
+        async def is_refused() -> bool:
+            return relay.stats().bad_confirms["proof"] > 0
+
+        await sender.until(is_refused)
         assert (await sender.statuses())[message_id] is Status.CONFIRMED
         await sender.let_time_pass()
         await relay.sweep()
@@ -296,7 +288,3 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
         assert (await sender.sent(clearing)).count(message_id) == 2
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-
-
-async def _is_refused(relay: Relay) -> bool:
-    return relay.stats().bad_confirms["proof"] > 0

@@ -131,24 +131,15 @@ class Rig:
 
     async def until_stored(self, checks: int, confirms: int) -> None:
         """Wait until the callback service has stored so many deliveries, and so many confirms."""
-
-        async def holds() -> bool:
-            row = await self.sender.admin.fetchrow(
-                "SELECT count(*) FILTER (WHERE sender IS NOT NULL) AS checks,"
-                "       count(confirmed_at) AS confirms FROM callback_delivery"
-            )
-            return (row["checks"], row["confirms"]) == (checks, confirms)
-
-        await self.sender.until(holds)
+        await self.sender.until_true(
+            "SELECT count(*) FILTER (WHERE sender IS NOT NULL) = $1 AND count(confirmed_at) = $2"
+            "  FROM callback_delivery", checks, confirms,
+        )  # fmt: skip
 
     async def until_read(self) -> None:
         """Wait until the intake has come to what the clock says now."""
-
-        async def holds() -> bool:
-            read = await self.sender.admin.fetchval("SELECT min(read_until) FROM callback_intake")
-            return read is not None and read >= self.clock.now - timedelta(milliseconds=1)
-
-        await self.sender.until(holds)
+        now = self.clock.now - timedelta(milliseconds=1)
+        await self.sender.until_true("SELECT min(read_until) >= $1 FROM callback_intake", now)
 
     async def ask_after(self, service: CallbackService, seconds: float) -> int:
         self.clock.go(seconds)
@@ -405,12 +396,8 @@ async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile
         await rig.until_stored(1, 0)
         until_ns = rig.clock.wall_ns() + 3_600 * 10**9
         await sender.confirm(rig.destination, message_id, kind=RETRYING, until_ns=until_ns)
-
-        async def is_postponed() -> bool:
-            due = await sender.admin.fetchval("SELECT due_at FROM callback_delivery")
-            return bool(due > rig.clock.now + timedelta(seconds=3_600))
-
-        await sender.until(is_postponed)
+        later = rig.clock.now + timedelta(seconds=3_600)
+        await sender.until_true("SELECT due_at > $1 FROM callback_delivery", later)
         assert await rig.ask_after(service, 3_600) == 0
         assert await rig.ask_after(service, 60) == 1
 

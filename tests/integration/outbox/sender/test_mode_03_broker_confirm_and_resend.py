@@ -16,22 +16,11 @@ from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from local_stack import KafkaServer
 
     from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
-
-
-async def store(sender: Sender, count: int, destination: str = "clearing") -> list[UUID]:
-    """Store messages that no relay has been told of, in one transaction."""
-    business = await sender.connect()
-    ids = draw_message_ids(count)
-    async with business.transaction():
-        await outbox.add_many(business, [Message(each, destination, b"x") for each in ids])
-    return ids
 
 
 @pytest.mark.nightly
@@ -42,7 +31,7 @@ async def test_broker_away_for_minutes_is_no_try_and_all_arrives_after_it(
     clearing = await sender.set_up(tries_max=1)
     async with sender.relay() as relay:
         await asyncio.to_thread(kafka_to_break.kill)
-        ids = await store(sender, 50)
+        ids = await sender.store(50)
         async with deadline():
             while relay.stats().released < 50:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
@@ -71,7 +60,7 @@ async def test_acknowledgement_lost_after_the_broker_stored_it_leads_to_a_duplic
         config = {"kafka": f"127.0.0.1:{proxy.port}", "send_seconds": 5.0}
         async with sender.relay(**config) as relay:
             trap = proxy.set_trap(is_produce, lets_through=True)
-            (message_id,) = await store(sender, 1)
+            (message_id,) = await sender.store(1)
             await trap.wait()
             assert await sender.sent(clearing) == [message_id]  # the broker has it
             assert (await sender.statuses())[message_id] is Status.INIT
@@ -90,7 +79,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
     clearing = await sender.set_up()
     # Sent and acknowledged, and lost with the process: it would write only after an hour.
     async with sender.relay(ack_linger_seconds=10.0) as relay:
-        (message_id,) = await store(sender, 1)
+        (message_id,) = await sender.store(1)
         async with deadline():
             while not relay.stats().sent:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
@@ -117,7 +106,7 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
         # So few rows that both have many rounds.
         few = [sender.relay(sweep_rows_max=7) for _ in range(2)]
         relays = [await stack.enter_async_context(each) for each in few]
-        ids = await store(sender, count)
+        ids = await sender.store(count)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         for _ in range(5):  # two more than there are tries
             await asyncio.gather(*(relay.settle() for relay in relays))
@@ -138,7 +127,7 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
 async def test_stale_owner_finishes_nothing(sender: Sender) -> None:
     await sender.set_up()
     async with sender.relay() as relay:
-        (message_id,) = await store(sender, 1)
+        (message_id,) = await sender.store(1)
         await sender.until_status(message_id, Status.CONFIRMED)
         # Another relay has claimed it meanwhile: what the first one still has to write is stale.
         await sender.admin.execute(

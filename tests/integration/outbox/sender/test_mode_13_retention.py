@@ -11,7 +11,7 @@ import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from outbox import KeepConfig, Message, OutboxFull, Status, keep_outbox
+from outbox import KeepConfig, OutboxFull, Status, keep_outbox
 from outbox.message import MessageIds
 from outbox.roles import OUTBOX_OPERATOR
 
@@ -34,13 +34,8 @@ def at_hours(hours: float) -> int:
 
 async def store(sender: Sender, hours: float = 0, count: int = 1) -> list[UUID]:
     """Store messages as if so many hours from now."""
-    business = await sender.connect()
-    at_ns = at_hours(hours)
-    ids = MessageIds(wall_ns=lambda: at_ns).draw(count)
-    async with business.transaction():
-        payload = bytes(2_000)
-        await outbox.add_many(business, [Message(each, "clearing", payload) for each in ids])
-    return ids
+    ids = MessageIds(wall_ns=lambda: at_hours(hours)).draw(count)
+    return await sender.store(ids=ids, payload=bytes(2_000))
 
 
 async def kept(sender: Sender) -> set[UUID]:
@@ -70,11 +65,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         await sender.confirm(clearing, *finished, consumer="a")
         await sender.confirm(clearing, *finished, half, consumer="b")
         await sender.until_status(finished[-1], Status.CONSUMED)
-
-        async def is_taken() -> bool:
-            return relay.stats().consumed == 37
-
-        await sender.until(is_taken)
+        await sender.until_counted(relay, consumed=37)
         clock.now_ns = at_hours(71)
         await relay.keep()
         assert await kept(sender) == set(ids)
@@ -93,11 +84,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         assert (await sender.sent(clearing)).count(unfinished) == 2
         await sender.confirm(clearing, unfinished, consumer="b")
         await sender.confirm(clearing, unfinished, half, consumer="a")
-
-        async def is_done() -> bool:
-            return await sender.pending() == []
-
-        await sender.until(is_done)
+        await sender.until_true("SELECT count(*) = 0 FROM outbox_pending")
         clock.now_ns = at_hours(160)
         await relay.keep()
         assert await kept(sender) == set()

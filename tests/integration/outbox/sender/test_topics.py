@@ -14,7 +14,7 @@ from chain_kernel.clients.kafka import (
     start_client,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.topics import TopicDurability, describe_topics
+from chain_kernel.clients.topics import describe_topics
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
@@ -86,26 +86,3 @@ async def test_relay_warns_once_of_topics_on_one_broker(sender: Sender, warned: 
         assert "sent again only where consumers confirm" in line
         await relay._durability.look({clearing.topic})
     assert warned.lines == [line]
-
-
-async def test_topic_that_is_made_later_is_looked_at_then(sender: Sender, warned: Warned) -> None:
-    durability = TopicDurability(sender.kafka, "test", "it is gone")
-    late = f"late.{sender.name}"
-    assert not await durability.look([late])
-    assert warned.lines == []
-    await make_topics(sender.kafka, late, configs={"min.insync.replicas": "2"})
-
-    async def was_looked_at() -> bool:
-        return await durability.look([late])
-
-    await sender.until(was_looked_at)
-    assert await durability.look([late])
-    (line,) = warned.lines
-    assert f"{late} (replicas 1, min.insync.replicas 2)" in line
-
-
-async def test_broker_that_is_away_stands_in_nobodys_way(warned: Warned) -> None:
-    durability = TopicDurability("127.0.0.1:9", "test", "it is gone")
-    async with deadline():
-        assert not await durability.look(["t"])
-    assert warned.lines == []

@@ -426,11 +426,7 @@ async def test_two_instances_under_load_with_one_killed_lose_and_double_nothing(
         urls = [one.address, other.address]
         await asyncio.gather(*(load(urls if n % 2 else urls[::-1]) for n in range(6)))
         assert one.process.returncode == -9
-
-        async def is_all_sent() -> bool:
-            return not await sender.pending()
-
-        await sender.until(is_all_sent)
+        await sender.until_true("SELECT count(*) = 0 FROM outbox_pending")
     assert other.process.returncode == 143, "SIGTERM, in good order"
     assert len(acknowledged) == 25 * 80
     done = {row["message_id"] for row in await sender.done()}
@@ -474,11 +470,7 @@ async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender
         for message in given:
             await sender.until_status(message.message_id, Status.CONFIRMED)
         await sender.confirm(destination, *(message.message_id for message in given[:3]))
-
-        async def is_consumed() -> bool:
-            return service.relay.stats().consumed == 3
-
-        await sender.until(is_consumed)
+        await sender.until_counted(service.relay, consumed=3)
         status, _, told = await raw(service.address, "GET", "/metrics")
         assert (status, told["error"]) == (403, "not_allowed")
         labels = '{destination="clearing",status="confirmed"}'
