@@ -248,12 +248,12 @@ class MemoryOutbox:
                 pass  # nobody has heard whether it has committed
             except NotAsync:
                 raise
-            except Exception as error:
-                if self._database.unknown is not None:
-                    raise self._database.unknown from error
+            except Exception as error:  # noqa: BLE001 - the handler's
                 inbox.fail(taken, error, config, tables)
             else:
                 inbox.finish(taken, tables)
+            if self._database.unknown is not None:
+                raise self._database.unknown
 
     async def _attempt(
         self,
