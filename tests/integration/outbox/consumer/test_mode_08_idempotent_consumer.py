@@ -12,7 +12,7 @@ import pytest
 from chain_kernel.errors import ConnectError, SchemaError
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import Seen
-from outbox.consumer.filters import MemoryFilter, NoFilter, RedisFilter, RedisFilterConfig
+from outbox.consumer.filters import Filter, MemoryFilter, RedisFilter, RedisFilterConfig
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
 
@@ -41,7 +41,7 @@ async def test_redelivery_long_after_processing_does_no_work_and_confirms_again(
     assert (await rig.applied_ids(4))[message.message_id.bytes] == 2
 
 
-@pytest.mark.parametrize("filter_of", [NoFilter, MemoryFilter])
+@pytest.mark.parametrize("filter_of", [Filter, MemoryFilter])
 async def test_redelivery_after_processing_in_the_same_process_does_no_work(
     rig: Rig, filter_of: Any
 ) -> None:
@@ -64,7 +64,7 @@ async def test_redelivery_during_processing_waits_for_its_end(rig: Rig) -> None:
         await go_on.wait()
         await apply(delivery, connection)
 
-    consumer = rig.consumer(at_once=3, filter=NoFilter())
+    consumer = rig.consumer(at_once=3, filter=Filter())
     working = asyncio.create_task(rig.work_off(consumer, until=last, handle=handler))
     async with deadline():
         await started.wait()
@@ -100,8 +100,8 @@ async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fa
         await apply(delivery, connection)
 
     # Two consumers of one name, each with partitions of its own: as two processes have them.
-    first = rig.consumer(filter=NoFilter())
-    second = Consumer(rig.config(start=rig.config().start), filter=NoFilter())
+    first = rig.consumer(filter=Filter())
+    second = Consumer(rig.config(start=rig.config().start), filter=Filter())
     async with deadline(), first, second:
         running = [asyncio.create_task(one.run(handler)) for one in (first, second)]
         await started.wait()
@@ -194,7 +194,7 @@ async def test_rebalance_in_mid_batch_gives_one_effect_each(rig: Rig) -> None:
     messages = [rig.message(f"note {number}") for number in range(300)]
     for number, message in enumerate(messages):
         await rig.send(message, partition=number % 3)
-    first, second = (rig.consumer(batch_max=50, filter=NoFilter()) for _ in range(2))
+    first, second = (rig.consumer(batch_max=50, filter=Filter()) for _ in range(2))
     in_mid_batch, go_on = asyncio.Event(), asyncio.Event()
     applied: set[UUID] = set()
 
@@ -298,7 +298,7 @@ async def test_idempotent_handler_works_without_an_inbox_if_it_says_so(rig: Rig)
     async def handler(delivery: Delivery, connection: Any) -> None:
         assert connection is None
 
-    consumer = rig.consumer(idempotent=True, filter=NoFilter())
+    consumer = rig.consumer(idempotent=True, filter=Filter())
     notes = await rig.work_off(consumer, until=last, handle=handler)
     assert notes == ["one", "one", "last"]  # it runs again, as it said that it may
     assert await rig.admin.fetchval("SELECT count(*) FROM inbox") == 0

@@ -12,7 +12,7 @@ from chain_kernel.errors import SettingError
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
-from outbox.consumer.filters import NoFilter
+from outbox.consumer.filters import Filter
 from outbox.records import RETRYING
 from tests.deadlines import deadline
 
@@ -68,7 +68,7 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
     poison, behind, other = (
         rig.message("poison", key="K"), rig.message("behind", key="K"), rig.message("other", "L"),
     )  # fmt: skip
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    consumer = rig.consumer(clock=clock, filter=Filter())
     await rig.send(poison, behind, other)
     async with consumer:
         running = asyncio.create_task(consumer.run(handler))
@@ -119,7 +119,7 @@ async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_ag
         rig.message("poison", "K"), rig.message("behind", "K"), rig.message("last"),
     )  # fmt: skip
     await rig.send(poison, behind, poison, last)
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    consumer = rig.consumer(clock=clock, filter=Filter())
     assert await rig.work_off(consumer, until=last, handle=handler) == ["poison", "last"]
     told = [one for one in await rig.confirms(4) if one.kind == RETRYING]
     ten_seconds = START_NS + 10 * SECOND
@@ -152,7 +152,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
         if {"L 59", "K 59"} & set(notes):
             ends.set()
 
-    consumer = rig.consumer(clock=clock, filter=NoFilter(), batch_max=40)
+    consumer = rig.consumer(clock=clock, filter=Filter(), batch_max=40)
     for pair in zip(kept, others, strict=True):
         await rig.send(*pair)
     async with deadline(), consumer:
@@ -204,7 +204,7 @@ async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Messa
     messages = [rig.message(note, key) for note in notes]
     end = rig.message("end")
     await rig.send(*messages, end)
-    await rig.work_off(rig.consumer(filter=NoFilter()), until=end, handle=refuse)
+    await rig.work_off(rig.consumer(filter=Filter()), until=end, handle=refuse)
     return messages
 
 

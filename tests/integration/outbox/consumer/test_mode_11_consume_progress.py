@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from outbox.consumer.filters import NoFilter
+from outbox.consumer.filters import Filter
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
@@ -125,6 +125,6 @@ async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: R
         await admin.delete_records({at: RecordsToDelete(before_offset=4)})
     finally:
         await admin.close()
-    notes = await rig.work_off(rig.consumer(filter=NoFilter()), until=messages[-1])
+    notes = await rig.work_off(rig.consumer(filter=Filter()), until=messages[-1])
     assert notes == ["note 4", "note 5"]
     assert await rig.committed() == 6
