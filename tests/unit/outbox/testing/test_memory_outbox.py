@@ -24,7 +24,7 @@ from outbox.testing import MemoryOutbox, NotWorkedOff
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from uuid import UUID
 
     from outbox import Delivery
@@ -153,20 +153,6 @@ def test_half_an_effect_is_caught_where_its_handler_awaits_between(one: MemoryOu
     assert one.tables["effect"] != ONCE
 
 
-def test_batches_have_one_effect_per_message_with_any_seed(outbox: MemoryOutbox) -> None:
-    add_all(outbox)
-
-    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
-        for delivery in deliveries:
-            await apply(delivery, connection)
-        if any(each.payload == b"note 3" and each.failures < 2 for each in deliveries):
-            raise ValueError("not yet")
-
-    outbox.work_off(handler, many=True)
-    assert outbox.tables["effect"] == ONCE
-    assert outbox.dead_letters() == []
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_message_is_skipped_where_nobody_sends_it_again_with_any_seed(seed: int) -> None:
     """Without confirms only the committed offset says what a new process begins with."""
@@ -224,14 +210,6 @@ def test_nothing_goes_wrong_in_a_calm_world(one: MemoryOutbox) -> None:
     one.work_off(handler)
     assert sorted(calls) == sorted(note.encode() for note in NOTES)
     assert +one.faults == Counter()
-
-
-def test_records_are_reordered_and_repeated_with_any_seed(outbox: MemoryOutbox) -> None:
-    outbox.awkward.cut_off, outbox.awkward.at_each_await = 0, False
-    ids = add_all(outbox) + add_all(outbox) + add_all(outbox)
-    outbox.work_off(apply)
-    assert outbox.applied() != ids
-    assert outbox.tables["effect"] == dict.fromkeys(NOTES, 3)
 
 
 # -- failures ------------------------------------------------------------------------------------
