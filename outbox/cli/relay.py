@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from chain_kernel.errors import SettingError
-from chain_kernel.files import read_bounded
 from chain_kernel.text import counted
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
@@ -25,21 +24,17 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data, data_json, talk
-from chainctl.settings import checked_dsn
 from chainctl.units import Size, Span
 from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
-    from outbox import InboxLog, Relay
+    from outbox import Relay
     from outbox.callback.config import CallbackConfig
     from outbox.sender.upkeep import UpkeepReport
     from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
-
-_URL_BYTES_MAX: Final = 4096
-
 
 _unsafe_durability: Final = click.option(
     "--unsafe-durability", is_flag=True,
@@ -50,11 +45,6 @@ relaying: Final = options(
     click.option("--group", "name", metavar="NAME", help="Kafka group of this database's relays."),
     click.option(
         "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Wait so long between sweeps."
-    ),
-    click.option(
-        "--consumer-log", "consumer_logs", multiple=True, metavar="NAME=FILE",
-        help="A consumer whose inbox the relay may look into, and a file that holds the libpq URL "
-        "of its database: what was applied is not sent again. May be repeated.",
     ),
     _unsafe_durability,
 )  # fmt: skip
@@ -78,34 +68,6 @@ retaining: Final = options(
 """Gives a command the rules of retention."""
 
 
-def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
-    """Return the inboxes to look into, by consumer, for `NAME=FILE` each. Raises SettingError."""
-    from outbox import InboxLog
-
-    found: dict[str, InboxLog] = {}
-    for each in given:
-        name, equals, path = each.partition("=")
-        if not (name and equals and path) or name in found:
-            raise SettingError("--consumer-log", each, "NAME=FILE, each name once")
-        url = _url_in(Path(path))
-        dsn = checked_dsn("--consumer-log", url, f"the file {path}")
-        found[name] = InboxLog(dsn, name)
-    return found
-
-
-def _url_in(path: Path) -> str:
-    """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
-    try:
-        content = read_bounded(path, _URL_BYTES_MAX)
-    except OSError as error:
-        expected = f"a readable file: {error.strerror or type(error).__name__}"
-        raise SettingError("--consumer-log", str(path), expected) from None
-    url = content.decode("ascii", "replace").strip()
-    if not url.isprintable() or not url.isascii() or not url:
-        raise SettingError("--consumer-log", str(path), "a file that holds one URL")
-    return url
-
-
 # -- outbox relay, keep ---------------------------------------------------------------------------
 
 
@@ -127,7 +89,6 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     from outbox import Relay, RelayConfig
 
     http = given.pop("http")
-    logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
     config = RelayConfig(
         database=settings.database_dsn(),
@@ -135,11 +96,9 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
         connect_seconds=settings.connect_seconds,
         **chosen,
     )
-    running = Relay(config, consumer_logs=logs)
+    running = Relay(config)
     try:
         async with AsyncExitStack() as closing:
-            for log in logs.values():
-                closing.push_async_callback(log.close)
             watch = await closing.enter_async_context(watched(http))
             watch.add(running)
             await closing.enter_async_context(under_way(running))
@@ -274,22 +233,18 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
 
     clients = read_clients(clients_path)
     callback = _callback_config(settings, given) if given["callback"] else None
-    logs = consumer_logs(given["consumer_logs"])
-    run_async(_serve(_service_config(settings, given), clients, callback, logs))
+    run_async(_serve(_service_config(settings, given), clients, callback))
 
 
 async def _serve(
     config: ServiceConfig,
     clients: Clients,
     callback: CallbackConfig | None,
-    logs: dict[str, InboxLog],
 ) -> None:
     from outbox.service.server import MessageService
 
     async with AsyncExitStack() as stack:
-        for log in logs.values():
-            stack.push_async_callback(log.close)
-        service = MessageService(config, clients, callback=callback, consumer_logs=logs)
+        service = MessageService(config, clients, callback=callback)
         await stack.enter_async_context(under_way(service))
         talk(f"chainctl: messages are served at {service.address}")
         report_ready(f"serves messages at {service.address}")

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from chain_kernel.clock import Clock
     from chain_kernel.monitoring import Sample
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.sweep import ConsumerLog
     from outbox.service.config import Client, Clients, ServiceConfig
 
 
@@ -103,11 +102,10 @@ class MessageService(ServiceOfParts):
         *,
         callback: CallbackConfig | None = None,
         clock: Clock | None = None,
-        consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
-        """`callback` makes it a callback service, too (mode 5); `consumer_logs` as for a relay."""
+        """`callback` makes it a callback service, too (mode 5)."""
         clock = clock or SystemClock()
-        self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
+        self.relay = Relay(config.relay, clock=clock)
         self._config = config
         self._api = MessageApi(config, clock)
         self.app = MessageApp(config, clients, self._api, self._is_working, self._glanced_samples)

@@ -20,7 +20,6 @@ from tests.deadlines import deadline
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
-    from pathlib import Path
     from uuid import UUID
 
     from aiokafka.admin import AIOKafkaAdminClient
@@ -463,64 +462,6 @@ def test_list_by_key_finds_unfinished_and_finished_deliveries(
     ):
         found = call("outbox", "list", *arguments, "--json", settings=settings)
         assert [row["message_id"] for row in json.loads(found.out)] == [str(e) for e in expected]
-
-
-def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
-    call: Call,
-    refused: Refused,
-    start: Callable[..., subprocess.Popen[str]],
-    settings: dict[str, str],
-    database: str,
-    database_name: str,
-    admin: Admin,
-    store: Callable[..., list[UUID]],
-    tmp_path: Path,
-) -> None:
-    owner = {**settings, "CHAINCTL_DATABASE": database}
-    assert call("schema", "apply", "--part", "inbox", settings=owner).code == 0
-    topic = f"log.{database_name}"
-    made = call("outbox", "destination", "set", "ledger", "--topic", topic, "--consumer", "a",
-                "--tries-max", 9, "--create-topics", settings=settings)  # fmt: skip
-    assert made.code == 0, made
-    due = "UPDATE outbox_pending SET next_send_at = now(), send_count = 1, status = 0"
-    (applied,) = store(1, 1, "ledger", "INSERT INTO inbox_consumer (name) VALUES ('a')")
-    log = (
-        "INSERT INTO inbox SELECT message_id, consumer_id, 't', 0, 0, now() FROM inbox_consumer,"
-        " (SELECT message_id FROM outbox_pending ORDER BY message_id LIMIT 1) AS first"
-    )
-    (unknown,) = store(1, 1, "ledger", f"{log}; {due}")
-
-    url = tmp_path / "inbox-url"
-    url.write_text(database + "\n")
-    process = start("outbox", "relay", "--group", topic, "--consumer-log", f"a={url}", "--json",
-                    settings=owner)  # fmt: skip
-
-    async def both_are_dealt_with() -> None:
-        connection = await asyncpg.connect(database)
-        try:
-            async with deadline():
-                done = "SELECT count(*) FROM outbox_pending WHERE status = 0"
-                while await connection.fetchval(done):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        finally:
-            await connection.close()
-
-    asyncio.run(both_are_dealt_with())
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-    told = json.loads(out)
-    assert (told["found_applied"], told["sent"]) == (1, 1), err
-    (row,) = rows(database, "SELECT message_id, status FROM outbox_done")
-    assert (row["message_id"], row["status"]) == (applied, 2)
-    assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [
-        unknown
-    ]
-    for bad in ("a", "a=", "=x", f"a={tmp_path / 'missing'}"):
-        assert "--consumer-log" in refused("outbox", "relay", "--consumer-log", bad, settings=owner)
-    url.write_text("mysql://a:secret@h/d")
-    line = refused("outbox", "relay", "--consumer-log", f"a={url}", settings=owner)
-    assert "secret" not in line
-    assert "--consumer-log" in line
 
 
 def test_commands_without_the_outboxs_tables_are_refused(
