@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,14 +97,13 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     )
     running = Relay(config)
     try:
-        async with AsyncExitStack() as closing:
-            watch = await closing.enter_async_context(watched(http))
+        async with watched(http) as watch:
             watch.add(running)
-            await closing.enter_async_context(under_way(running))
-            talk("chainctl: the relay runs")
-            watch.report(lambda: _progress_of(running))
-            report_ready("relays messages")
-            await running.run()
+            async with under_way(running):
+                talk("chainctl: the relay runs")
+                watch.report(lambda: _progress_of(running))
+                report_ready("relays messages")
+                await running.run()
     finally:
         if as_json:
             data_json(running.stats())
@@ -243,9 +241,8 @@ async def _serve(
 ) -> None:
     from outbox.service.server import MessageService
 
-    async with AsyncExitStack() as stack:
-        service = MessageService(config, clients, callback=callback)
-        await stack.enter_async_context(under_way(service))
+    service = MessageService(config, clients, callback=callback)
+    async with under_way(service):
         talk(f"chainctl: messages are served at {service.address}")
         report_ready(f"serves messages at {service.address}")
         await service.run()
