@@ -60,7 +60,7 @@ PARTITIONS: Final = 3
 """Partitions of each topic: enough for keys to overtake each other."""
 
 
-class MemoryRecord(Struct, frozen=True):
+class SentRecord(Struct, frozen=True):
     """What consumers read of aiokafka's records."""
 
     topic: str
@@ -96,7 +96,7 @@ class MemoryTables:
     def __init__(self, faults: Faults) -> None:
         self.destinations: dict[str, Destination] = {}
         self.rows: dict[tuple[UUID, str], DeliveryRow] = {}
-        self.logs: dict[tuple[str, int], list[MemoryRecord]] = {}
+        self.logs: dict[tuple[str, int], list[SentRecord]] = {}
         """The records of each partition, in their order."""
         self._faults = faults
 
@@ -186,7 +186,7 @@ class MemoryTables:
             row.place, row.sent_at = (record.topic, record.partition, record.offset), now
             row.change(Change.ACKNOWLEDGED, is_final=rules.confirm == "none")
 
-    def _append(self, rules: Destination, message: Message) -> MemoryRecord:
+    def _append(self, rules: Destination, message: Message) -> SentRecord:
         key = None if message.key is None else message.key.encode()
         number = self._faults.random.randrange(PARTITIONS)
         if key is not None:
@@ -195,7 +195,7 @@ class MemoryTables:
         headers = record_headers(
             message.message_id, message.headers, common_headers(rules, self._oldest_unfinished())
         )
-        record = MemoryRecord(rules.topic, number, len(log), key, message.payload, tuple(headers))
+        record = SentRecord(rules.topic, number, len(log), key, message.payload, tuple(headers))
         log.append(record)
         return record
 
