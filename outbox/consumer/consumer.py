@@ -335,13 +335,10 @@ class Consumer(ClosedAtExit):
     def _admission_to(self, inbox: Inbox) -> Admission:
         outcomes = Outcomes(
             config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
-            progress=self._source.progress, confirms=self._confirms, stats=self._counters,
+            progress=self._source.progress, confirms=self._confirms, fast_filter=self._filter,
+            queues=self._queues, pace=self._pace, stats=self._counters,
         )  # fmt: skip
-        return Admission(
-            config=self._config, inbox=inbox, connections=self._connections,
-            fast_filter=self._filter, clock=self._clock, outcomes=outcomes, queues=self._queues,
-            pace=self._pace,
-        )  # fmt: skip
+        return Admission(outcomes=outcomes)
 
     async def _look_at_topics(self) -> None:
         durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
