@@ -182,32 +182,6 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
     return [_changed(row) for row in rows]
 
 
-async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
-    """Return the number of deliveries by destination and status, with the oldest one of each."""
-    rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
-    found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
-    return sorted(found, key=lambda each: each[:2])
-
-
-async def overdue(
-    connection: Connection, seconds: float
-) -> dict[tuple[str, Status], tuple[int, float]]:
-    """Return the deliveries that nobody has sent since they fell due more than `seconds` ago.
-
-    By destination and status: how many, and the seconds since the first of them fell due.
-    """
-    rows = await connection.fetch(_SQL["overdue"], seconds)
-    return {(row[0], Status(row[1])): (row[2], row[3]) for row in rows}
-
-
-async def relay_seen_seconds(connection: Connection) -> float:
-    """Return the seconds since a relay, or `keep_outbox`, last measured the outbox.
-
-    Every relay and message service does, each `upkeep_seconds`.
-    """
-    return float(await connection.fetchval(_SQL["relay_seen"]))
-
-
 async def troubles(connection: Connection) -> dict[str, str]:
     """Return the topics that relays could not use in the last minutes, by destination."""
     found: dict[str, list[str]] = {}
@@ -225,18 +199,21 @@ COUNTED: Final = (
 
 async def read_counts(connection: Connection, overdue_seconds: float) -> list[dict[str, Any]]:
     """Return how many deliveries have which status, and what is wrong, by destination."""
-    found = await counts(connection)
-    late_of = await overdue(connection, overdue_seconds)
+    found = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
+    late_of = {
+        tuple(row[:2]): row[2:] for row in await connection.fetch(_SQL["overdue"], overdue_seconds)
+    }
     wrong = await troubles(connection)
-    seen_seconds = await relay_seen_seconds(connection)
+    # Each relay and message service measures the outbox, every `upkeep_seconds`.
+    seen_seconds = float(await connection.fetchval(_SQL["relay_seen"]))
     now = time.time()
     rows = []
-    for name, status, deliveries, oldest in found:
+    for name, status, deliveries, oldest in sorted(found, key=lambda row: (row[0], row[1])):
         late, late_seconds = late_of.get((name, status), (0, None))
         rows.append(
             _counted(
                 name,
-                status=status.name.lower(),
+                status=Status(status).name.lower(),
                 deliveries=deliveries,
                 oldest_seconds=None if oldest is None else round(age_seconds(oldest, now), 3),
                 overdue=late,
@@ -278,29 +255,12 @@ def _refuse_key(chosen: DeliveryFilter) -> None:
 
 
 def _delivery(row: Record) -> ListedDelivery:
-    due = row["next_send_at"]
-    return ListedDelivery(
-        message_id=row["message_id"],
-        consumer=row["consumer"],
-        destination=row["destination"],
-        status=Status(row["status"]).name.lower(),
-        tries=row["send_count"],
-        # asyncpg reads infinity as the latest time that Python can represent.
-        next_send=None if due is None or due.year == _LAST_YEAR else due,
-        topic=row["topic"],
-        partition=row["partition"],
-        offset=row["offset"],
-        last_error=row["last_error"],
-        finished=row["finished_at"],
-    )
+    return ListedDelivery(**{**row, "status": Status(row["status"]).name.lower()})
 
 
 def _changed(row: Record) -> Changed:
     status = Status(row["status"]).name.lower()
     return Changed(message_id=row["message_id"], consumer=row["consumer"], status=status)
-
-
-_LAST_YEAR: Final = 9999
 
 
 _LETTER_SQL: Final = load_sql("outbox", "sql/dead_letter.sql")

@@ -3,8 +3,9 @@
 -- most; only for a look $7, the message's key.
 
 -- pending: unfinished deliveries, oldest first
-SELECT message_id, consumer, destination, status, send_count, next_send_at, topic, "partition",
-       "offset", last_error, NULL::timestamptz AS finished_at
+SELECT message_id, consumer, destination, status, send_count AS tries,
+       NULLIF(next_send_at, 'infinity') AS next_send, topic, "partition", "offset", last_error,
+       NULL::timestamptz AS finished
   FROM outbox_pending
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
@@ -15,9 +16,9 @@ SELECT message_id, consumer, destination, status, send_count, next_send_at, topi
  ORDER BY message_id, consumer LIMIT $6
 
 -- done: finished deliveries, oldest first
-SELECT message_id, consumer, destination, status, send_count, NULL::timestamptz AS next_send_at,
-       NULL::text AS topic, NULL::integer AS "partition", NULL::bigint AS "offset",
-       NULL::text AS last_error, finished_at
+SELECT message_id, consumer, destination, status, send_count AS tries,
+       NULL::timestamptz AS next_send, NULL::text AS topic, NULL::integer AS "partition",
+       NULL::bigint AS "offset", NULL::text AS last_error, finished_at AS finished
   FROM outbox_done
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
