@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox.consumer.decisions import RetryLevels
+from outbox import RetryLevels
 from tests.deadlines import deadline
 
 from ..cut_await import cut_at, cutting_tasks
