@@ -55,19 +55,6 @@ class PartitionSize(Struct, frozen=True):
     bytes: int
 
 
-class Space(Struct, frozen=True):
-    """What the outbox takes on disk, and may take."""
-
-    bytes: int
-    bytes_max: int
-    """0: no bound."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more is added."""
-        return 0 < self.bytes_max < self.bytes
-
-
 def droppable(
     partitions: Sequence[PartitionSize], now: datetime, keep: timedelta, bytes_max: int
 ) -> list[PartitionSize]:
@@ -111,7 +98,7 @@ class Retention:
     session: OutboxSession
     clock: Clock
     stats: RelayStats
-    _was_full: bool = field(default=False, init=False)
+    _is_full: bool = field(default=False, init=False)
 
     async def keep(self) -> UpkeepReport:
         """Do one round. Raises RetryError if a lock was not available: retry later.
@@ -132,10 +119,10 @@ class Retention:
             dropped, survivors, left = await self._drop(now)
         finally:
             # Also if history could not be dropped: that is when the disk fills.
-            space = await self._measure()
+            taken, most = await self._measure()
         return UpkeepReport(
             partitions_dropped=dropped, survivors=survivors, partitions_left=left,
-            bytes=space.bytes, bytes_max=space.bytes_max, is_full=space.is_full,
+            bytes=taken, bytes_max=most, is_full=self._is_full,
         )  # fmt: skip
 
     async def _drop(self, now: datetime) -> tuple[int, int, int]:
@@ -160,20 +147,19 @@ class Retention:
         await self.session.fetch(SQL["trim"], now - keep)
         return dropped, moved, left
 
-    async def _measure(self) -> Space:
-        space = Space(*(await self.session.fetch(SQL["measure"], self.config.outbox_bytes_max))[0])
-        self.stats.found_full += space.is_full
-        if space.is_full and not self._was_full:
+    async def _measure(self) -> tuple[int, int]:
+        """Return the bytes that the outbox takes on disk, and may take (0: no bound)."""
+        ((taken, most),) = await self.session.fetch(SQL["measure"], self.config.outbox_bytes_max)
+        was_full, self._is_full = self._is_full, 0 < most < taken
+        self.stats.found_full += self._is_full
+        if self._is_full and not was_full:
             _log.error(
                 "the outbox takes %d bytes and may take %d: nothing is added until history is "
-                "dropped (chainctl outbox keep)",
-                space.bytes,
-                space.bytes_max,
-            )
-        elif self._was_full and not space.is_full:
-            _log.warning("the outbox takes %d bytes: messages are added again", space.bytes)
-        self._was_full = space.is_full
-        return space
+                "dropped (chainctl outbox keep)", taken, most,
+            )  # fmt: skip
+        elif was_full and not self._is_full:
+            _log.warning("the outbox takes %d bytes: messages are added again", taken)
+        return taken, most
 
 
 async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> UpkeepReport:
