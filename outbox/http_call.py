@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-from msgspec import Struct
 
 from chain_kernel.errors import RefusedError, RetryError, SettingError
 from chain_kernel.text import printable, reason_of
@@ -33,28 +32,24 @@ CALL_ERRORS: Final = (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL)
 up."""
 
 
-class Answered(Struct, frozen=True):
-    """The answer of a call."""
-
-    status: int
-    body: bytes
-
-
 class CallRefused(RefusedError):
     """The server has refused the call with a 4xx status; a retry would be refused, too."""
 
-    def __init__(self, url: str, answered: Answered) -> None:
-        content = printable(answered.body[:200].decode("utf-8", "replace"))
-        super().__init__("call", url, f"an answer other than {answered.status}: {content}")
-        self.status = answered.status
-        self.body = answered.body
+    def __init__(self, url: str, status: int, body: bytes) -> None:
+        content = printable(body[:200].decode("utf-8", "replace"))
+        super().__init__("call", url, f"an answer other than {status}: {content}")
+        self.status = status
+        self.body = body
 
 
-async def call_json(method: str, url: str, token: str, content: object, seconds: float) -> Answered:
-    """Send `content` as JSON (None: nothing) and return the answer, which has a 2xx status.
+async def ask(
+    method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
+) -> _T:
+    """Send `content` as JSON (None: nothing) and return what the answer, with a 2xx status, says.
 
     `token` is sent as a bearer token, unless empty. Raises CallRefused for a 4xx, RetryError for a
-    5xx, or if no answer came within `seconds`: then it is not known whether the call was done.
+    5xx, for an answer that is no `kind`, or if none came within `seconds`: then it is not known
+    whether the call was done.
     """
     check_url("url", url)
     headers = {"Accept": "application/json"}
@@ -64,29 +59,18 @@ async def call_json(method: str, url: str, token: str, content: object, seconds:
         headers["Authorization"] = f"Bearer {token}"
     body = b"" if content is None else msgspec.json.encode(content)
     try:
-        async with (
-            asyncio.timeout(seconds),
-            _sent(method, url, headers, body) as response,
-        ):
-            answered = Answered(response.status_code, await _body(response))
+        async with asyncio.timeout(seconds), _sent(method, url, headers, body) as response:
+            status, answered = response.status_code, await _body(response)
     except CALL_ERRORS as error:
         silent = isinstance(error, TimeoutError)
         reason = f"no answer within {seconds} s" if silent else reason_of(error)
         raise RetryError(f"{shown_url(url)}: {reason}") from error
-    if 200 <= answered.status < 300:
-        return answered
-    if 400 <= answered.status < 500 and answered.status not in {408, 429}:
-        raise CallRefused(shown_url(url), answered)
-    raise RetryError(f"{shown_url(url)}: status {answered.status}")
-
-
-async def ask(
-    method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
-) -> _T:
-    """Do the same, and return what the answer says. Raises RetryError for one that is no `kind`."""
-    answered = await call_json(method, url, token, content, seconds)
+    if 400 <= status < 500 and status not in {408, 429}:
+        raise CallRefused(shown_url(url), status, answered)
+    if not 200 <= status < 300:
+        raise RetryError(f"{shown_url(url)}: status {status}")
     try:
-        return msgspec.json.decode(answered.body, type=kind)
+        return msgspec.json.decode(answered, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RetryError(f"{shown_url(url)} has answered: {reason_of(error)}") from error
 
