@@ -12,9 +12,11 @@ import ssl
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 import msgspec
+from msgspec import Struct
 
 from chain_kernel.errors import RefusedError, RetryError, SettingError
 from chain_kernel.text import printable, reason_of
@@ -32,24 +34,30 @@ CALL_ERRORS: Final = (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL)
 up."""
 
 
+class Answered(Struct, frozen=True):
+    """The answer of a call."""
+
+    status: int
+    body: bytes
+
+
 class CallRefused(RefusedError):
     """The server has refused the call with a 4xx status; a retry would be refused, too."""
 
-    def __init__(self, url: str, status: int, body: bytes) -> None:
-        content = printable(body[:200].decode("utf-8", "replace"))
-        super().__init__("call", url, f"an answer other than {status}: {content}")
-        self.status = status
-        self.body = body
+    def __init__(self, url: str, answered: Answered) -> None:
+        content = printable(answered.body[:200].decode("utf-8", "replace"))
+        super().__init__("call", url, f"an answer other than {answered.status}: {content}")
+        self.status = answered.status
+        self.body = answered.body
 
 
-async def ask(
-    method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
-) -> _T:
-    """Send `content` as JSON (None: nothing) and return what the answer, with a 2xx status, says.
+async def call_json(
+    method: str, url: str, token: str, content: object, seconds: float, proxy: str | None = None
+) -> Answered:
+    """Send `content` as JSON (None: nothing) and return the answer, which has a 2xx status.
 
     `token` is sent as a bearer token, unless empty. Raises CallRefused for a 4xx, RetryError for a
-    5xx, for an answer that is no `kind`, or if none came within `seconds`: then it is not known
-    whether the call was done.
+    5xx, or if no answer came within `seconds`: then it is not known whether the call was done.
     """
     check_url("url", url)
     headers = {"Accept": "application/json"}
@@ -59,18 +67,29 @@ async def ask(
         headers["Authorization"] = f"Bearer {token}"
     body = b"" if content is None else msgspec.json.encode(content)
     try:
-        async with asyncio.timeout(seconds), _sent(method, url, headers, body) as response:
-            status, answered = response.status_code, await _body(response)
+        async with (
+            asyncio.timeout(seconds),
+            _sent(method, url, headers, body, proxy) as response,
+        ):
+            answered = Answered(response.status_code, await _body(response))
     except CALL_ERRORS as error:
         silent = isinstance(error, TimeoutError)
         reason = f"no answer within {seconds} s" if silent else reason_of(error)
         raise RetryError(f"{shown_url(url)}: {reason}") from error
-    if 400 <= status < 500 and status not in {408, 429}:
-        raise CallRefused(shown_url(url), status, answered)
-    if not 200 <= status < 300:
-        raise RetryError(f"{shown_url(url)}: status {status}")
+    if 200 <= answered.status < 300:
+        return answered
+    if 400 <= answered.status < 500 and answered.status not in {408, 429}:
+        raise CallRefused(shown_url(url), answered)
+    raise RetryError(f"{shown_url(url)}: status {answered.status}")
+
+
+async def ask(
+    method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
+) -> _T:
+    """Do the same, and return what the answer says. Raises RetryError for one that is no `kind`."""
+    answered = await call_json(method, url, token, content, seconds)
     try:
-        return msgspec.json.decode(answered, type=kind)
+        return msgspec.json.decode(answered.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RetryError(f"{shown_url(url)} has answered: {reason_of(error)}") from error
 
@@ -94,9 +113,18 @@ def shown_url(url: str) -> str:
     return url.partition("?")[0].rpartition("@")[2]
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy through which the environment wants a URL to be called, if any."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
 @asynccontextmanager
 async def _sent(
-    method: str, url: str, headers: Mapping[str, str], body: bytes
+    method: str, url: str, headers: Mapping[str, str], body: bytes, proxy: str | None = None
 ) -> AsyncIterator[httpx.Response]:
     """Send a request and hold its answer, whose body is not read yet; no redirect is followed.
 
@@ -107,7 +135,7 @@ async def _sent(
     is_tls = request.url.scheme == "https"
     # Without TLS nobody is trusted: to load the authorities would take longer than the call.
     trust = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    async with httpx.AsyncHTTPTransport(verify=trust) as transport:
+    async with httpx.AsyncHTTPTransport(verify=trust, proxy=proxy) as transport:
         response = await transport.handle_async_request(request)
         try:
             yield response

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from chain_kernel.errors import RetryError, SettingError
-from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, ask, shown_url
+from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, call_json, shown_url
 from tests.unit.outbox.answer_server import answering
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 async def test_call_sends_json_with_the_token_and_returns_the_answer() -> None:
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with answering(answer) as (url, seen):
-        assert await ask("POST", f"{url}/check?a=1", "secret", {"ids": [1]}, 10, dict) == {}
+        answered = await call_json("POST", f"{url}/check?a=1", "secret", {"ids": [1]}, 10)
+    assert (answered.status, answered.body) == (200, b"{}")
     assert seen[0].startswith(b"POST /check?a=1 HTTP/1.1\r\n")
     assert b"Bearer secret" in seen[0]
     assert seen[0].endswith(b'{"ids":[1]}')
@@ -34,12 +35,12 @@ async def test_server_whose_certificate_is_not_trusted_is_sent_nothing(
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
     async with answering(answer, tls=tls) as (url, seen):
         with pytest.raises(RetryError, match="certificate"):
-            await ask("POST", url, "secret", {}, 10, dict)
+            await call_json("POST", url, "secret", {}, 10)
         assert not seen
         # The authorities of the system, which the environment may name.
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        assert await ask("POST", url, "secret", {}, 10, dict) == {}
+        assert (await call_json("POST", url, "secret", {}, 10)).body == b"{}"
 
 
 async def test_call_shows_its_secrets_in_no_log_and_to_no_proxy(
@@ -48,7 +49,7 @@ async def test_call_shows_its_secrets_in_no_log_and_to_no_proxy(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     caplog.set_level("INFO")
     async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (url, _):
-        await ask("GET", f"{url}/x?token=abc", "", None, 10, dict)
+        await call_json("GET", f"{url}/x?token=abc", "", None, 10)
     assert "abc" not in caplog.text
 
 
@@ -56,7 +57,7 @@ async def test_refusal_is_told_with_status_and_body_and_not_the_query() -> None:
     answer = b'HTTP/1.1 404 Not Found\r\nContent-Length: 11\r\n\r\n{"error":1}'
     async with answering(answer) as (url, _):
         with pytest.raises(CallRefused, match="404") as caught:
-            await ask("GET", f"{url}/x?token=abc", "", None, 10, dict)
+            await call_json("GET", f"{url}/x?token=abc", "", None, 10)
     assert (caught.value.status, caught.value.body) == (404, b'{"error":1}')
     assert "abc" not in str(caught.value)
 
@@ -78,20 +79,20 @@ async def test_refusal_is_told_with_status_and_body_and_not_the_query() -> None:
 async def test_answer_that_is_none_may_be_asked_for_again(answer: bytes) -> None:
     async with answering(answer) as (url, _):
         with pytest.raises(RetryError):
-            await ask("POST", url, "", {}, 10, dict)
+            await call_json("POST", url, "", {}, 10)
 
 
 async def test_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
     async with answering(hangs=True) as (url, _):
         with pytest.raises(RetryError, match=r"no answer within 0\.05 s"):
-            await ask("POST", url, "", {}, 0.05, dict)
+            await call_json("POST", url, "", {}, 0.05)
 
 
 async def test_nobody_there_may_be_asked_again_and_a_bad_url_not() -> None:
     with pytest.raises(RetryError):
-        await ask("POST", "http://127.0.0.1:1/", "", {}, 10, dict)
+        await call_json("POST", "http://127.0.0.1:1/", "", {}, 10)
     with pytest.raises(SettingError, match="http or https"):
-        await ask("POST", "file:///etc/passwd", "", {}, 10, dict)
+        await call_json("POST", "file:///etc/passwd", "", {}, 10)
 
 
 def test_shown_url_has_no_secret() -> None:
