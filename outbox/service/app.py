@@ -139,7 +139,8 @@ class MessageApp:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
                 raise HttpRefusal(403, "not_allowed", "destination", one.destination, expected)
-        ids = draw_missing([one.message_id and UUID(one.message_id) for one in given])
+        drawn = [None if one.message_id is None else UUID(one.message_id) for one in given]
+        ids = draw_missing(drawn)
         messages = [
             Message(message_id, one.destination, one.payload, one.key, one.headers or None)
             for message_id, one in zip(ids, given, strict=True)
@@ -192,9 +193,8 @@ class MessageApp:
         if not client.metrics:
             expected = "one with metrics = true"
             raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
-        found = [*await self._samples(), *REFUSALS.samples(self.refusals, {})]
-        answer = metrics_of(found)
-        return Response(answer.body, headers={"Content-Type": answer.media_type})
+        page = metrics_of([*await self._samples(), *REFUSALS.samples(self.refusals, {})])
+        return Response(page.body, headers={"Content-Type": page.media_type})
 
     # ------------------------------------------------------------------------------ without a token
 
