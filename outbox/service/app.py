@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +29,7 @@ from chain_kernel.errors import (
 )
 from chain_kernel.monitoring import Metric, metrics_of
 from chain_kernel.text import printable, reason_of
-from outbox.message import Message
+from outbox.message import Message, draw_message_ids
 from outbox.service.interface import (
     Confirmed,
     GivenConfirm,
@@ -41,7 +42,6 @@ from outbox.service.interface import (
 from outbox.service.message_api import (
     HttpRefusal,
     answer,
-    draw_missing,
     of_error,
     refused,
     unauthenticated,
@@ -139,19 +139,19 @@ class MessageApp:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
                 raise HttpRefusal(403, "not_allowed", "destination", one.destination, expected)
-        drawn = [None if one.message_id is None else UUID(one.message_id) for one in given]
-        ids = draw_missing(drawn)
         messages = [
-            Message(message_id, one.destination, one.payload, one.key, one.headers or None)
-            for message_id, one in zip(ids, given, strict=True)
-        ]
+            Message(
+                UUID(one.message_id) if one.message_id else draw_message_ids(1)[0],
+                one.destination, one.payload, one.key, one.headers or None,
+            )
+            for one in given
+        ]  # fmt: skip
         try:
             stored = await self._api.store(client.name, messages, is_prepared=is_prepared)
         except _OURS as error:
             # With these ids the same request can be repeated: what is stored is not stored twice.
-            raise unavailable(
-                reason_of(error), {"message_ids": [str(each) for each in ids]}
-            ) from error
+            ids = [str(each.message_id) for each in messages]
+            raise unavailable(reason_of(error), {"message_ids": ids}) from error
         return answer(200, stored)
 
     async def _decide(self, client: Client, request: Request, *, change: Change) -> Response:
@@ -182,9 +182,9 @@ class MessageApp:
             query = msgspec.convert(dict(request.query_params), ListQuery, strict=False)
         page = await self._api.page(
             client.name,
-            after=(UUID(query.after), query.after_consumer) if query.after else None,
-            destination=query.destination,
-            status=Status[query.status.upper()] if query.status else None,
+            after=None if query.after is UNSET else (UUID(query.after), query.after_consumer),
+            destination=None if query.destination is UNSET else query.destination,
+            status=None if query.status is UNSET else Status[query.status.upper()],
             rows_max=query.limit,
         )
         return answer(200, page)
@@ -199,10 +199,7 @@ class MessageApp:
     # ------------------------------------------------------------------------------ without a token
 
     async def _openapi(self, _: Request) -> Response:
-        response = answer(200, None)
-        response.body = self._document
-        response.headers["content-length"] = str(len(self._document))
-        return response
+        return Response(self._document, media_type="application/json")
 
     async def _livez(self, _: Request) -> Response:
         try:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from chain_kernel.errors import RetryError
 from outbox.destination import (
@@ -23,7 +23,6 @@ from outbox.destination import (
     PAYLOAD_BYTES_MAX,
 )
 from outbox.http_call import ask
-from outbox.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -45,7 +44,6 @@ UUID7_PATTERN: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-
 _BASE64_PATTERN: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 _Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX, pattern="^[ -~]+$")]
-_Plain = Annotated[str, Meta(max_length=NAME_CHARS_MAX, pattern="^[ -~]*$")]
 MessageId = Annotated[
     str, Meta(pattern=UUID7_PATTERN, max_length=36, description="a UUIDv7, in lower case")
 ]
@@ -128,13 +126,20 @@ class Confirmed(Struct):
 class ListQuery(Struct, forbid_unknown_fields=True):
     """Which deliveries a page of the list has."""
 
-    after: MessageId | None = None
-    after_consumer: _Plain = ""
-    destination: _Plain | None = None
+    after: MessageId | UnsetType = UNSET
+    after_consumer: Annotated[
+        str,
+        Meta(
+            max_length=NAME_CHARS_MAX,
+            pattern="^[ -~]*$",
+            description="beside after, as the page before returned it",
+        ),
+    ] = ""
+    destination: _Name | UnsetType = UNSET
     status: (
         Literal["init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned"]
-        | None
-    ) = None
+        | UnsetType
+    ) = UNSET
     limit: Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)] = 100
 
 
@@ -278,14 +283,11 @@ def _ref(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def _parameter(
-    name: str, schema: dict[str, Any], where: str = "query", **more: str
-) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": where == "path", **more, "schema": schema}
+def _parameter(name: str, schema: dict[str, Any], where: str = "query") -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": schema}
 
 
-_ID: Final = {"type": "string", "pattern": UUID7_PATTERN, "maxLength": 36}
-_PLAIN: Final = {"type": "string", "maxLength": NAME_CHARS_MAX, "pattern": "^[ -~]*$"}
+_QUERY: Final = msgspec.json.schema(ListQuery)["$defs"][ListQuery.__name__]["properties"]
 _HEALTH: Final = {
     "type": "object",
     "properties": {"status": {"type": "string"}},
@@ -300,25 +302,12 @@ _GETS: Final = {
     "/v1/messages": _operation(
         "list", "Deliveries of this client's messages, by message_id and consumer.",
         _json(_ref(Page)), _READ,
-        parameters=[
-            _parameter("after", _ID),
-            _parameter("destination", _PLAIN),
-            _parameter(
-                "status", {"type": "string", "enum": [status.name.lower() for status in Status]}
-            ),
-            _parameter(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": PAGE_ROWS_MAX, "default": 100},
-            ),
-            _parameter(
-                "after_consumer", _PLAIN, description="beside after, as the page before returned it"
-            ),
-        ],
+        parameters=[_parameter(name, schema) for name, schema in _QUERY.items()],
     ),
     "/v1/messages/{message_id}": _operation(
         "get", "One message of this client, with its deliveries.",
         _json(_ref(ShownMessage)), (*_READ, 404),
-        parameters=[_parameter("message_id", _ID, "path")],
+        parameters=[_parameter("message_id", msgspec.json.schema(MessageId), "path")],
     ),
     "/livez": _operation(
         "livez", "The process answers.", _json(_HEALTH), (503,), "Yes.", security=[]

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from chain_kernel.clock import time_of
 from chain_kernel.sql import load_sql
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
-from outbox.message import Message, draw_message_ids, made_at
+from outbox.message import Message, made_at
 from outbox.sender.business import store_messages
 from outbox.sender.check_back import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
@@ -328,12 +328,6 @@ async def _stored(
     if refused.field == "message_id":
         return False
     raise refused
-
-
-def draw_missing(ids: Sequence[UUID | None]) -> list[UUID]:
-    """Return `ids`, with new ones in place of those that are missing."""
-    drawn = iter(draw_message_ids(sum(each is None for each in ids)))
-    return [next(drawn) if each is None else each for each in ids]
 
 
 def _is_undecided(
