@@ -210,7 +210,7 @@ async def owned(dsn: str, name: str) -> AsyncIterator[Connection]:
         yield connection
 
 
-async def call_all(connection: Connection, admin: Connection, dsn: str) -> None:
+async def call_all(connection: Connection, admin: Connection) -> None:
     await set_destinations_up(connection, admin)
     await store(connection, admin)
     await decide_and_check(connection, admin)
@@ -218,7 +218,7 @@ async def call_all(connection: Connection, admin: Connection, dsn: str) -> None:
 
 @pytest.fixture
 def dsn(postgres_server: PostgresServer, database_with: Callable[..., str]) -> str:
-    return postgres_server.dsn(SUPERUSER, database_with("chain", "outbox", "decision"))
+    return postgres_server.dsn(SUPERUSER, database_with("outbox", "decision"))
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ async def test_every_call_works_on_a_connection_as_its_owner_set_it_up(
 ) -> None:
     await admin.execute(SHADOWS)
     async with owned(dsn, owner) as connection:
-        await call_all(connection, admin, dsn)
+        await call_all(connection, admin)
 
 
 async def test_every_call_works_through_a_transaction_pooler(
@@ -244,7 +244,7 @@ async def test_every_call_works_through_a_transaction_pooler(
         pgbouncer(dsn, tmp_path) as pooled,
         owned(pooled, "no prepared statements") as connection,
     ):
-        await call_all(connection, admin, dsn)
+        await call_all(connection, admin)
 
 
 async def test_check_that_waits_answers_done_at_an_owners_isolation(
