@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from local_stack.postgres import SUPERUSER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
+from tests.cases import case
 from tests.deadlines import LONG_SECONDS, deadline
 
 from .conftest import make_sender
@@ -96,26 +98,26 @@ async def test_advisory_locks_of_a_login_keep_nobody_waiting(
             )
 
 
-@pytest.mark.parametrize("role", ROLES)
 async def test_rows_that_serialise_can_be_locked_by_no_login(
-    logins: dict[str, asyncpg.Connection[Any]], role: str
+    logins: dict[str, asyncpg.Connection[Any]],
 ) -> None:
-    for table in ("outbox_version", "inbox_version", "inbox_key_lock"):
-        for strength in ("UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"):
-            await refused(logins[role], f"SELECT FROM {table} FOR {strength}")
-        locked = f"LOCK TABLE public.{table} IN ROW EXCLUSIVE MODE"
-        await refused(logins[role], f"DO $$ BEGIN {locked}; END $$")
+    for role, table in product(ROLES, ("outbox_version", "inbox_version", "inbox_key_lock")):
+        with case((role, table)):
+            for strength in ("UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"):
+                await refused(logins[role], f"SELECT FROM {table} FOR {strength}")
+            locked = f"LOCK TABLE public.{table} IN ROW EXCLUSIVE MODE"
+            await refused(logins[role], f"DO $$ BEGIN {locked}; END $$")
 
 
-@pytest.mark.parametrize("role", ROLES)
 async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
-    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]], role: str
+    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]]
 ) -> None:
     section = PAGE.read_text().split("## Outbox, inbox and decisions: what a DBA does")[1]
     steps = section.split("```sql\n")[1].split("```")[0].replace(" orders ", f" {all_parts.name} ")
     await all_parts.admin.execute(steps)
-    for statement in FILLS_THE_DISK:
-        await refused(logins[role], statement)
+    for role, statement in product(ROLES, FILLS_THE_DISK):
+        with case((role, statement)):
+            await refused(logins[role], statement)
 
 
 async def test_database_of_the_callback_service_is_closed_by_its_schema(

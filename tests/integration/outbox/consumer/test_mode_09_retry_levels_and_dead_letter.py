@@ -273,11 +273,10 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
     ]
 
 
-@pytest.mark.parametrize(("actor", "reason"), [("", "why"), ("anna", " "), ("anna", "a\0b")])
-async def test_act_without_actor_or_reason_is_refused(rig: Rig, actor: str, reason: str) -> None:
+async def test_act_without_actor_or_reason_is_refused(rig: Rig) -> None:
     (message,) = await make_dead(rig, "one")
     letters = DeadLetters(rig.admin)
-    for act in ("retry", "abandon"):
+    for actor, reason in (("", "why"), ("anna", " "), ("anna", "a\0b")):
         with pytest.raises(SettingError):
-            await letters.act(act, DeadLetterFilter(), actor=actor, reason=reason)
+            await letters.act("abandon", DeadLetterFilter(), actor=actor, reason=reason)
     assert [one.message_id for one in await letters.list()] == [message.message_id]
