@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.consumer.delivery import Delivery, TrustedSenders, read_delivery
+from outbox.consumer.config import TrustedSenders
+from outbox.consumer.delivery import Delivery, read_delivery
 from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination
 from outbox.errors import BadRecord
