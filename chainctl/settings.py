@@ -53,7 +53,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     kafka_ssl_key_password: str = ""
     kafka_ssl_check_hostname: bool = True
     kafka_client_id: str = "orderchain"
-    alert_webhook: str = ""
     stack_dir: str = ""
     batch_rows: int = 5_000
     batch_bytes: int = 8 * 2**20
@@ -122,7 +121,7 @@ CONFIG_BYTES_MAX: Final = 1024 * 1024
 """A config file is a page or two; something larger is some other file, and is not read."""
 
 _DSNS: Final = ("database", "gap_database", "audit_database", "callback_database")
-_WHOLE: Final = ("kafka_sasl_password", "kafka_ssl_key_password", "alert_webhook")
+_WHOLE: Final = ("kafka_sasl_password", "kafka_ssl_key_password")
 """Secrets from the first character to the last, which no flag takes: it would show in `ps`."""
 
 _KAFKA_FIELDS: Final = {
@@ -170,7 +169,6 @@ _HELP: Final[Mapping[str, tuple[click.ParamType | None, str]]] = {  # type: igno
         "Whether a broker's certificate has to name the host (true or false).",
     ),
     "kafka_client_id": (None, "How brokers name these clients, before each role's own name."),
-    "alert_webhook": (None, "URL that gets a POST when messages become abnormal."),
     "stack_dir": (click.Path(), "Folder of the local stack."),
     "batch_rows": (click.INT, "Rows in one commit, at most."),
     "batch_bytes": (Size(), "Bytes of orders in one commit, at most."),

@@ -6,7 +6,15 @@ import click
 
 from chainctl.options import Group
 from outbox.cli.dead_letters import group as dead
-from outbox.cli.deliveries import abandon, acts, failed, list_, resend, retry, show, status
+from outbox.cli.deliveries import (
+    abandon,
+    acts,
+    list_,
+    resend,
+    retry,
+    show,
+    status,
+)
 from outbox.cli.destinations import group as destination
 from outbox.cli.relay import keep, relay
 
@@ -23,7 +31,6 @@ for _each in (
     list_,
     show,
     acts,
-    failed,
     retry,
     abandon,
     resend,

@@ -62,5 +62,4 @@ async def act_on_letters(
     async with letters_of(settings) as letters:
         if by.is_dry_run:
             return await letters.list(chosen)
-        do = letters.retry_many if act == "retry" else letters.abandon_many
-        return await do(chosen, actor=by.actor, reason=by.reason)
+        return await letters.act(act, chosen, actor=by.actor, reason=by.reason)

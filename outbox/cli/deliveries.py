@@ -29,12 +29,10 @@ from chainctl.units import Span
 from outbox.acts import (
     COUNTED,
     DeliveryFilter,
-    failed_messages,
     find,
     last_acts,
     look,
     read_counts,
-    why_unchanged,
 )
 from outbox.cli.connections import act_on_deliveries, outbox_of
 from outbox.statuses import Status
@@ -159,8 +157,8 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 def status(settings: Settings, overdue_seconds: float, as_json: bool) -> ExitCode:
     """Show how many deliveries have which status, and what is wrong with their destinations.
 
-    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is not heard of,
-    or no relay runs while deliveries are overdue.
+    Exit code 1 when some are abnormal or overdue, a topic is missing, or no relay runs while
+    deliveries are overdue.
     """
 
     found = asked(settings, read_counts, overdue_seconds)
@@ -259,22 +257,6 @@ def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **statuses}
 
 
-@click.command(cls=Command)
-@click.option(
-    "--limit", type=Integer(1, 1_000), default=100, show_default=True, metavar="N",
-    help="Show at most so many messages.",
-)  # fmt: skip
-@json_option
-@uses_settings("database", "connect_seconds")
-def failed(settings: Settings, limit: int, as_json: bool) -> None:
-    """Show what businesses would have sent that failed, the newest first.
-
-    It is kept where a business asks for it. Payloads come with --json, as base64.
-    """
-    columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
-    listed(asked(settings, failed_messages, limit), columns, as_json)
-
-
 # -- acts, each with actor and reason -------------------------------------------------------------
 
 
@@ -317,5 +299,6 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
         listed(changed, ("message_id", "consumer", "status"), given["as_json"])
     if changed:
         return ExitCode.CLEAN
-    talk(f"chainctl: {asked(settings, why_unchanged, what, wanted)}")
+    takes = "that are on their way" if what == "resend" else "that are abnormal"
+    talk(f"chainctl: {what} changes deliveries {takes}, and none of those is chosen")
     return ExitCode.FINDINGS

@@ -33,7 +33,7 @@ ELSEWHERE = {
 
 ROWS = {
     "chain list", "lag", "gaps", "tail", "rejects", "acts", "doctor",
-    "outbox list", "outbox status", "outbox failed", "outbox acts",
+    "outbox list", "outbox status", "outbox acts",
     "outbox destination list", "outbox retry", "outbox abandon", "outbox resend",
     "outbox dead list", "outbox dead show", "outbox dead acts",
     "outbox dead retry", "outbox dead abandon",
@@ -76,8 +76,8 @@ def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tu
         "receive": (*on_chain, "--output", folder / "journal"),
         "verify": (*on_chain, "--source", "database", "--local"),
         "outbox destination set": ("json", "--topic", "t", "--consumer", "a", "--consumer", "b"),
-        "outbox destination show": ("json",), "outbox destination list": (),
-        "outbox list": (), "outbox show": (ids[0],), "outbox status": (), "outbox failed": (),
+        "outbox destination list": (),
+        "outbox list": (), "outbox show": (ids[0],), "outbox status": (),
         "outbox acts": (),
         "outbox keep": (), "outbox resend": WHY, "outbox retry": WHY, "outbox abandon": WHY,
         "outbox dead list": (), "outbox dead show": (dead,), "outbox dead acts": (),

@@ -325,8 +325,6 @@ def leave_files(folder: Path, chain: int, seal: str) -> None:
     (folder / f"{chain}.jsonl").write_bytes((folder / "journal.jsonl").read_bytes())
     (folder / "orders.jsonl").write_bytes((folder / "journal.jsonl").read_bytes())
     (folder / "head-of-7.txt").write_text(f"{seal} 2026-11-20T17:00:03.120000Z\n", encoding="utf-8")
-    (folder / "alert-webhook").write_text("http://127.0.0.1:9/alert\n", encoding="utf-8")
-    (folder / "alert-webhook").chmod(0o600)
     token = sha256(TOKEN.encode()).hexdigest()
     (folder / "clients.toml").write_text(
         f'[[client]]\nname = "payments"\ntoken_sha256 = ["{token}"]\ndestinations = ["clearing"]\n',

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from local_stack import KafkaServer
+    from outbox import Delivery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -176,12 +177,14 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
         await MessageClient([messages.address], "payments-token").send(
             [Message(served, "clearing", b"by the service")]
         )
-        async for delivery in receiver:
-            async with delivery.transaction() as connection:
-                await connection.execute("SELECT 1")
+
+        async def apply(delivery: Delivery, connection: Any) -> None:
+            await connection.execute("SELECT 1")
             effects.add(delivery.message_id)
             if effects == {sent, served}:
-                break
+                receiver.stop()
+
+        await receiver.run(apply)
         log = InboxLog(reached, CONSUMER)
         assert await log.applied([sent, served]) == effects
         await log.close()
