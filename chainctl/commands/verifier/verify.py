@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
     from chain_verifier.findings import Finding
-    from chain_verifier.html import Origin
     from chain_verifier.report import ChainsReport, Report, Unverified
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
@@ -206,18 +205,11 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
             report = verify(request, progress=watcher.step, stages=watcher.stages)
     _show(report, asked)
     _move_marks(settings, asked, [report])
-    if asked.page is not None:
-        from chain_verifier.chart_data import read_chart_data
-        from chain_verifier.html import html_report
-
-        page = html_report(report, read_chart_data(request), _origin(settings))
-        write_private(Path(asked.page), page)
+    _write_page(settings, asked, report)
     return _code_of(report)
 
 
 def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    from chain_verifier.report import Unverified
-
     prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
     with _watched() as watcher:
         if asked.is_local:
@@ -230,25 +222,21 @@ def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[i
             report = verify_chains(prepared, progress=watcher.step, stages=watcher.stages)
     _show(report, asked, settings.secrets())
     _move_marks(settings, asked, report.reports)
-    if asked.page is not None:
-        from chain_verifier.chart_data import read_chart_data
-        from chain_verifier.html import html_chains_report
-
-        requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
-        pictures = {one.chain_id: read_chart_data(requests[one.chain_id]) for one in report.reports}
-        page = html_chains_report(report, pictures, _origin(settings))
-        write_private(Path(asked.page), page)
+    _write_page(settings, asked, report)
     return max(map(_code_of, report.outcomes))
 
 
-def _origin(settings: Settings) -> Origin:
-    from chain_verifier.html import Origin
+def _write_page(settings: Settings, asked: VerifyOptions, report: Report | ChainsReport) -> None:
+    if asked.page is None:
+        return
+    from chain_verifier.html import Origin, html_report
 
-    return Origin(
+    origin = Origin(
         made_at=datetime.now(UTC),
         command=hide_secrets(command_line(), settings.secrets()),
         version=installed_version(),
     )
+    write_private(Path(asked.page), html_report(report, origin))
 
 
 def _prepared(

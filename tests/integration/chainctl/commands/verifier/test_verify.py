@@ -295,7 +295,7 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     assert json.loads(broken.out)["counts"] == {"gap": 1, "surplus": 1}
     text = page.read_text(encoding="utf-8")
     assert f"Order {DELETED:,} is missing" in text
-    assert 'class="ids"' in text
+    assert 'class="fault"' in text
     nowhere = tmp_path / "missing" / "page.html"
     refused = call("verify", *arguments[:-1], nowhere, settings=without_java)
     assert refused.code == 2, refused
