@@ -226,7 +226,9 @@ class Mode(Protocol[T]):
         ...
 
     def forged_findings(self, topic: T, base: T, horizon: Horizon) -> Findings:
-        """Return the rows of forged frames that `base` does not hold with the same content."""
+        """Return the rows of forged frames after the start that `base` does not hold with the same
+        content.
+        """
         ...
 
     def check_seals(self, table: T, kept: Sequence[KeptSeal]) -> Findings:
@@ -392,9 +394,9 @@ class Verification(Generic[T]):
             horizon = one.horizon.within(base.horizon)
             found = self._differences(one, base, horizon)
             if isinstance(one.table, PublishedTopic):
-                found = joined_findings(
-                    [found, self._mode.forged_findings(one.table, base.table, horizon)]
-                )
+                # Wherever they are after the start: retention says nothing of disowned frames.
+                forged = self._mode.forged_findings(one.table, base.table, self._horizon)
+                found = joined_findings([found, forged])
         comparison = Comparison(
             source=name,
             against=against,

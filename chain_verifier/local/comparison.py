@@ -51,9 +51,11 @@ def forged_findings(topic: LocalTopicTable, base: LocalTable, horizon: Horizon) 
     if not topic.has_forged:
         return Findings()
     with open_scratch("contents", topic.name) as scratch:
-        rows = ((row[1], _packed(row[2:])) for row in topic.forged_rows())
+        rows = ((row[1], _packed(row[2:])) for row in topic.forged_rows() if row[1] > horizon.start)
         scratch.executemany(SQL["keep_content"], rows)
         (first_id,) = scratch.execute(SQL["lowest"]).fetchone()
+        if first_id is None:
+            return Findings()
         near = replace(horizon, start=first_id - 1, head=None)
         forged = _unpacked(scratch.execute(SQL["different_contents"]))
         for finding in _differences(forged, _in_order(base, near), to_end_of_base=False):

@@ -34,6 +34,7 @@ from chain_verifier.checks.topic_frames import (
 )
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.published_reader import bounds_of
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.source_check import by_id, findings_of, pairs_of
@@ -41,7 +42,6 @@ from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
     STANDING,
-    bounds_of,
     heads_decoder,
     is_genuine,
     rows_decoder,
@@ -204,7 +204,7 @@ class Follower:
         self._database = DatabaseTable(spark, database, chain_id)
         self._topic, self._partition = place_of(topic, chain_id, self._database.head)
         self._options = spark_kafka_options(KafkaConfig.of(topic.kafka))
-        bounds = bounds_of(spark, topic, self._topic, self._partition)
+        bounds = bounds_of(topic, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
         self._boundary_id = self._database.head.boundary_id

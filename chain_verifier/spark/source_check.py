@@ -405,8 +405,10 @@ def compare(
 
 
 def forged_findings(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findings:
-    """Return the rows of forged frames that `base` does not hold, or holds with other content."""
-    here = by_id(forged.distinct())
+    """Return the rows of forged frames after the start that `base` does not hold, or holds with
+    other content.
+    """
+    here = by_id(forged.where(F.col("id") > horizon.start).distinct())
     there = base.rows.where(F.col("chain_id") == horizon.chain_id)
     with as_broken(f"{name} against {base.name}"):
         pairs = pairs_of(here, by_id(there.join(here.select("id"), "id", "left_semi")))
