@@ -297,7 +297,7 @@ class Beside(NamedTuple):
     note: str = ""
     statement: str = ""
     removed: int = 0
-    options: dict[str, Any] = {}
+    start: int = 0
 
 
 DISOWNED = frame_of(ROWS[:10])
@@ -331,7 +331,7 @@ BESIDE = {
     "a disowned frame below the start": Beside(
         lambda frames: [DISOWNED, *frames],
         note="of a leader of this database",
-        options={"start": ROWS[19].id},
+        start=ROWS[19].id or 0,
     ),
 }
 
@@ -346,7 +346,7 @@ def test_topic_beside_its_database_lacks_what_should_be_there_and_nothing_else(
         topic.remove_before(case.removed)
     if case.statement:
         asyncio.run(execute(database, case.statement))
-    report = both(**case.options)
+    report = both(start=case.start)
     assert against(report) == [span(Kind.LACKING, rows) for rows in case.lacking]
     assert report.is_clean is not bool(case.lacking), report.findings
     assert case.note in "; ".join(report.sources[1].notes)
