@@ -10,7 +10,7 @@ from msgspec import Struct
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.sql import OWNER
 from chain_kernel.text import counted
-from chain_verifier.archive.manifest import chain_folder, load_manifest
+from chain_verifier.archive.manifest import chain_folder, held_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
 from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
 from chain_verifier.config import CONNECT_SECONDS
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
+    from chain_verifier.archive.manifest import Manifest
 
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
@@ -50,11 +51,11 @@ class _Partition(Struct, frozen=True):
 
 
 class RetentionRequest(Struct, frozen=True, kw_only=True):
-    """What may be detached, who does it, and what must be kept."""
+    """What may be detached, or dropped, who does it, and what must be kept."""
 
     chain_id: int
     until_id: int
-    """The last row that may be detached."""
+    """The last row that may go."""
     actor: str
     """Who does this."""
     reason: str = "the rows are verified and archived"
@@ -251,22 +252,11 @@ class DropReport(Struct, frozen=True, kw_only=True):
         return sum(table.bytes for table in self.tables)
 
 
-class DropRequest(Struct, frozen=True, kw_only=True):
-    """Which tables may be dropped, who does it, and why."""
-
-    chain_id: int
-    until_id: int
-    """The last row that may go."""
-    actor: str
-    reason: str
-    is_dry_run: bool = False
-
-
 @run_alone
 async def drop_detached(
     database: str | DatabaseConfig,
     archive: Path,
-    request: DropRequest,
+    request: RetentionRequest,
     *,
     connect_seconds: float = CONNECT_SECONDS,
 ) -> DropReport:
@@ -311,13 +301,15 @@ def _require_held(
     if report.seals[place.boundary_id] != place.boundary_seal.hex():
         found = report.seals[place.boundary_id]
         raise InputError(f"seal of the archive after {place.boundary_id}", found, "the database's")
+    manifest = held_manifest(archive, chain_id)
     for table in tables:
-        _require_rows(archive, report, place, table)
+        _require_rows(archive, manifest, report, place, table)
 
 
 def _require_rows(
-    archive: Path, report: ArchiveReport, place: ChainExtent, table: DetachedTable
-) -> None:
+    archive: Path, manifest: Manifest, report: ArchiveReport, place: ChainExtent,
+    table: DetachedTable,
+) -> None:  # fmt: skip
     if table.first_id is None or table.last_id is None:
         return
     if table.last_id > place.boundary_id:
@@ -326,27 +318,24 @@ def _require_rows(
     if table.first_id <= report.after_id:
         expected = f"above {report.after_id}, where the archive begins"
         raise InputError(f"first row of table {table.name}", table.first_id, expected)
-    held = _rows_between(archive, report.chain_id, table.first_id, table.last_id)
+    # A partition holds whole batches.
+    held = sum(
+        batch.row_count
+        for part in manifest.parts
+        if part.first_id <= table.last_id and part.last_id >= table.first_id
+        for batch in batches_of(chain_folder(archive, manifest.chain_id), part)
+        if table.first_id <= batch.first_id and batch.last_id <= table.last_id
+    )
     if table.rows > held:
         expected = f"at most {held}, which the archive holds of its ids"
         raise InputError(f"rows of table {table.name}", table.rows, expected)
 
 
-def _rows_between(archive: Path, chain_id: int, first_id: int, last_id: int) -> int:
-    """Return the rows of the archived batches within a range; a partition holds whole batches."""
-    manifest = load_manifest(archive, chain_id)
-    folder = chain_folder(archive, chain_id)
-    return sum(
-        batch.row_count
-        for part in (() if manifest is None else manifest.parts)
-        if part.first_id <= last_id and part.last_id >= first_id
-        for batch in batches_of(folder, part)
-        if first_id <= batch.first_id and batch.last_id <= last_id
-    )
-
-
 async def _drop_all(
-    connection: Connection, request: DropRequest, archive: Path, tables: Sequence[DetachedTable]
+    connection: Connection,
+    request: RetentionRequest,
+    archive: Path,
+    tables: Sequence[DetachedTable],
 ) -> int:
     """Drop them all; none if one was attached again since: then it is the chain's."""
     names = [table.name for table in tables]

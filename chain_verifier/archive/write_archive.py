@@ -16,7 +16,7 @@ from chain_verifier.archive.manifest import (
     remove_unfinished,
     store_manifest,
 )
-from chain_verifier.archive.part_files import PartWriter, part_fault
+from chain_verifier.archive.part_files import BrokenPart, PartWriter, proven_parts
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.database_facts import filled
@@ -155,7 +155,6 @@ async def _write_part(
 ) -> ArchivePart | None:
     """Write the batches of the next partition; return None when no partition is left."""
     folder = chain_folder(archive, manifest.chain_id)
-    check = SealRun(manifest.chain_id, run.at_id, run.seal)
     part: ArchivePart | None = None
     groups = _groups(connection, manifest.chain_id, run.at_id, until_id, place.partition_ids)
     writer: PartWriter | None = None
@@ -170,10 +169,11 @@ async def _write_part(
         await groups.aclose()
         if writer is not None:
             writer.close()
-    if part is not None:
-        fault = part_fault(folder, part, check, {})
-        if fault is not None:
-            raise SourceBroken(f"archive {folder}", fault)
+    try:
+        for _ in proven_parts(folder, manifest.chain_id, [part]) if part is not None else ():
+            pass
+    except BrokenPart as error:
+        raise SourceBroken(f"archive {folder}", str(error)) from error
     return part
 
 

@@ -14,10 +14,9 @@ from msgspec.structs import astuple
 from chain_kernel.clock import record_time
 from chain_kernel.config import Config
 from chain_kernel.errors import InputError, SettingError
-from chain_verifier.archive.manifest import chain_folder, load_manifest
-from chain_verifier.archive.part_files import BrokenPart, proven_batches
+from chain_verifier.archive.manifest import chain_folder, held_manifest
+from chain_verifier.archive.part_files import BrokenPart, proven_parts
 from chain_verifier.checks.published import place_of
-from chain_verifier.checks.seals import SealRun
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, events_of, header_of
 from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, parse_source
 from chain_verifier.journal_rows import JournalRows
@@ -90,9 +89,7 @@ def open_offers(
     if isinstance(source, JournalSource):
         return partial(_of_journal, JournalRows(source), chain_id)
     archive = Path(source.path)
-    manifest = load_manifest(archive, chain_id)
-    if manifest is None:
-        raise InputError("archive", source.path, f"an archive that holds chain {chain_id}")
+    manifest = held_manifest(archive, chain_id)
     if manifest.database_id != head.database_id:
         raise InputError("archive of database", manifest.database_id, head.database_id)
     return partial(_of_archive, chain_folder(archive, chain_id), manifest)
@@ -178,8 +175,7 @@ def _of_archive(
             continue
         before = bytes.fromhex(part.seal_before)
         try:
-            run = SealRun(manifest.chain_id, part.after_id, before)
-            for batch, rows in proven_batches(folder, part, run):
+            for batch, rows in proven_parts(folder, manifest.chain_id, [part]):
                 if matching.wants(batch.prev_last_id, batch.last_id):
                     yield Offer(
                         rows=rows,
