@@ -1,8 +1,5 @@
 """Checks one source against the theorem, and names what is wrong where it does not hold.
 
-`node_hash` is the keyed hash of a node, as Spark's `xxhash64(key, node)` gives it, for the few
-nodes that the driver adds to the sums of the executors. It is pure.
-
 The first look at a source checks whether its rows are one path as a whole: one sum over all rows,
 without buckets. Most chains are one path, and then there is nothing to locate. Else parts of the
 source are read again: the rows of buckets, the rows that no bucket can hold, and the rows of a file
@@ -52,46 +49,11 @@ from chain_verifier.verification import CONTENT, ScannedSource, link_faults, req
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.spark.table import Table
     from chain_verifier.verification import ScanPlan
-
-
-_BITS: Final = 64
-_MASK: Final = 2**_BITS - 1
-_PRIMES: Final = (
-    0x9E3779B185EBCA87,
-    0xC2B2AE3D27D4EB4F,
-    0x165667B19E3779F9,
-    0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)
-"""The five of XXH64."""
-
-_SPARK_SEED: Final = 42
-_LONG_BYTES: Final = 8
-
-
-def node_hash(key: int, node: int) -> int:
-    """Return the hash of `node` under `key`, both 64 bits wide, as a number from 0 to 2^64 - 1."""
-    return _hash_long(node, _hash_long(key, _SPARK_SEED))
-
-
-def _hash_long(value: int, seed: int) -> int:
-    """XXH64 of the eight bytes of `value`."""
-    p1, p2, p3, p4, p5 = _PRIMES
-    mixed = (_rotated((value * p2) & _MASK, 31) * p1) & _MASK
-    found = ((seed + p5 + _LONG_BYTES) & _MASK) ^ mixed
-    found = (_rotated(found, 27) * p1 + p4) & _MASK
-    found = ((found ^ (found >> 33)) * p2) & _MASK
-    found = ((found ^ (found >> 29)) * p3) & _MASK
-    return found ^ (found >> 32)
-
-
-def _rotated(value: int, bits: int) -> int:
-    return ((value << bits) | (value >> (_BITS - bits))) & _MASK
 
 
 _PARTS: Final = ("surplus_low", "surplus_middle", "surplus_high")
@@ -112,10 +74,10 @@ def whole_chain(paths: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
     None means that this is not proven: the rows must be looked at in buckets. Without a row, the
     result is None, too.
     """
-    has_rows = ROWS in paths.columns
-    sums = _sums(horizon, has_rows=has_rows)
-    found = looked_at(with_key(paths, key), horizon).agg(*sums).collect()[0]
-    if not found["rows"] or found["sound"] != found["rows"] or not _is_balanced(found, key):
+    sums = _sums(horizon, has_rows=ROWS in paths.columns)
+    summed = looked_at(with_key(paths, key), horizon).agg(*sums)
+    found = summed.withColumn("is_balanced", _is_balanced()).collect()[0]
+    if not found["rows"] or found["sound"] != found["rows"] or not found["is_balanced"]:
         return None
     bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
     return bucket if is_one_path([bucket], horizon) else None
@@ -136,37 +98,31 @@ def _sums(horizon: Horizon, *, has_rows: bool) -> list[Column]:
     is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & (F.col("chain_id") == horizon.chain_id)
     # A NULL counts as not sound, so that no NULL can hide from the sums.
     is_sound = is_own & (pid < row_id)
-    entering, leaving = F.xxhash64(KEY, "pid"), F.xxhash64(KEY, "id")
+    surpluses = zip(_PARTS, _parts_of("id"), _parts_of("pid"), strict=True)
     return [
+        F.max(KEY).alias(KEY),
         (F.sum(ROWS) if has_rows else F.count(F.lit(1))).alias("rows"),
         (F.sum(F.when(is_sound, F.col(ROWS))) if has_rows else F.count_if(is_sound)).alias("sound"),
         F.min("first_id" if has_rows else "id").alias("first_id"),
         F.max("id").alias("last_id"),
         F.min("pid").alias("pid"),
-        *(F.sum(surplus).alias(name) for name, surplus in _surpluses(leaving, entering)),
+        *(F.sum(leaving - entering).alias(name) for name, leaving, entering in surpluses),
     ]
 
 
-def _surpluses(leaving: Column, entering: Column) -> list[tuple[str, Column]]:
-    pairs = zip(_PARTS, _parts_of(leaving), _parts_of(entering), strict=True)
-    return [(name, leave - enter) for name, leave, enter in pairs]
-
-
-def _parts_of(hashed: Column) -> list[Column]:
+def _parts_of(node: str) -> list[Column]:
+    """Return the parts of the hash of the node in a column."""
+    hashed = F.xxhash64(KEY, node)
     low, middle, high = (F.shiftrightunsigned(hashed, shift) for shift in _SHIFTS)
     return [low.bitwiseAND(F.lit(_PART_MASK)), middle.bitwiseAND(F.lit(_PART_MASK)), high]
 
 
-def _is_balanced(found: Row, key: int) -> bool:
+def _is_balanced() -> Column:
     """Return whether ids plus {lowest pid} equal pids plus {highest id}, by all sums."""
-    leave, enter = node_hash(key, found["last_id"]), node_hash(key, found["pid"])
-    due = [_part(leave, shift) - _part(enter, shift) for shift in _SHIFTS]
-    return [found[name] for name in _PARTS] == due
-
-
-def _part(hashed: int, shift: int) -> int:
-    part = hashed >> shift
-    return part if shift == _SHIFTS[-1] else part & _PART_MASK
+    balanced = F.lit(True)
+    for name, leave, enter in zip(_PARTS, _parts_of("last_id"), _parts_of("pid"), strict=True):
+        balanced = balanced & (F.col(name) == leave - enter)
+    return balanced
 
 
 def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
