@@ -95,12 +95,6 @@ def test_log_names_a_frame_of_another_epoch_than_its_batch_and_one_that_falls() 
     assert found.counts == {"wrong_epoch": 2}
 
 
-def test_log_names_a_frame_once_that_is_both_below_its_batch_and_below_the_frame_before() -> None:
-    topic = Topic(frame(0, 0, 10, epoch=3, batch_epoch=3), frame(1, 10, 20, epoch=2, batch_epoch=3))
-    (found,) = topic.disorder(HORIZON).kept
-    assert (found.id, found.epoch, found.expected_epoch) == (11, 2, 3)
-
-
 def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -> None:
     records = (frame(5, 10, 20), frame(6, 20, 30))
     cut = Topic(*records, first=5, head=40)
@@ -119,12 +113,6 @@ def test_topic_without_a_frame_or_a_heartbeat_of_its_chain_is_silent() -> None:
     assert Topic(refused, disowned).is_silent
     assert not Topic(refused, frame(1, 10, 10, is_heartbeat=True)).is_silent
     assert not Topic(frame(0, 0, 10)).is_silent
-
-
-def test_topic_whose_frames_retention_has_removed_does_not_say_up_to_which_row() -> None:
-    topic = Topic(frame(5, 40, 40, is_heartbeat=True), first=5, head=40)
-    notes = topic.notes_on(topic.narrowed(HORIZON), HORIZON, ())
-    assert "retention has removed every frame with rows" in notes
 
 
 def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:

@@ -17,40 +17,6 @@ def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> To
     return walk
 
 
-def test_walk_with_linked_frames_marks_nothing() -> None:
-    walk = walked((0, 5), (5, 9), (9, 12))
-    assert (walk.frames, walk.highest, walk.marks, walk.is_late) == (3, 12, {}, False)
-
-
-def test_walk_with_a_tail_sent_again_marks_it_as_seen() -> None:
-    walk = walked((0, 5), (5, 9), (0, 5), (5, 9), (9, 12))
-    assert walk.marks == {2: FrameMark(9, ((0, 5),)), 3: FrameMark(9, ((5, 9),))}
-    assert not walk.is_late
-
-
-def test_walk_with_a_tail_sent_again_in_other_slices_marks_what_was_seen_of_each() -> None:
-    walk = walked((0, 5), (5, 9), (3, 12))
-    assert walk.marks == {2: FrameMark(9, ((3, 9),))}
-    assert not walk.is_late
-    assert (walk.marks[2].is_seen(9), walk.marks[2].is_seen(10)) == (True, False)
-
-
-def test_walk_with_a_frame_behind_a_later_one_is_late() -> None:
-    walk = walked((0, 5), (9, 12), (5, 9))
-    assert walk.is_late
-    assert walk.marks == {2: FrameMark(12, ())}
-
-
-def test_walk_with_a_late_frame_that_is_partly_seen_is_late() -> None:
-    walk = walked((0, 5), (9, 12), (3, 11))
-    assert walk.is_late
-    assert walk.marks == {2: FrameMark(12, ((3, 5), (9, 11)))}
-
-
-def test_walk_with_a_gap_is_not_late() -> None:
-    assert walked((0, 5), (9, 12)).marks == {}
-
-
 def test_walk_with_retention_begins_at_the_first_frame() -> None:
     walk = walked((40, 50), (50, 60), (40, 50))
     assert walk.first_pid == 40
