@@ -163,7 +163,9 @@ HARMS: dict[str, tuple[list[str], set[Finding]]] = {
     # The batch after it, the seal of the head and one that was kept say no more than that.
     "stored seals": ([entry(n, OTHER_SEAL) for n in (0, 2, 4)], mismatches(0, 2, 4)),
     "other stored seals": ([entry(n, OTHER_SEAL) for n in (1, 3, 5)], mismatches(1, 3, 5)),
-    "the seal of the genesis": ([f"UPDATE chain_batch SET {OTHER_SEAL} WHERE last_id = 0"], {NO_GENESIS}),
+    "the seal of the genesis": (
+        [f"UPDATE chain_batch SET {OTHER_SEAL} WHERE last_id = 0"], {NO_GENESIS},
+    ),
 }  # fmt: skip
 OF_SEALS = {
     Kind.SEAL_MISMATCH, Kind.BATCH_COUNT, Kind.BATCH_RANGE, Kind.WRONG_EPOCH, Kind.HEAD_SEAL,
@@ -305,7 +307,8 @@ async def _exports(dsn: str) -> list[KeptSeal]:
     query = "SELECT last_id, seal FROM chain_batch WHERE last_id > 0 ORDER BY last_id"
     return [
         KeptSeal(
-            id=last_id, seal=seal, committed_at=f"2026-01-0{number}", exported_at=f"2026-02-0{number}"
+            id=last_id, seal=seal, committed_at=f"2026-01-0{number}",
+            exported_at=f"2026-02-0{number}",
         )
         for number, (last_id, seal) in enumerate(await _fetch(dsn, query))
     ]  # fmt: skip
