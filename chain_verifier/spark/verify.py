@@ -32,7 +32,7 @@ from chain_verifier.spark.finding_frame import (
     sampled_rows,
     write_findings,
 )
-from chain_verifier.spark.session import open_session, watched_stages
+from chain_verifier.spark.session import open_session
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
-    from chain_verifier.spark.session import ShowStages
     from chain_verifier.spark.table import Table
     from chain_verifier.verification import ScanPlan, ShowStep
 
@@ -165,17 +164,14 @@ def verify(
     request: VerifyRequest,
     session: SparkSession | None = None,
     progress: ShowStep = silent,
-    stages: ShowStages | None = None,
 ) -> Report:
     """Verify the sources of `request`, each alone and then against each other.
 
     Starts Spark, and stops it afterwards, unless a `session` is given. `progress` receives one line
-    per step; `stages` receives, in a separate thread, how many tasks of Spark's running stages are
-    done, and of how many. Raises RefusedError (a source cannot be used, nothing was found out) or
-    SourceBroken (it broke off: nothing is known of the whole). A report means that everything was
-    read.
+    per step. Raises RefusedError (a source cannot be used, nothing was found out) or SourceBroken
+    (it broke off: nothing is known of the whole). A report means that everything was read.
     """
-    with _spark_for([request], session, progress, stages) as (spark, start_seconds):
+    with _spark_for([request], session, progress) as (spark, start_seconds):
         return Verification(request, SparkMode(spark, request), progress).run(start_seconds)
 
 
@@ -183,7 +179,6 @@ def verify_chains(
     chains: Sequence[VerifyRequest | Unverified],
     session: SparkSession | None = None,
     progress: ShowStep = silent,
-    stages: ShowStages | None = None,
 ) -> ChainsReport:
     """Verify several chains, one after the other, in one Spark.
 
@@ -193,7 +188,7 @@ def verify_chains(
     """
     began = time.monotonic()
     requests = [one for one in chains if not isinstance(one, Unverified)]
-    with _spark_for(requests, session, progress, stages) as (spark, start_seconds):
+    with _spark_for(requests, session, progress) as (spark, start_seconds):
 
         def verified(request: VerifyRequest) -> Report:
             progress(f"chain {request.chain_id}")
@@ -212,7 +207,6 @@ def _spark_for(
     requests: Sequence[VerifyRequest],
     session: SparkSession | None,
     progress: ShowStep,
-    stages: ShowStages | None,
 ) -> Iterator[tuple[SparkSession, float]]:
     """Yield a Spark that can read all sources, and how long its start took."""
     require_sound(requests)
@@ -223,8 +217,7 @@ def _spark_for(
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         _require_free(session, folders)
-        with watched_stages(session, stages):
-            yield session, 0.0
+        yield session, 0.0
         return
     progress("starting Spark")
     began = time.monotonic()
@@ -233,8 +226,7 @@ def _spark_for(
     with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
         start_seconds = time.monotonic() - began
         _require_free(own, folders)
-        with watched_stages(own, stages):
-            yield own, start_seconds
+        yield own, start_seconds
 
 
 def _require_free(spark: SparkSession, folders: Iterable[str]) -> None:

@@ -244,32 +244,6 @@ def test_modes_with_parquet_find_what_is_wrong_with_it(
     assert sorted(report.findings, key=str) == sorted(expected_of(name, source.name), key=str)
 
 
-@pytest.mark.nightly
-def test_modes_with_a_wiped_journal_name_its_rows_in_one_finding_and_a_hole_splits_it(
-    agreed: Callable[..., Report], journal_of: Callable[..., JournalSource]
-) -> None:
-    """The 3,000 rows fill several of the parts in which Spark looks for neighbours."""
-    rows = wide_chain(3_000)
-    base = journal_of(rows)
-
-    def lacking(other: Sequence[Row], name: str) -> list[tuple[int | None, int | None, int | None]]:
-        report = agreed(base, journal_of(other, name), head=rows[-1].id, bucket_bits=None)
-        assert report.row_counts["lacking"] == len(rows) - len(other)
-        found = [one for one in report.findings if one.kind is Kind.LACKING]
-        assert report.counts["lacking"] == len(found)
-        return [(one.id, one.last_id, one.rows) for one in found]
-
-    assert lacking([], "wiped") == [(rows[0].id, rows[-1].id, len(rows))]
-    assert lacking([rows[1_000]], "hole") == [
-        (rows[0].id, rows[999].id, 1_000), (rows[1_001].id, rows[-1].id, 1_999),
-    ]  # fmt: skip
-
-
-def wide_chain(count: int) -> list[Row]:
-    """A chain whose ids skip by thousands."""
-    return [Row(2_000 * number, 2_000 * (number - 1)) for number in range(1, count + 1)]
-
-
 @pytest.mark.parametrize("torn", ["{", *at_night(ROWS[-1].line()[:50], ROWS[-1].line())])
 def test_modes_with_a_torn_end_leave_it_out(
     agreed: Callable[..., Report], journal_of: Callable[..., JournalSource], torn: str

@@ -99,32 +99,6 @@ def test_local_with_random_faults_names_the_first(
         assert report.sources[0].notes == (FIRST_ONLY,)
 
 
-def test_local_compares_two_sources_up_to_the_first_difference(
-    journal: JournalSource, parquet: ParquetSource
-) -> None:
-    """Whatever the order of either, and whether its own rows are a path or not."""
-    changed = Row(ROWS[8].id, ROWS[8].pid, "other", 5, ROWS[8].payload)
-    lacking, more = ROWS[30], Row(HEAD + 5, HEAD, "more")
-    differing = {"kind": Kind.DIFFERING, "columns": ("key", "event_time_ns")}
-    cases: tuple[tuple[list[Row], list[Row], dict[str, Any] | None], ...] = (
-        (ROWS, ROWS, None),
-        (ROWS, [*ROWS[:8], changed, *ROWS[9:]], differing | {"id": ROWS[8].id}),
-        (ROWS, [*ROWS[:8], changed, *ROWS[9:30], *ROWS[31:]], differing | {"id": ROWS[8].id}),
-        (ROWS, [*ROWS[:30], *ROWS[31:]], {"kind": Kind.LACKING, "id": lacking.id}),
-        ([*ROWS[:30], *ROWS[31:]], ROWS, {"kind": Kind.SURPLUS, "id": lacking.id}),
-        (ROWS, [*ROWS, ROWS[3]], {"kind": Kind.SURPLUS, "id": ROWS[3].id}),
-        (ROWS, [], {"kind": Kind.LACKING, "id": ROWS[0].id}),
-        (ROWS, [*ROWS, more], {"kind": Kind.SURPLUS, "id": more.id}),
-    )
-    for base, own, expected in cases:
-        shuffled = random.Random(len(own)).sample(base, len(base))
-        report = verified(written(parquet, shuffled), written(journal, own))
-        found = [one for one in report.findings if one.against]
-        names: dict[str, Any] = {"source": journal.name, "against": parquet.name}
-        assert found == ([] if expected is None else [Finding(**names | expected)])
-        assert report.comparisons[0].is_equal is (expected is None)
-
-
 def test_local_holds_few_rows_at_a_time(
     parquet: ParquetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

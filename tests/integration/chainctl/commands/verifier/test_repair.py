@@ -219,23 +219,6 @@ def test_batches_whose_entries_are_gone_come_back_with_their_time(
     assert is_whole(call, settings, whole)
 
 
-def test_journal_cannot_give_entries_back_and_says_so(
-    module_settings: Settings, whole: int, fix: Callable[..., tuple[int, Any]]
-) -> None:
-    ends = last_ids(module_settings, whole)
-    as_owner(
-        module_settings,
-        f"DELETE FROM chain_event WHERE chain_id = {whole} AND id = {ends[9]}",
-        NO_TRIGGERS,
-        f"DELETE FROM chain_batch WHERE chain_id = {whole} AND last_id = {ends[3]}",
-    )
-    code, done = fix("journal")
-    assert code == 1
-    assert ranges(done["left"]) == [("left", ends[2], ends[4])]
-    assert "has no batch after" in done["left"][0]["why"]
-    assert ranges(done["written"]) == [("rows", ends[8], ends[9])], "what can be done is done"
-
-
 @pytest.mark.merge
 def test_rows_that_do_not_give_the_seal_are_never_written(
     module_settings: Settings,
@@ -258,19 +241,6 @@ def test_rows_that_do_not_give_the_seal_are_never_written(
     assert (code, done["batches"], done["act_id"]) == (1, 0, None)
     assert "does not have the seal of its rows" in done["left"][0]["why"]
     assert stored(module_settings, whole) == damaged
-
-
-def test_history_that_was_rewritten_with_its_seals_is_named_by_a_kept_one(
-    call: Call, module_settings: Settings, whole: int, fix: Callable[..., tuple[int, Any]]
-) -> None:
-    head = last_ids(module_settings, whole)[-1]
-    code, done = fix("journal", "--expect-seal", f"{head}:{'ab' * 32}")
-    assert code == 1
-    assert "rewritten" in done["left"][0]["why"]
-    seal = json.loads(
-        call("seal", "export", "--chain", whole, "--json", settings=module_settings).out
-    )
-    assert fix("journal", "--expect-seal", f"{seal['id']}:{seal['seal']}")[0] == 0
 
 
 def test_batch_that_is_changed_after_the_plan_ends_the_repair_with_nothing_done(

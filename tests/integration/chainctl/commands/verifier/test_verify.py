@@ -132,14 +132,6 @@ def test_verify_of_all_chains_tells_of_each_with_the_worst_exit_code(
     assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
 
 
-def test_verify_with_a_journal_alone_says_that_the_head_is_not_known(
-    call: Call, filled: int, journal: Path
-) -> None:
-    done = call("verify", "--local", "--chain", filled, "--source", f"journal:{journal}")
-    assert done.code == 0, done
-    assert "contiguous (head not known)" in done.out
-
-
 def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
     call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
 ) -> None:
@@ -167,42 +159,6 @@ def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
     assert "wrong user or password" in refused(
         "verify", "--all-chains", *arguments[4:], settings=wrong
     )
-
-
-def test_verify_with_an_exported_seal_tells_a_rewritten_row_from_none(
-    call: Call, module_settings: dict[str, str], filled: int
-) -> None:
-    exported = call("seal", "export", "--chain", filled, settings=module_settings).out.split()[0]
-    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--expect-seal")
-    clean = call(*arguments, exported, settings=module_settings)
-    assert clean.code == 0, clean
-    execute(
-        module_settings, "UPDATE chain_event SET key = 'x' WHERE chain_id = $1 AND id = 7", filled
-    )
-    broken = call(*arguments, exported, settings=module_settings)
-    assert broken.code == 1, broken
-    assert "seal mismatch" in broken.out
-
-
-def test_verify_of_pages_with_a_null_or_with_columns_that_do_not_fit_names_their_rows(
-    call: Call, module_settings: dict[str, str], filled: int
-) -> None:
-    for name in ("ends", "lengths", "no_null"):
-        execute(module_settings, f"ALTER TABLE chain_page DROP CONSTRAINT chain_page_{name}")
-    harm = (
-        "UPDATE chain_page SET keys[2] = NULL, payloads = payloads[:cardinality(ids) - 1]"
-        " WHERE chain_id = $1 AND first_id = 1"
-    )
-    execute(module_settings, harm, filled)
-    arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
-    done = call(*arguments, "--seals", settings=module_settings)
-    assert (done.code, done.err) == (1, ""), done
-    findings = json.loads(done.out)["findings"]
-    (page,) = (one for one in findings if one["kind"] == "wrong_page")
-    assert (page["id"], page["columns"]) == (1, ["payloads"])
-    nulls = [(one["id"], one["columns"]) for one in findings if one["kind"] == "null"]
-    assert nulls == [(2, ["key"])]
-    assert "seal_mismatch" in {one["kind"] for one in findings}
 
 
 @pytest.mark.parametrize(
