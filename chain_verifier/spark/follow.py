@@ -35,9 +35,9 @@ from chain_verifier.checks.topic_frames import (
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.published_reader import bounds_of
+from chain_verifier.spark.comparison import by_id, findings_of, pairs_of
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
-from chain_verifier.spark.source_check import by_id, findings_of, pairs_of
 from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
