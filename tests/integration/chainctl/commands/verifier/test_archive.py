@@ -107,8 +107,13 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     assert call(*receive, "--until-id", 120, settings=module_settings).code == 0
     needed = retain(121, "--key-window", 0)
     assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
+    check = ("archive", "--chain", chain, "--archive", tmp_path / "archive", "--check")
+    whole = call(*check, settings=module_settings)
+    assert (whole.code, f"whole; {ROWS} rows" in whole.out) == (0, True), whole
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
+    told = call(*check, settings=module_settings)
+    assert (told.code, "is not the file that was written" in told.out) == (1, True), told
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
 
