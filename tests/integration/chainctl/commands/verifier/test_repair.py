@@ -419,22 +419,6 @@ def test_forged_rows_after_the_head_are_not_written(
     assert (code, done["batches"], done["head_after"]) == (0, 0, head)
 
 
-def test_tail_is_left_where_other_rows_have_taken_its_place(
-    call: Call, module_settings: Settings, whole: int, fix: Callable[..., tuple[int, Any]],
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    settings = module_settings
-    ends = last_ids(settings, whole)
-    lose_tail(settings, whole, ends[5])
-    more = tmp_path / "other.csv"
-    more.write_text("n\n1\n")
-    assert call("sequence", "--chain", whole, "--input", more, settings=settings).code == 0
-    other = stored(settings, whole)
-    code, done = fix("topic")
-    assert (code, done["batches"]) == (0, 0), "the lost rows are no part of the chain any more"
-    assert stored(settings, whole) == other
-
-
 @pytest.mark.nightly
 def test_tail_is_not_added_under_a_leader_that_lives(
     call: Call,
