@@ -30,8 +30,9 @@ from tests.integration.chain_verifier.planted_faults import (
     head_of,
     write_journal,
 )
-from tests.integration.chain_verifier.stored_rows import execute, store
+from tests.integration.chain_verifier.stored_rows import store
 from tests.lanes import at_night
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,8 +30,8 @@ from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import batches_of, execute, seal_of, store
-from tests.stored_pages import LET_TAMPER
+from tests.integration.chain_verifier.stored_rows import batches_of, seal_of, store
+from tests.stored_pages import LET_TAMPER, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,16 +267,8 @@ def test_seals_without_the_database_are_refused(spark: SparkSession) -> None:
         verify_locally(request)
 
 
-async def _fetch(dsn: str, query: str) -> list[Any]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        return await connection.fetch(query)
-    finally:
-        await connection.close()
-
-
 async def _head_seal(dsn: str) -> bytes:
-    ((seal,),) = await _fetch(dsn, "SELECT last_seal FROM chain_head")
+    ((seal,),) = await execute(dsn, "SELECT last_seal FROM chain_head")
     return bytes(seal)
 
 
@@ -310,5 +302,5 @@ async def _exports(dsn: str) -> list[KeptSeal]:
             id=last_id, seal=seal, committed_at=f"2026-01-0{number}",
             exported_at=f"2026-02-0{number}",
         )
-        for number, (last_id, seal) in enumerate(await _fetch(dsn, query))
+        for number, (last_id, seal) in enumerate(await execute(dsn, query))
     ]  # fmt: skip

@@ -32,9 +32,9 @@ from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,
     PAGE_ROWS,
     batches_of,
-    execute,
     store,
 )
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

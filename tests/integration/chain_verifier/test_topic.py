@@ -11,7 +11,6 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
@@ -41,7 +40,8 @@ from tests.integration.chain_verifier.published_frames import (
     frames_of,
     heartbeat_of,
 )
-from tests.integration.chain_verifier.stored_rows import batches_of, execute, store
+from tests.integration.chain_verifier.stored_rows import batches_of, store
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -213,7 +213,7 @@ def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_
     topic: Topic, both: Verified, frames: list[bytes], database: str
 ) -> None:
     """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
-    seal = asyncio.run(_head_seal(database))
+    ((seal,),) = asyncio.run(execute(database, "SELECT last_seal FROM chain_head"))
     topic.send(*sliced(ROWS, chain_id=8))
     report = both()
     assert [source.verdict for source in report.sources] == [Verdict.COMPLETE, Verdict.UNPROVEN]
@@ -221,15 +221,6 @@ def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_
     topic.send(heartbeat_of(HEAD, seal))
     topic.remove_before(len(ROWS) // 10)
     assert both().verdict is Verdict.COMPLETE
-
-
-async def _head_seal(dsn: str) -> bytes:
-    connection = await asyncpg.connect(dsn)
-    try:
-        seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
-        return seal
-    finally:
-        await connection.close()
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(

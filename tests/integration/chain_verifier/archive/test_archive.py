@@ -8,7 +8,6 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
 import pytest
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
@@ -26,9 +25,9 @@ from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,
     PAGE_ROWS,
     batches_of,
-    execute,
     store,
 )
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,18 +59,8 @@ class Chain:
         request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **(known | options))
         return retain(self.owner, self.folder, request)
 
-    def execute(self, *statements: str) -> None:
-        asyncio.run(execute(self.owner, *statements))
-
-    def fetch(self, query: str) -> list[Any]:
-        async def run() -> list[Any]:
-            connection = await asyncpg.connect(self.owner)
-            try:
-                return [tuple(row) for row in await connection.fetch(query)]
-            finally:
-                await connection.close()
-
-        return asyncio.run(run())
+    def execute(self, *statements: str) -> list[Any]:
+        return asyncio.run(execute(self.owner, *statements))
 
     def checkpoint(
         self, receiver: str, at_id: int, *, batch: int | None = None, is_report: bool = False
@@ -177,18 +166,18 @@ def test_retention_detaches_old_partitions_and_leaves_a_boundary(chain: Chain) -
     chain.archive()
     chain.checkpoint("r", ENDS[28])
     boundary = partition_end(ENDS[20])
-    seal = chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}")
+    seal = chain.execute(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}")
     plan = chain.retain(ENDS[20], is_dry_run=True)
     assert not plan.is_done
-    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
+    assert chain.execute("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
     done = chain.retain(ENDS[20])
     assert (done.boundary_id, done.partitions) == (boundary, plan.partitions)
-    assert chain.fetch("SELECT min(pid) FROM chain_event") == [(boundary,)]
+    assert chain.execute("SELECT min(pid) FROM chain_event") == [(boundary,)]
     oldest = "SELECT last_id, first_id, prev_last_id, row_count FROM chain_batch ORDER BY 1 LIMIT 1"
-    assert chain.fetch(oldest) == [(boundary, boundary, None, 0)]
-    assert chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}") == seal
-    assert chain.fetch("SELECT act, actor FROM chain_act") == [("retention", "eve")]
-    kept = chain.fetch(f"SELECT count(*) FROM {done.partitions[0]}")
+    assert chain.execute(oldest) == [(boundary, boundary, None, 0)]
+    assert chain.execute(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}") == seal
+    assert chain.execute("SELECT act, actor FROM chain_act") == [("retention", "eve")]
+    kept = chain.execute(f"SELECT count(*) FROM {done.partitions[0]}")
     assert kept[0][0] > 0
     assert chain.retain(ENDS[20]).partitions == ()
 
@@ -290,7 +279,7 @@ def test_retention_without_a_sound_archive_of_all_that_would_go_is_refused(chain
     chain.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
     with pytest.raises(InputError, match="archive of database"):
         chain.retain(ENDS[20])
-    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
+    assert chain.execute("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
 
 
 @pytest.mark.merge
@@ -303,7 +292,7 @@ def test_retention_that_was_interrupted_is_ended_by_the_next_run(chain: Chain) -
         f"DELETE FROM chain_batch WHERE last_id < {boundary}",
     )
     done = chain.retain(ENDS[20])
-    assert (done.boundary_id, chain.fetch("SELECT min(pid) FROM chain_event")) == (
+    assert (done.boundary_id, chain.execute("SELECT min(pid) FROM chain_event")) == (
         boundary, [(boundary,)],
     )  # fmt: skip
 

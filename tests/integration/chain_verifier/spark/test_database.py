@@ -8,7 +8,6 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,8 +27,8 @@ from tests.integration.chain_verifier.planted_faults import (
     id_of,
     write_journal,
 )
-from tests.integration.chain_verifier.stored_rows import PAGE_ROWS, execute, fields_of, store
-from tests.stored_pages import store_rows
+from tests.integration.chain_verifier.stored_rows import PAGE_ROWS, store
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,17 +116,10 @@ HARMS = {
 IN_THE_MERGE = ("nothing", "rows deleted", "a NULL older than its rule")
 
 
-async def rule_of(dsn: str) -> str:
-    connection = await asyncpg.connect(dsn)
-    try:
-        found: str = await connection.fetchval(
-            "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
-            " WHERE conrelid = 'chain_page'::regclass AND conname = $1",
-            NO_NULL,
-        )
-        return found
-    finally:
-        await connection.close()
+RULE = (
+    "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+    f" WHERE conrelid = 'chain_page'::regclass AND conname = '{NO_NULL}'"
+)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +131,7 @@ def test_database_is_complete_or_what_was_done_to_it_is_named(
     verified: Callable[..., Report], database: str, name: str
 ) -> None:
     harm = HARMS[name]
-    rule = asyncio.run(rule_of(database))
+    ((rule,),) = asyncio.run(execute(database, RULE))
     asyncio.run(execute(database, *(each.format(rule=rule) for each in harm.statements)))
     report = verified(start=harm.start, head=harm.head)
     assert report.findings == tuple(harm.findings)
@@ -164,26 +156,20 @@ def test_database_that_grows_meanwhile_leaves_the_new_rows_of_a_journal_out(
 
     def commit_while_checking(line: str) -> None:
         if line == "checking database":
-            asyncio.run(commit_one(database, new))
+            asyncio.run(
+                execute(
+                    database,
+                    f"INSERT INTO chain_event VALUES ({CHAIN_ID}, {new.id}, {HEAD}, 'new', 0, '')",
+                    f"INSERT INTO chain_batch VALUES ({CHAIN_ID}, {new.id}, {new.id}, {HEAD}, 1, 2,"
+                    " sha256('x'), now())",
+                    f"UPDATE chain_head SET last_id = {new.id}",
+                )
+            )
 
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(audit, journal))
     report = verify(request, spark, commit_while_checking)
     assert (report.verdict, report.head) == (Verdict.COMPLETE, HEAD)
     assert "were committed since" in report.sources[1].notes[0]
-
-
-async def commit_one(dsn: str, row: Row) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute("SELECT chain_page_extend($1, $2)", CHAIN_ID, row.id)
-        await store_rows(connection, CHAIN_ID, [fields_of(row)], PAGE_ROWS)
-        await connection.execute(
-            "INSERT INTO chain_batch VALUES ($1, $2, $2, $3, 1, 2, sha256('x'), now())",
-            CHAIN_ID, row.id, row.pid,
-        )  # fmt: skip
-        await connection.execute("UPDATE chain_head SET last_id = $1", row.id)
-    finally:
-        await connection.close()
 
 
 def test_database_read_over_several_connections_is_the_same(

@@ -8,13 +8,13 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from tests.stored_pages import as_owner
 from tests.tuned import tuned
 
 if TYPE_CHECKING:
@@ -120,30 +120,11 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
 
 def tables_of(settings: dict[str, str], chain: int) -> list[str]:
     """The tables of a chain's pages, attached or not."""
-
-    async def read() -> list[str]:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            found = await connection.fetch(
-                "SELECT relname FROM pg_class WHERE relname ~ $1 AND relkind = 'r' ORDER BY 1",
-                f"^chain_page_{chain}_[0-9]+$",
-            )
-        finally:
-            await connection.close()
-        return [row["relname"] for row in found]
-
-    return asyncio.run(read())
-
-
-def execute(settings: dict[str, str], statement: str) -> None:
-    async def run() -> None:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    asyncio.run(run())
+    pages = f"relname ~ '^chain_page_{chain}_[0-9]+$' AND relkind = 'r'"
+    return [
+        name
+        for (name,) in as_owner(settings, f"SELECT relname FROM pg_class WHERE {pages} ORDER BY 1")
+    ]
 
 
 def test_retention_drops_what_it_detaches_and_what_was_detached_before(
@@ -231,7 +212,7 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     before = tables_of(module_settings, chain)
 
     # More rows than the archive has of these ids: somebody has added some.
-    execute(
+    as_owner(
         module_settings,
         f"INSERT INTO chain_page_{chain}_0 SELECT chain_id, last_id - 1, last_id - 1, "
         "ARRAY[last_id - 1], ARRAY[0], ARRAY['k'], ARRAY[0], ARRAY['x'::bytea] "
@@ -240,9 +221,9 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     changed = retain(PARTITION_IDS, *why)
     assert (changed.code, "which the archive holds" in changed.err) == (2, True), changed
     # Rows that the chain still has: somebody else has detached them.
-    execute(
+    as_owner(
         module_settings,
-        f"DELETE FROM chain_page_{chain}_0 WHERE keys = ARRAY['k'];"
+        f"DELETE FROM chain_page_{chain}_0 WHERE keys = ARRAY['k']",
         f"ALTER TABLE chain_page_{chain} DETACH PARTITION chain_page_{chain}_1",
     )
     own = retain(2 * PARTITION_IDS + 50, *why)

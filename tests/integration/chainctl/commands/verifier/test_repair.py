@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from chain_kernel.errors import RetryError
@@ -22,7 +21,7 @@ from chain_kernel.testing.memory_chain import sealed, slices_of
 from chain_verifier.config import JournalSource, TopicSource
 from chain_verifier.repair.repair import RepairPlan, RepairRequest, repair_chain
 from tests.deadlines import Deadline
-from tests.stored_pages import LET_TAMPER
+from tests.stored_pages import as_owner
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,22 +38,6 @@ BATCH_ROWS = 20
 PARTITION_IDS = 100
 WHY = ("--reason", "a drill, ticket 517", "--actor", "eve")
 NO_TRIGGERS = "SET session_replication_role = replica"
-
-
-def as_owner(settings: Settings, *statements: str) -> list[Any]:
-    """Do to the database what only its owner can, and return what the last statement finds."""
-
-    async def run() -> list[Any]:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            await connection.execute(LET_TAMPER)
-            for statement in statements[:-1]:
-                await connection.execute(statement)
-            return [tuple(row) for row in await connection.fetch(statements[-1])]
-        finally:
-            await connection.close()
-
-    return asyncio.run(run())
 
 
 def stored(settings: Settings, chain: int) -> list[list[Any]]:

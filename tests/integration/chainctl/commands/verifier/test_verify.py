@@ -1,5 +1,7 @@
 """`chainctl verify` on what `sequence` and `receive` left behind."""
 
+# ruff: noqa: S608 - every value in a statement is a number of this file
+
 from __future__ import annotations
 
 import asyncio
@@ -18,7 +20,7 @@ import pytest
 
 from tests.deadlines import Deadline, deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS
-from tests.stored_pages import LET_TAMPER
+from tests.stored_pages import as_owner
 
 if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused, Start
@@ -48,33 +50,17 @@ def journal(call: Call, module_settings: dict[str, str], filled: int, tmp_path: 
 
 def rewrite(settings: dict[str, str], chain: int) -> None:
     """Give the last batch another seal: what only the owner of the tables can do."""
-    seal = (
-        "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id ="
-        " (SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)"
-    )
-    execute(settings, seal, chain)
-    head = (
+    as_owner(
+        settings,
+        f"UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = {chain} AND last_id ="
+        f" (SELECT max(last_id) FROM chain_batch WHERE chain_id = {chain})",
         "UPDATE chain_head h SET last_seal = b.seal FROM chain_batch b"
-        " WHERE h.chain_id = $1 AND b.chain_id = h.chain_id AND b.last_id = h.last_id"
+        f" WHERE h.chain_id = {chain} AND b.chain_id = h.chain_id AND b.last_id = h.last_id",
     )
-    execute(settings, head, chain)
-
-
-def execute(settings: dict[str, str], statement: str, *values: object) -> None:
-    async def run() -> None:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            await connection.execute(LET_TAMPER)
-            await connection.execute(statement, *values)
-        finally:
-            await connection.close()
-
-    asyncio.run(run())
 
 
 def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
-    statement = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
-    execute(settings, statement, chain, row_id)
+    as_owner(settings, f"DELETE FROM chain_event WHERE chain_id = {chain} AND id = {row_id}")
 
 
 @pytest.mark.nightly
@@ -346,11 +332,9 @@ def test_verify_with_keys_names_two_rows_under_one_key(
     arguments = ("verify", "--local", "--chain", filled, "--source", "database")
     clean = call(*arguments, "--keys", settings=module_settings)
     assert (clean.code, "), keys compared" in clean.out) == (0, True), clean
-    same = (
-        "UPDATE chain_event SET key = (SELECT key FROM chain_event WHERE chain_id = $1 AND id = 3)"
-        " WHERE chain_id = $1 AND id = 9"
-    )
-    execute(module_settings, same, filled)
+    key = f"SELECT key FROM chain_event WHERE chain_id = {filled} AND id = 3"
+    same = f"UPDATE chain_event SET key = ({key}) WHERE chain_id = {filled} AND id = 9"
+    as_owner(module_settings, same)
     without = call(*arguments, settings=module_settings)
     assert (without.code, "), keys not compared" in without.out) == (0, True), without
     found = call(*arguments, "--keys", "--key-window", 6, "--json", settings=module_settings)
