@@ -18,7 +18,7 @@ from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, F
 from chain_verifier.findings import Finding, Findings, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.topic_frames import Ranges
@@ -175,6 +175,9 @@ class PublishedTopic(ABC):
     _bounds: Bounds
     _head: DatabaseHead | None
     """What the database says of the chain, if it is among the sources."""
+    may_lack: Ranges
+    """Ranges (after, until] that were never published, as the database says once the end of the
+    topic is known."""
 
     @abstractmethod
     def disorder(self, horizon: Horizon) -> Findings:
@@ -218,14 +221,16 @@ class PublishedTopic(ABC):
         start = max(horizon.start, self.first_start or head or 0)
         return replace(horizon, start=start, head=None if head is None else max(head, start))
 
-    def notes_on(self, horizon: Horizon, of_all: Horizon, skips: Ranges) -> tuple[str, ...]:
+    def notes_on(self, horizon: Horizon, of_all: Horizon) -> tuple[str, ...]:
         """Return what the topic holds besides its rows, and what it need not hold."""
         notes = list(self._log.notes())
         if self._bounds.first and not self._log.walk.frames:
             notes.append("retention has removed every frame with rows")
         elif self._bounds.first:
             notes.append(f"retention has removed the rows up to {self.first_start}")
-        notes += [f"rows after {after} up to {until} were skipped" for after, until in skips]
+        notes += [
+            f"rows after {after} up to {until} were skipped" for after, until in self.may_lack
+        ]
         if horizon.head != of_all.head:
             notes.append(f"rows after {horizon.head} are not known to be published yet")
         return tuple(notes)
@@ -236,38 +241,3 @@ def place_of(source: TopicSource, chain_id: int, head: DatabaseHead | None) -> t
     topic = source.topic or (head.topic if head else default_topic(chain_id))
     is_own = head is not None and head.topic == topic
     return topic, head.topic_partition if head is not None and is_own else 0
-
-
-def without_skipped(findings: Findings, skips: Ranges) -> Findings:
-    """Return `findings` without the gaps that are wholly within a skipped range."""
-    gaps = sum(_is_skipped(one, skips) for one in _listed(findings))
-    if not gaps:
-        return findings
-    return Findings(
-        kept=tuple(finding for finding in findings.kept if not _is_skipped(finding, skips)),
-        counts=_lowered(findings.counts, gaps),
-        row_counts=_lowered(findings.row_counts, gaps),
-        wholes=tuple(_without(whole, skips) for whole in findings.wholes),
-    )
-
-
-def _lowered(counts: Mapping[str, int], gaps: int) -> dict[str, int]:
-    left = dict(counts) | {Kind.GAP.value: counts[Kind.GAP.value] - gaps}
-    return {kind: count for kind, count in left.items() if count}
-
-
-def _listed(findings: Findings) -> list[Finding]:
-    """Return those that are listed one by one, as all gaps are."""
-    return [one for whole in findings.wholes if isinstance(whole, tuple) for one in whole]
-
-
-def _without(whole: object, skips: Ranges) -> object:
-    if not isinstance(whole, tuple):
-        return whole
-    return tuple(finding for finding in whole if not _is_skipped(finding, skips))
-
-
-def _is_skipped(finding: Finding, skips: Ranges) -> bool:
-    if finding.kind is not Kind.GAP or finding.after_id is None or finding.until_id is None:
-        return False
-    return any(after <= finding.after_id and finding.until_id <= until for after, until in skips)

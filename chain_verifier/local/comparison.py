@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from chain_verifier.checks.buckets import Bucket, Horizon
-    from chain_verifier.checks.topic_frames import Ranges
     from chain_verifier.local.table import LocalTable
     from chain_verifier.local.topic import LocalTopicTable
 
@@ -36,12 +35,11 @@ def compare(
     base: LocalTable,
     differing: Sequence[Bucket],
     horizon: Horizon,
-    skips: Ranges = (),
 ) -> Findings:
     """Return the first row that `table` lacks, has in surplus, or holds with other content."""
     for finding in _differences(_in_order(table, horizon), _in_order(base, horizon)):
         is_lacking = finding["kind"] is Kind.LACKING
-        if not is_lacking or not any(low < finding["id"] <= high for low, high in skips):
+        if not is_lacking or not any(low < finding["id"] <= high for low, high in table.may_lack):
             return gathered([Finding(source=table.name, against=base.name, **finding)])
     return Findings()
 

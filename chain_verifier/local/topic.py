@@ -52,7 +52,6 @@ class LocalTopicTable(PublishedTopic):
     ) -> None:
         self.name = source.name
         self.chain_id = chain_id
-        self.may_lack: Ranges = () if database is None else database.skips()
         self._database = database
         self._head = None if database is None else database.head
         topic, partition = place_of(source, chain_id, self._head)
@@ -67,6 +66,7 @@ class LocalTopicTable(PublishedTopic):
             for page in self._reader.pages():
                 for record in self._judged(page):
                     self._log.take(record)
+            self.may_lack: Ranges = () if database is None else database.skips()
         except BaseException:
             self.close()
             raise

@@ -30,14 +30,13 @@ def compare(
     base: Table,
     differing: Sequence[Bucket],
     horizon: Horizon,
-    skips: Sequence[tuple[int, int]] = (),
 ) -> Findings:
     """Return what `table` lacks, has in surplus, or holds otherwise in the `differing` buckets."""
     with as_broken(f"{table.name} against {base.name}"):
         here = by_id(in_buckets(placed(table.rows, horizon), differing))
         there = by_id(in_buckets(placed(base.rows, horizon), differing))
         pairs = pairs_of(here, there)
-        for after, until in skips:
+        for after, until in table.may_lack:
             is_skipped = (F.col("id") > after) & (F.col("id") <= until)
             pairs = pairs.where(~((F.col("kind") == Kind.LACKING.value) & is_skipped))
         return findings_of(pairs, table.name, base.name)

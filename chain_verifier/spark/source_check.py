@@ -193,7 +193,7 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
 
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
     opener = RowOpener(table.rows, horizon, how.key)
-    return link_faults(table.name, buckets, horizon, opener, how.leaf_bits)
+    return link_faults(table, buckets, horizon, opener, how.leaf_bits)
 
 
 def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import Event
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.published import Bounds
-    from chain_verifier.checks.topic_frames import FrameKeys, FrameMark
+    from chain_verifier.checks.topic_frames import FrameKeys, FrameMark, Ranges
     from chain_verifier.config import TopicSource
     from chain_verifier.spark.database import DatabaseTable
 
@@ -221,6 +221,7 @@ class TopicTable(PublishedTopic):
                 self._records = self._by_workers
                 self._log = self._read_frames()
             self._changed = self._changed_repeats()
+            self.may_lack: Ranges = () if database is None else database.skips()
 
     @property
     def rows(self) -> DataFrame:

@@ -95,6 +95,7 @@ class RowTable:
 
     name = "rows"
     has_positions = False
+    may_lack = ()
     span = None
 
     def __init__(self, spark: SparkSession, rows: Sequence[Row]) -> None:
