@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from chain_kernel.frame import default_topic
 from chain_kernel.text import counted
-from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, FrameHead, TopicWalk
+from chain_verifier.checks.topic_frames import (
+    SIGNED,
+    UNKNOWN_TERM,
+    UNSIGNED,
+    TopicRecord,
+    TopicWalk,
+)
 from chain_verifier.findings import Finding, Findings, Kind
 
 if TYPE_CHECKING:
@@ -36,27 +42,6 @@ _DISOWNED: Final = {
 """Frames that the database disowns, and the text for each kind."""
 
 _COUNTED_APART: Final = frozenset({"heartbeat", _ARCHIVED, *_DISOWNED})
-
-
-class TopicRecord(Struct, frozen=True, gc=False):
-    """One record, judged by itself and by the database."""
-
-    offset: int
-    reason: str | None = None
-    """Why it is no frame of the chain; the fields below then have no meaning."""
-    is_heartbeat: bool | None = None
-    first_pid: int | None = None
-    first_id: int | None = None
-    last_id: int | None = None
-    count: int | None = None
-    epoch: int | None = None
-    sender: str | None = None
-    """How its sender is known, as `topic_frames` names it; None without a database."""
-    is_genuine: bool = False
-    """Signed by a leader, and its seals are those of a batch of the database; True without a
-    database."""
-    batch_epoch: int | None = None
-    """The epoch under which the database holds the batch."""
 
 
 class TopicLog:
@@ -92,25 +77,14 @@ class TopicLog:
                 self.forged.add(record.offset)
         elif record.is_heartbeat:
             self._counts["heartbeat"] += 1
-            self.heartbeat_id = max(self.heartbeat_id, record.last_id or 0)
+            self.heartbeat_id = max(self.heartbeat_id, record.last_id)
         else:
-            self._take_frame(record)
+            self.walk.add(record)
+            if record.epoch != record.batch_epoch:
+                self._epochs.append(self._wrong_epoch(record, record.batch_epoch))
 
     def _is_archived(self, record: TopicRecord) -> bool:
-        return record.sender == SIGNED and (record.last_id or 0) <= self._boundary_id
-
-    def _take_frame(self, record: TopicRecord) -> None:
-        frame = FrameHead(
-            offset=record.offset,
-            first_pid=record.first_pid or 0,
-            first_id=record.first_id or 0,
-            last_id=record.last_id or 0,
-            count=record.count or 0,
-            epoch=record.epoch or 0,
-        )
-        self.walk.add(frame)
-        if record.epoch != record.batch_epoch:
-            self._epochs.append(self._wrong_epoch(frame.first_id, frame.epoch, record.batch_epoch))
+        return record.sender == SIGNED and record.last_id <= self._boundary_id
 
     def wrong_epochs(self) -> list[Finding]:
         """Return the frames under another epoch than their batch, or under a lower one than earlier
@@ -118,18 +92,18 @@ class TopicLog:
         """
         named = {(one.id, one.epoch) for one in self._epochs}
         falls = [
-            self._wrong_epoch(fall.id, fall.epoch, fall.expected_epoch)
-            for fall in self.walk.falls
-            if (fall.id, fall.epoch) not in named
+            self._wrong_epoch(frame, expected)
+            for frame, expected in self.walk.falls
+            if (frame.first_id, frame.epoch) not in named
         ]
         return [*self._epochs, *falls]
 
-    def _wrong_epoch(self, row_id: int, epoch: int, expected: int | None) -> Finding:
+    def _wrong_epoch(self, frame: TopicRecord, expected: int | None) -> Finding:
         return Finding(
             kind=Kind.WRONG_EPOCH,
             source=self._source,
-            id=row_id,
-            epoch=epoch,
+            id=frame.first_id,
+            epoch=frame.epoch,
             expected_epoch=expected,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chain_verifier.checks.neighbours import first_of_each_kind
-from chain_verifier.checks.published import PublishedTopic, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
@@ -16,6 +16,7 @@ from chain_verifier.checks.topic_frames import (
     REPEATED,
     SIGNED,
     FrameKeys,
+    TopicRecord,
     events_of,
     header_of,
     standing_of,

@@ -19,13 +19,14 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import spark_kafka_options
 from chain_kernel.errors import SourceBroken
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import PublishedTopic, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
     LATE,
     REPEATED,
     SIGNED,
+    TopicRecord,
     events_of,
     header_of,
     standing_of,

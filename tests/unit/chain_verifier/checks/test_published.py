@@ -10,9 +10,8 @@ from chain_verifier.checks.published import (
     Bounds,
     PublishedTopic,
     TopicLog,
-    TopicRecord,
 )
-from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED
+from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, TopicRecord
 from chain_verifier.database_facts import DatabaseHead
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chain_kernel.errors import InputError
-from chain_verifier.checks.topic_frames import ArrivedFrame, FrameHead, TopicFollower, TopicWalk
+from chain_verifier.checks.topic_frames import TopicFollower, TopicRecord, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def frame(pid: int, last_id: int, epoch: int = 1, batch_epoch: int = 1) -> ArrivedFrame:
-    head = FrameHead(0, pid, pid + 1, last_id, last_id - pid, epoch)
-    return ArrivedFrame(frame=head, is_heartbeat=False, batch_epoch=batch_epoch)
+def frame(pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
+    ends = {"first_pid": pid, "first_id": pid + 1, "last_id": last_id}
+    return TopicRecord(offset=0, **ends, count=last_id - pid, epoch=epoch, batch_epoch=1)
 
 
-def heartbeat(head: int) -> ArrivedFrame:
-    return ArrivedFrame(
-        frame=FrameHead(0, head, head, head, 0, 1), is_heartbeat=True, batch_epoch=None
-    )
+def heartbeat(head: int) -> TopicRecord:
+    ends = dict.fromkeys(("first_pid", "first_id", "last_id"), head)
+    return TopicRecord(offset=0, **ends, epoch=1, is_heartbeat=True)
 
 
 def finding(kind: Kind, **fields: Any) -> Finding:
