@@ -12,10 +12,10 @@ from chain_kernel.sql import OWNER
 from chain_kernel.text import counted
 from chain_verifier.archive.manifest import chain_folder, held_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
-from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
+from chain_verifier.archive.write_archive import SQL
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.server import connection_to, run_alone
-from chain_verifier.verified_mark import require_marks_hold
+from chain_verifier.verified_mark import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
     from chain_verifier.archive.manifest import Manifest
+    from chain_verifier.verified_mark import VerifiedExtent
 
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
@@ -86,8 +87,8 @@ async def retain(
     """
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connection_to(database, OWNER, connect_seconds) as connection:
-        place = await read_place(connection, chain_id)
-        await require_marks_hold(connection, chain_id)
+        place = await extent_of(connection, chain_id)
+        place.require_marks_hold()
         await _require_unwanted(connection, place, request)
         partitions = await _partitions(connection, chain_id)
         old, boundary_id = await _old(connection, chain_id, partitions, place, request.until_id)
@@ -112,11 +113,12 @@ async def retain(
 
 
 async def _require_unwanted(
-    connection: Connection, place: ChainExtent, request: RetentionRequest
+    connection: Connection, place: VerifiedExtent, request: RetentionRequest
 ) -> None:
     """Refuse an `until_id` above anything that still needs rows."""
     chain_id, until_id = request.chain_id, request.until_id
-    limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
+    verified_id = place.mark.until_id if place.mark else 0
+    limits = [(verified_id, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
     if lowest is not None:
         # A quiet chain's receiver may not have stored yet that it compared its last batches.
@@ -159,7 +161,7 @@ async def _old(
     connection: Connection,
     chain_id: int,
     partitions: Sequence[_Partition],
-    place: ChainExtent,
+    place: VerifiedExtent,
     until_id: int,
 ) -> tuple[list[_Partition], int]:
     """Return the partitions to detach, and the boundary that represents their rows.
@@ -185,7 +187,7 @@ async def _old(
 
 
 async def _require_archived(
-    connection: Connection, archive: Path, place: ChainExtent, chain_id: int, boundary_id: int
+    connection: Connection, archive: Path, place: VerifiedExtent, chain_id: int, boundary_id: int
 ) -> None:
     """Refuse unless the archive, read back now, holds all rows to detach."""
     report = _verified(archive, place, chain_id, boundary_id)
@@ -199,7 +201,7 @@ async def _require_archived(
         raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
 
 
-def _verified(archive: Path, place: ChainExtent, chain_id: int, at_id: int) -> ArchiveReport:
+def _verified(archive: Path, place: VerifiedExtent, chain_id: int, at_id: int) -> ArchiveReport:
     """Return what the archive, read back now, holds; refuse a broken or another database's one."""
     report = verify_archive(archive, chain_id, at_id)
     if report.fault is not None:
@@ -270,7 +272,7 @@ async def drop_detached(
     """
     chain_id = request.chain_id
     async with connection_to(database, OWNER, connect_seconds) as connection:
-        place = await read_place(connection, chain_id)
+        place = await extent_of(connection, chain_id)
         tables = [
             table
             for table in await _detached(connection, chain_id)
@@ -294,7 +296,7 @@ async def _detached(connection: Connection, chain_id: int) -> list[DetachedTable
 
 
 def _require_held(
-    archive: Path, place: ChainExtent, chain_id: int, tables: Sequence[DetachedTable]
+    archive: Path, place: VerifiedExtent, chain_id: int, tables: Sequence[DetachedTable]
 ) -> None:
     """Refuse unless the archive, read back now, holds the rows of every table."""
     report = _verified(archive, place, chain_id, place.boundary_id)
@@ -307,7 +309,7 @@ def _require_held(
 
 
 def _require_rows(
-    archive: Path, manifest: Manifest, report: ArchiveReport, place: ChainExtent,
+    archive: Path, manifest: Manifest, report: ArchiveReport, place: VerifiedExtent,
     table: DetachedTable,
 ) -> None:  # fmt: skip
     if table.first_id is None or table.last_id is None:
