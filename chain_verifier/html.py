@@ -52,7 +52,7 @@ _SHOWN_MAX: Final = 1_000
 
 
 def html_report(report: Report | ChainsReport, origin: Origin) -> str:
-    """Return the page. Of several chains it has the verdict of each, then everything of each."""
+    """Return the page; for several chains, the verdict of each comes first, then all of each."""
     if isinstance(report, Report):
         title = f"Chain {report.chain_id}: {report.verdict}"
         chains, reports = None, [report]

@@ -234,7 +234,7 @@ class ArchiveReport(Struct, frozen=True, kw_only=True):
     last_id: int
     """The last row that was proven."""
     rows: int
-    """Of all batches up to there."""
+    """In all batches up to there."""
     parts: int
     """Whole ones."""
     seal: str

@@ -80,7 +80,7 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     source: str
     batches: int
     rows: int
-    """Of all that is written."""
+    """All that are written."""
     written: tuple[Piece, ...]
     left: tuple[Piece, ...]
     head: int
