@@ -150,8 +150,9 @@ class SourceMatching:
     def _found(self, offers: Iterable[Offer]) -> Iterator[Repair]:
         for offer in offers:
             damaged = self._open.get(offer.rows[0][1])
-            repair = self._keep(offer) if damaged is None else self._repair_of(damaged, offer)
-            if repair is not None:
+            if damaged is None:
+                self._keep(offer)
+            elif (repair := self._repair_of(damaged, offer)) is not None:
                 yield repair
         for hole in self._survey.holes:
             yield from self._bridge(hole)

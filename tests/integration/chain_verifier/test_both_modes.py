@@ -231,8 +231,8 @@ def test_modes_with_no_row_and_no_known_head_prove_nothing(
 def row_count(rows: Sequence[Any], head: int | None) -> int:
     """Rows of the chain up to the head, each as often as it stands."""
     known = [ROWS[30] if isinstance(row, Line) else row for row in rows]
-    own = [row for row in known if row.chain_id == CHAIN_ID and None not in (row.id, row.pid)]
-    return sum(head is None or row.id <= head for row in own)
+    own = [row for row in known if row.chain_id == CHAIN_ID and row.pid is not None]
+    return sum(row.id is not None and (head is None or row.id <= head) for row in own)
 
 
 @pytest.mark.parametrize("name", ["row and tail missing", *at_night("clean", "null in ids")])
@@ -295,7 +295,7 @@ def test_journal_with_a_line_that_is_no_row_is_refused_by_its_number(
         assert (refused.value.field, refused.value.line) == (source.name, number)
 
 
-def columns_in(**changed: tuple[Any, Any] | None) -> Callable[[Path], Any]:
+def columns_in(**changed: list[Any] | None) -> Callable[[Path], Any]:
     """Write one row of Parquet with some columns of another type, or without them."""
 
     def write(path: Path) -> ParquetSource:
@@ -307,7 +307,7 @@ def columns_in(**changed: tuple[Any, Any] | None) -> Callable[[Path], Any]:
         table = table.append_column("payload", [[b"x"]])
         for name, other in changed.items():
             table = table.drop_columns([name])
-            table = table if other is None else table.append_column(name, [list(other)])
+            table = table if other is None else table.append_column(name, [other])
         pq.write_table(table, path)
         return ParquetSource(path=str(path))
 
@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         columns_in(payload=None), "column payload was not given, expected the type binary",
     ),
     "a column of another type": (
-        columns_in(key=(1,)), "column key was 'bigint', expected the type string",
+        columns_in(key=[1]), "column key was 'bigint', expected the type string",
     ),
     "folders, and files beside them": (mixed, "not every file is in a folder chain_id=N"),
 }  # fmt: skip

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from chain_verifier.report import Report
 
     Verified = Callable[..., Report]
-    Execute = Callable[..., None]
+    Execute = Callable[..., object]
 
 ROWS = chain_of(random.Random(17), 60)
 HEAD = head_of(ROWS)

@@ -9,8 +9,10 @@ from chain_verifier.checks.topic_frames import FrameMark, TopicRecord, TopicWalk
 
 
 def record(offset: int, pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
-    ends = {"first_pid": pid, "first_id": pid + 1, "last_id": last_id}
-    return TopicRecord(offset=offset, **ends, count=last_id - pid, epoch=epoch)
+    return TopicRecord(
+        offset=offset, first_pid=pid, first_id=pid + 1, last_id=last_id, count=last_id - pid,
+        epoch=epoch,
+    )  # fmt: skip
 
 
 def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> TopicWalk:

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 
 def frame(pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
-    ends = {"first_pid": pid, "first_id": pid + 1, "last_id": last_id}
-    return TopicRecord(offset=0, **ends, count=last_id - pid, epoch=epoch, batch_epoch=1)
+    return TopicRecord(
+        offset=0, first_pid=pid, first_id=pid + 1, last_id=last_id, count=last_id - pid,
+        epoch=epoch, batch_epoch=1,
+    )  # fmt: skip
 
 
 def heartbeat(head: int) -> TopicRecord:
-    ends = dict.fromkeys(("first_pid", "first_id", "last_id"), head)
-    return TopicRecord(offset=0, **ends, epoch=1, is_heartbeat=True)
+    return TopicRecord(
+        offset=0, first_pid=head, first_id=head, last_id=head, epoch=1, is_heartbeat=True
+    )
 
 
 def finding(kind: Kind, **fields: Any) -> Finding:

@@ -157,7 +157,7 @@ KEPT = {LAST.last_id: LAST.seal}
 TAIL = of()[:-3]
 """Without the last three batches, as a restored backup is; `FIVE` is then the head."""
 FIVE = TRUE[4]
-TO_FIVE = {"head": FIVE}
+TO_FIVE: dict[str, Any] = {"head": FIVE}
 TAILS = [("tail", 5), ("tail", 6), ("tail", 7)]
 
 CASES = {
