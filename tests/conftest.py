@@ -175,7 +175,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any]:
     """Collect what a test of Spark has left: a socket of a result that an error cut off.
 
-    Collected during a later test it would fail that one; `test_spark_leftovers.py` shows it.
+    Collected during a later test it would fail that one.
     """
     try:
         return (yield)

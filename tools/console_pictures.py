@@ -1,4 +1,4 @@
-"""Makes the pictures of `docs/console.md` and of the report: `python tools/console_pictures.py`.
+"""Makes the pictures of `docs/console.md`: `python tools/console_pictures.py`.
 
 A stack of its own runs two chains that live, and the five faults of the runbooks: a gap, a message
 that is stuck, a dead leader, a halted receiver, a rewritten history. All of it is real; only the
@@ -276,9 +276,6 @@ async def take_pictures(url: str) -> None:
         await asyncio.sleep(WATCH_SECONDS)
         save("console-light", await light.screenshot())
         save("console-phone", await phone.screenshot())
-        report = await browser.new_page(viewport={"width": 1000, "height": 2080})
-        await report.goto(f"{url}report")
-        save("verification-report", await report.screenshot())
 
 
 async def run(world: World) -> None:

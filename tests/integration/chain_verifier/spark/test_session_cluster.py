@@ -22,8 +22,8 @@ from tests.integration.chain_verifier.cluster import (
     SparkCluster,
     spark_environment,
 )
-from tests.integration.chain_verifier.stored_rows import execute
 from tests.integration.chainctl.conftest import must
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
