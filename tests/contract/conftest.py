@@ -10,13 +10,13 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
+from chain_kernel.ports import ChainStore, CheckpointStore, FrameSource, GapSource, KeyStore, Lease
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
@@ -34,6 +34,7 @@ from chain_kernel.testing.memory_store import (
     MemoryLease,
 )
 from gapfill import GapReader, GapReaderConfig
+from local_stack import KafkaServer
 from matcher_receiver import (
     CheckpointConfig,
     KafkaFrameSource,
@@ -49,17 +50,6 @@ from tests.deadlines import deadline
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
 from tests.stored_pages import LET_TAMPER
-
-if TYPE_CHECKING:
-    from chain_kernel.ports import (
-        ChainStore,
-        CheckpointStore,
-        FrameSource,
-        GapSource,
-        KeyStore,
-        Lease,
-    )
-    from local_stack import KafkaServer
 
 OpenStore = Callable[..., "ChainStore"]
 OpenLease = Callable[[], "Lease"]
@@ -242,9 +232,6 @@ async def open_keys(kind: str, memory: MemoryDatabase, writer_dsn: str) -> Async
         keys = PostgresKeyStore(config_for(writer_dsn))
     yield lambda: keys
     await keys.close()
-
-
-# -- what receivers use ---------------------------------------------------------------------------
 
 
 @pytest.fixture

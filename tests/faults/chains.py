@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import SEQUENCER_WRITER
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics
 from tests.tuned import tuned
 
-from .brokers import copies_of
+from .brokers import Kafka, copies_of
 from .inspector import Chain
-
-if TYPE_CHECKING:
-    from local_stack import PostgresServer
-
-    from .brokers import Kafka
 
 LEASE_SECONDS = 1.0
 """Short, so that a test need not wait long; a commit under load stays below it."""
@@ -52,9 +46,7 @@ async def create_chain(
         await connection.close()
     await make_topics(kafka.bootstrap, topic, copies=copies_of(kafka))
     config = SequencerConfig(
-        chain_id=chain_id,
-        database=postgres.dsn(SEQUENCER_WRITER, database),
-        kafka=kafka.bootstrap,
+        chain_id=chain_id, database=postgres.dsn(SEQUENCER_WRITER, database), kafka=kafka.bootstrap
     )
     config = tuned(config, **{**QUICK, **settings})
     return Chain(chain_id=chain_id, topic=topic, database=dsn, config=config)

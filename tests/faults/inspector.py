@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -17,10 +18,7 @@ from tests.builders.topics import records_of
 from tests.stored_pages import LET_TAMPER
 from tests.tuned import tuned
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    from .processes import Acked
+from .processes import Acked
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):

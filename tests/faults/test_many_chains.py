@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -23,10 +24,6 @@ from tests.command_call import call_here
 
 from .chains import create_chain
 from .inspector import Chain, inspect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CHAINS = 100
 OURS = 50

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import secrets
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import asyncpg
@@ -20,9 +22,10 @@ from aiokafka import AIOKafkaProducer
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ForkFound, PrimaryBehind
+from chain_kernel.model import Event, Mark
 from chain_kernel.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from gapfill import GapReader, GapReaderConfig
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import (
@@ -39,13 +42,6 @@ from tests.tuned import tuned
 
 from .chains import create_chain
 from .inspector import Chain, inspect
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from chain_kernel.model import Event, Mark
-    from local_stack import KafkaServer
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from local_stack import KafkaServer
+from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.lanes import at_night
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish
 
 
 @pytest.fixture

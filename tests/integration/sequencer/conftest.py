@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -13,12 +13,10 @@ from chain_kernel.frame import FrameHeader, decode_body, decode_header, default_
 from chain_kernel.model import Event
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import SEQUENCER_WRITER
+from local_stack import KafkaServer
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics, records_of
 from tests.tuned import tuned
-
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
 
 PARTITION_IDS = 1_000_000
 
@@ -76,10 +74,7 @@ MakeChain = Callable[..., Awaitable[Chain]]
 
 @pytest.fixture
 async def make_chain(
-    database: str,
-    database_name: str,
-    kafka_server: KafkaServer,
-    role_dsn: Callable[[str], str],
+    database: str, database_name: str, kafka_server: KafkaServer, role_dsn: Callable[[str], str]
 ) -> AsyncIterator[MakeChain]:
     """Make chains; every topic gets the database's unique name, since Kafka outlives the test."""
     admin = await asyncpg.connect(database)
@@ -100,9 +95,7 @@ async def make_chain(
         if with_topic:
             await make_topics(kafka_server.bootstrap, topic)
         config = SequencerConfig(
-            chain_id=chain_id,
-            database=role_dsn(SEQUENCER_WRITER),
-            kafka=kafka_server.bootstrap,
+            chain_id=chain_id, database=role_dsn(SEQUENCER_WRITER), kafka=kafka_server.bootstrap
         )
         return Chain(chain_id, topic, database, admin, tuned(config, **settings))
 
