@@ -12,16 +12,15 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from pyspark.sql import SparkSession
 
 from chainctl.schema.parts import PARTS
-from local_stack import KafkaServer, KafkaServerConfig, PostgresServer, ProxiedListener
+from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.postgres import SUPERUSER
@@ -34,9 +33,20 @@ from tests.hanging import (  # noqa: F401 - hooks
     pytest_timeout_set_timer,
 )
 from tests.lanes import pytest_mark_nightly  # noqa: F401 - a hook
-from tests.secured_kafka import SecuredKafka
-from tests.secured_postgres import SecuredPostgres
-from tests.shared_kafka import orderchain_kafka, pytest_configure_node, pytest_unconfigure  # noqa: F401 - hooks and a fixture
+from tests.shared_kafka import (  # noqa: F401 - hooks and a fixture
+    orderchain_kafka,
+    pytest_configure_node,
+    pytest_unconfigure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pyspark.sql import SparkSession
+
+    from local_stack import PostgresServer
+    from tests.secured_kafka import SecuredKafka
+    from tests.secured_postgres import SecuredPostgres
 
 RoleDsn = Callable[[str], str]
 Template = Callable[..., str]
