@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from local_stack import KafkaServer, PostgresServer
 from sequencer import Sequencer, SequencerConfig, open_sequencer
+from tests.builders.created_chain import Chain
 
-from .inspector import Chain
 from .proxy import Proxy, kafka_requests, postgres_requests
 
 

@@ -16,10 +16,10 @@ from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from sequencer import SequencerConfig
+from tests.builders.created_chain import Chain
 
 from .brokers import Brokers, brokers_in
 from .chains import create_chain
-from .inspector import Chain
 from .processes import Worker
 
 MakeChain = Callable[..., Awaitable[Chain]]

@@ -21,11 +21,12 @@ from matcher_receiver import (
     ReceiverConfig,
     ReceiverTuning,
 )
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers, Kafka
 from .chains import create_chain
-from .inspector import Chain, inspect
+from .inspector import inspect
 from .processes import Acked, Worker
 
 LED_SECONDS = 15.0
@@ -178,7 +179,7 @@ class CommitWatch:
         """Return the head; None when the database gives no answer."""
         with suppress(*DRIVER_ERRORS):
             async with asyncio.timeout(stretched(ASK_SECONDS)):
-                return int(await self._chain.head_value("last_id"))
+                return int((await self._chain.head())["last_id"])
         return None
 
 
@@ -260,9 +261,9 @@ class Round:
 
     async def until_published(self) -> None:
         """Wait until what is committed now is published, or on record as skipped."""
-        head = await self.chain.head_value("last_id")
+        head = (await self.chain.head())["last_id"]
         async with deadline():
-            while await self.chain.head_value("published_id") < head:
+            while (await self.chain.head())["published_id"] < head:
                 self.check()
                 await asyncio.sleep(LOOK_SECONDS)
 
@@ -291,7 +292,7 @@ class Round:
                 await asyncio.sleep(0.02)
 
     async def epoch(self) -> int:
-        return int(await self.chain.head_value("epoch"))
+        return int((await self.chain.head())["epoch"])
 
     async def end_backends(self) -> None:
         """Terminate the connections of whoever leads, as a DBA or a proxy does."""

@@ -16,11 +16,12 @@ from chain_kernel.sql import OWNER, SCHEMA_VERSION
 from chainctl.database import Connection, connected_to
 from chainctl.schema.parts import PARTS, Migration, UpgradeStep, Version, apply_steps, steps_to
 from local_stack import PostgresServer
+from tests.builders.created_chain import Chain
 from tests.builders.logical_replica import LogicalReplica
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 
-from .inspector import Chain, inspect
+from .inspector import inspect
 from .rounds import Round
 
 Story = Callable[[Round], Awaitable[None]]

@@ -28,13 +28,14 @@ from sequencer import (
     check_intake_topic,
     open_sequencer,
 )
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 from .addresses import proxy_before
 from .conftest import MakeChain
-from .inspector import Chain, inspect, inspect_topic
+from .inspector import inspect, inspect_topic
 from .proxy import is_produce
 
 SUBMIT_SECONDS = 5.0

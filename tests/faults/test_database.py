@@ -23,13 +23,14 @@ from local_stack import PostgresServer
 from local_stack import process as processes
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from sequencer.stores.postgres import PostgresChainStore
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline, in_time
 
 from .addresses import led_through, through
 from .client import Client
 from .conftest import MakeChain, StartWorker
-from .inspector import Chain, inspect, inspect_topic
+from .inspector import inspect, inspect_topic
 from .processes import Acked
 from .proxy import Proxy, is_commit, postgres_requests
 

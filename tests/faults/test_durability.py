@@ -18,11 +18,12 @@ from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline, in_time
 
 from .conftest import MakeChain
-from .inspector import Chain, inspect
+from .inspector import inspect
 from .test_database import acked
 
 CANCELLED = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

@@ -10,12 +10,13 @@ import pytest
 
 from local_stack import PostgresServer
 from sequencer import open_sequencer
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline, stretched
 
 from .addresses import through
 from .client import Client
 from .conftest import MakeChain, StartWorker
-from .inspector import Chain, inspect, inspect_topic
+from .inspector import inspect, inspect_topic
 from .processes import Acked, Worker
 from .proxy import Proxy, is_commit, postgres_requests
 

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from sequencer import Order, open_sequencer
+from tests.builders.created_chain import Chain
 
 from .conftest import MakeChain
-from .inspector import Chain, inspect, inspect_topic
+from .inspector import inspect, inspect_topic
 from .processes import Acked
 
 JOIN_PAGES = """

@@ -8,11 +8,12 @@ import random
 import pytest
 
 from local_stack import KafkaServer, PostgresServer
+from tests.builders.created_chain import Chain
 
 from .addresses import proxy_before, through
 from .client import Client
 from .conftest import MakeChain, StartWorker
-from .inspector import Chain, inspect, inspect_topic
+from .inspector import inspect, inspect_topic
 from .processes import Worker
 from .proxy import Proxy, is_commit, is_produce, postgres_requests
 

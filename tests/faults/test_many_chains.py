@@ -19,11 +19,12 @@ from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from sequencer import open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.command_call import call_here
 
 from .chains import create_chain
-from .inspector import Chain, inspect
+from .inspector import inspect
 
 CHAINS = 100
 OURS = 50

@@ -36,12 +36,13 @@ from matcher_receiver import (
     ReceiverTuning,
 )
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
 from tests.lanes import at_night
 from tests.tuned import tuned
 
 from .chains import create_chain
-from .inspector import Chain, inspect
+from .inspector import inspect
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000

@@ -81,7 +81,7 @@ async def test_leader_that_cannot_renew_its_lease(make_chain: MakeChain, tmp_pat
 async def test_orders_that_wait_for_a_broker_that_hangs(
     make_chain: MakeChain, kafka_to_break: KafkaServer, tmp_path: Path
 ) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     await make_topics(kafka_to_break.bootstrap, chain.topic)
     config = tuned(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
     all_published = "orderchain_sequencer_unpublished_seconds == 0"

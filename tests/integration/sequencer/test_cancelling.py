@@ -11,11 +11,12 @@ import pytest
 from chain_kernel.errors import OrderchainError
 from chain_kernel.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt
 from tests.deadlines import deadline
 
-from .conftest import Chain, MakeChain
+from .conftest import MakeChain
 
 PLACES_MAX = 200
 """More waits than any call here has."""

@@ -18,16 +18,17 @@ from chain_kernel.errors import (
     SchemaError,
     TopicError,
 )
-from chain_kernel.frame import FrameHeader
+from chain_kernel.frame import FrameHeader, decode_header
 from chain_kernel.model import Event, IntakeMark, is_linked
 from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from chain_kernel.sql import SCHEMA_VERSION
 from sequencer import SequencerConfig, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
-from .conftest import Chain, MakeChain
+from .conftest import MakeChain
 
 orders = partial(make_orders, prefix="client#")
 
@@ -52,7 +53,7 @@ async def test_seal_of_a_commit_can_be_recomputed(make_chain: MakeChain) -> None
     chain = await make_chain()
     async with open_sequencer(chain.config) as sequencer:
         acks = await sequencer.submit_many(orders(500))
-    genesis, batch = await chain.batches()
+    genesis, batch = await chain.fetch("SELECT * FROM chain_batch ORDER BY last_id")
     assert (batch["first_id"], batch["last_id"]) == (acks[0].id, acks[-1].id)
     assert (batch["prev_last_id"], batch["row_count"]) == (0, 500)
     database_id = await chain.admin.fetchval("SELECT database_id FROM schema_version")
@@ -161,7 +162,8 @@ async def test_idle_sequencer_publishes_heartbeats_of_its_head(make_chain: MakeC
         before = sequencer.stats().heartbeats
         while sequencer.stats().heartbeats < before + 3:  # noqa: ASYNC110 - only the counter tells
             await asyncio.sleep(0.005)
-    heartbeats = await chain.heartbeats()
+    headers = [decode_header(record) for record in await chain.records()]
+    heartbeats = [header for header in headers if header.is_heartbeat]
     assert len(heartbeats) >= 3
     assert {header.last_id for header in heartbeats} <= {0, ack.id}
     assert heartbeats[-1].last_id == ack.id
@@ -185,7 +187,7 @@ async def nothing(chain: Chain) -> None:
     del chain
 
 
-NO_TOPIC: dict[str, Any] = {"with_topic": False}
+NO_TOPIC: dict[str, Any] = {"copies": 0}
 UNFIT = [
     (nothing, {}, {"chain_id": 77}, ChainMissing, "chainctl chain create 77"),
     (other_version, {}, {}, SchemaError, f"was 999, expected {SCHEMA_VERSION}"),

@@ -16,10 +16,11 @@ from chain_kernel.tracing import TracedRecord, find_tracing
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import ChainFrames, ReceiverConfig, ReceiverTuning
 from orderchain import Order, Receiver, Run, open_receiver, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
 from tests.deadlines import deadline
 
-from .conftest import Chain, MakeChain
+from .conftest import MakeChain
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

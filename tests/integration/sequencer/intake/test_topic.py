@@ -15,9 +15,10 @@ from aiokafka.structs import TopicPartition
 from chain_kernel.errors import IntakeLost, TopicError
 from chain_kernel.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
-from tests.integration.sequencer.conftest import Chain, MakeChain
+from tests.integration.sequencer.conftest import MakeChain
 
 Record = tuple[int, bytes | None, bytes | None]
 

@@ -17,8 +17,9 @@ from local_stack import PostgresServer
 from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
-from tests.integration.sequencer.conftest import Chain, MakeChain
+from tests.integration.sequencer.conftest import MakeChain
 
 DAY_NS = 24 * 3600 * 10**9
 
@@ -68,7 +69,7 @@ async def test_unfit_settings_of_a_database_cost_no_term(make_chain: MakeChain) 
 async def test_database_that_cannot_hold_every_key_is_refused_at_the_start(
     make_chain: MakeChain, postgres_server: PostgresServer, database_name: str
 ) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     name = f"{database_name}_latin1"
     await chain.admin.execute(
         f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE_PROVIDER libc LOCALE 'C'"
@@ -140,7 +141,7 @@ def pooler(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], 
 
 
 async def test_pooler_is_refused(make_chain: MakeChain, postgres_server: PostgresServer) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     async with listening(pooler(postgres_server.config.port)) as port:
         config = msgspec.structs.replace(chain.config, database=through(chain.config, port))
         with pytest.raises(ConnectError) as raised:
@@ -162,7 +163,7 @@ class AheadClock(SystemClock):
 
 
 async def test_clock_that_is_years_ahead_leads_no_chain(make_chain: MakeChain) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     clock = AheadClock()
     clock.ahead_ns = 366 * DAY_NS
     store = PostgresChainStore(chain.config, clock)
@@ -172,7 +173,7 @@ async def test_clock_that_is_years_ahead_leads_no_chain(make_chain: MakeChain) -
 
 
 async def test_lease_does_not_wait_for_a_commit_that_holds_the_head(make_chain: MakeChain) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     store, lease = PostgresChainStore(chain.config), PostgresLease(chain.config)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
