@@ -158,9 +158,6 @@ class LostLife:
         assert len(self.ahead.events) == OLD_ORDERS + LOST_ORDERS
 
 
-# ----------------------------------------------------------------------------------- an older dump
-
-
 @pytest.fixture
 def restored_name(postgres_server: PostgresServer) -> Iterator[str]:
     name = f"test_{secrets.token_hex(8)}"
@@ -208,9 +205,6 @@ async def test_restored_dump_gives_no_id_of_the_lost_life_again(
     seen = f"the topic holds frames up to {max(life.lost)}, the database rows up to {OLD_ORDERS}"
     assert (seen in caplog.text) is not is_broker_away
     assert ("the topic's last frames were not looked at" in caplog.text) is is_broker_away
-
-
-# --------------------------------------------------------------------------------- a stale standby
 
 
 def server_of(folder: Path, passwords: dict[str, str]) -> PostgresServer:

@@ -63,9 +63,6 @@ async def test_apply_that_breaks_at_its_end_leaves_nothing(empty_database: str) 
     assert await value(empty_database, _TABLES) == 0
 
 
-# ---------------------------------------------------------------- a server without roles of ours
-
-
 def prepare(server: PostgresServer, database: str, statements: str) -> None:
     server.create_database(database)
     server.execute(statements, database=database)

@@ -105,8 +105,6 @@ async def refuse_all(
     assert await contents(catalog) == before
 
 
-# ------------------------------------------------------------------------------------ every role
-
 _EVERYBODY: Statements = (
     "SELECT lo_creat(-1)",
     "SELECT lo_create(0)",
@@ -193,8 +191,6 @@ async def test_transaction_that_a_role_holds_open_keeps_no_order_out(
         assert await catalog.fetchval(created)
 
 
-# ------------------------------------------------------------------------------------- sequencer
-
 _TERM = (
     "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier,"
     " timeline{more}) VALUES (1, {epoch}, decode(repeat('{nonce}', 16), 'hex'),"
@@ -277,8 +273,6 @@ async def test_reclaim_drops_no_row(connect: Connect, catalog: asyncpg.Connectio
     assert await catalog.fetchval("SELECT count(*) FROM chain_page WHERE last_id = 50000") == 1
 
 
-# --------------------------------------------------------------------------------------- auditor
-
 _AUDITOR: Statements = (
     mark(5, 9, overriding="OVERRIDING SYSTEM VALUE", mark_id="1000"),
     mark(5, 9, login="'postgres'"),
@@ -297,8 +291,6 @@ _AUDITOR: Statements = (
 async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
     await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
 
-
-# ------------------------------------------------------------------------------------- receivers
 
 _SAVE = (1, "m", 5, 9, 9, SEAL.hex(), 2, None)
 _THEIRS: Statements = (

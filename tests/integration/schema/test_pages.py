@@ -64,8 +64,6 @@ async def test_page_of_unfit_columns_is_refused(connect: Connect, changed: dict[
         await writer.execute(insert(**changed))
 
 
-# ------------------------------------------------------------------------------------------- plans
-
 PAGES, PAGE_ROWS = 1_000, 20
 
 

@@ -39,9 +39,6 @@ async def writer(connect: Connect) -> asyncpg.Connection[Any]:
     return await connect(SEQUENCER_WRITER)
 
 
-# ------------------------------------------------------------------------------------ chain_create
-
-
 async def test_create_makes_head_and_three_partitions(catalog: asyncpg.Connection[Any]) -> None:
     head = await catalog.fetchrow("SELECT * FROM chain_head")
     assert (head["last_id"], head["published_id"], head["epoch"]) == (0, 0, 0)
@@ -76,9 +73,6 @@ async def test_create_with_unfit_value_is_refused_whole(catalog: asyncpg.Connect
             await catalog.fetchval(_CREATE, *arguments)
     assert await catalog.fetchval("SELECT count(*) FROM chain_head") == 1
     assert await catalog.fetchval("SELECT to_regclass('chain_page_2')") is None
-
-
-# ------------------------------------------------------------------------------ chain_page_extend
 
 
 async def test_extend_makes_the_partition_of_the_id_and_two_behind_it(

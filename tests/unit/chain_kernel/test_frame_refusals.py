@@ -93,9 +93,6 @@ def with_rows(*rows: object, **changed: Any) -> bytes:
     return with_body(msgspec.msgpack.encode(rows), **({"count": len(rows)} | changed))
 
 
-# ------------------------------------------------------------------------------ damage on the way
-
-
 def test_frame_cut_off_anywhere_or_with_any_bit_flipped_is_refused() -> None:
     for size in range(len(FRAME)):
         assert refusal_of(FRAME[:size]) in REASONS, size
@@ -125,8 +122,6 @@ def test_damage_under_the_mac_is_refused_or_within_bounds(at: int, value: bytes)
     assert len(events) == header.count
     assert all(1 <= event.id <= ID_MAX and 0 <= event.pid <= ID_MAX for event in events)
 
-
-# ------------------------------------------------------------------------------- foreign or lying
 
 _ONE = {"first_pid": 10, "first_id": 11, "last_id": 11, "count": 1}
 BODY = FRAME[HEADER_BYTES:]
@@ -213,8 +208,6 @@ def test_heartbeat_with_ids_or_rows_is_refused(wrong: dict[str, int], events: li
     with pytest.raises(FrameError, match="bounds"):
         decode_header(encode_frame(header, events, KEY))
 
-
-# ----------------------------------------------------------------------------------- hostile rows
 
 UNFIT_IDS = ("11", b"11", 11.0, None, True, -1, 2**63, 2**64 - 1, [11])
 

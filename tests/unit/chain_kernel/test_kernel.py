@@ -28,9 +28,6 @@ def test_kernel_needs_msgspec_and_blake3_alone() -> None:
     assert set(done.stdout.split()) - {"typing_extensions"} == {"chain_kernel", "msgspec", "blake3"}
 
 
-# ---------------------------------------------------------------------------------------- limits
-
-
 def test_limits_let_the_largest_row_into_the_smallest_frame() -> None:
     largest = Event(
         limits.ID_MAX,
@@ -41,9 +38,6 @@ def test_limits_let_the_largest_row_into_the_smallest_frame() -> None:
     )
     size = frame.HEADER_BYTES + len(msgspec.msgpack.encode([largest]))
     assert size <= limits.FRAME_BYTES_MIN <= limits.FRAME_BYTES_MAX
-
-
-# ------------------------------------------------------------------------------- smaller modules
 
 
 def test_schema_is_found_and_has_the_version_that_the_code_expects() -> None:

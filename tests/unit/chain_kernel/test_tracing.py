@@ -53,9 +53,6 @@ def test_the_engine_alone_imports_no_tracing() -> None:
     assert done.stdout == "[]\n"
 
 
-# ----------------------------------------------------------------------------------------- spans
-
-
 def test_work_that_failed_is_a_span_that_says_so(tracing: Tracing, spans: Spans) -> None:
     chain = make_chain([1])
     tracing.committed(chain.batches[0], 1, 2, RetryError("the server is away"))
@@ -66,9 +63,6 @@ def test_work_that_failed_is_a_span_that_says_so(tracing: Tracing, spans: Spans)
         assert span.status.status_code is StatusCode.ERROR
         assert word in (span.status.description or "")
         assert (span.attributes or {})["error.type"] == "RetryError"
-
-
-# --------------------------------------------------------------------------------------- headers
 
 
 def test_headers_carry_a_trace_from_one_block_to_another(spans: Spans) -> None:

@@ -107,9 +107,6 @@ def test_any_clocks_leave_most_ids_for_orders(walls: list[int], spread: int) -> 
     assert last_id < ID_MAX // 2 + len(walls) * (TERM_SPREAD_IDS + SKIP + 1)
 
 
-# ------------------------------------------------------------------------ a look at the topic's end
-
-
 async def test_take_over_with_a_broker_that_hangs_waits_for_a_part_of_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
