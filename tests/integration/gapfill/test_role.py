@@ -78,12 +78,3 @@ async def test_gap_reader_with_anything_but_a_fill_is_refused(
     await make_stored([3])
     allowed = [text for text in REFUSED_ALWAYS if not await is_refused(gap_login, text)]
     assert allowed == []
-
-
-async def test_gap_reader_reads_what_a_fill_needs(
-    make_stored: MakeStored, gap_login: asyncpg.Connection
-) -> None:
-    await make_stored([3])
-    for table in ("schema_version", "chain_batch", "chain_page", "chain_event"):
-        assert await gap_login.fetch(f"SELECT * FROM {table}")  # noqa: S608 - names of our own
-    assert await gap_login.fetchval("SELECT last_id FROM chain_head") > 0

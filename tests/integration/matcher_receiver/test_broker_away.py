@@ -70,7 +70,9 @@ async def test_receiver_with_its_broker_gone_stops_in_time(
     await asyncio.to_thread(kafka_to_break.thaw)
 
 
-@pytest.mark.parametrize("records", ["fewer", *at_night("more")])
+@pytest.mark.parametrize(
+    "records", [pytest.param("fewer", marks=pytest.mark.merge), *at_night("more")]
+)
 async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_returns(
     kafka_to_break: KafkaServer,
     stored: StoredChain,
