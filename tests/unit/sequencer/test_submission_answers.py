@@ -30,11 +30,6 @@ async def leave(sequencer: Sequencer) -> None:
         await sequencer.__aexit__(None, None, None)
 
 
-async def until_stopped(sequencer: Sequencer) -> None:
-    async with deadline():
-        await sequencer.until_stopped()
-
-
 async def live(sequencer: Sequencer) -> None:
     async with deadline(), sequencer:
         await sequencer.until_stopped()
