@@ -9,13 +9,16 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import asyncpg
 
-from chain_kernel.clients.postgres import Connection
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.deadlines import deadline
+
+if TYPE_CHECKING:
+    from chain_kernel.clients.postgres import Connection
 
 _PUBLISHED = "CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)"
 _FOLLOWED = """

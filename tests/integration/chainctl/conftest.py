@@ -27,13 +27,7 @@ from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
 from tests.command_call import Done, call_here
 from tests.deadlines import deadline
-from tests.integration.chainctl.runbooks import (
-    ARCHIVE,
-    Background,
-    Runbook,
-    World,
-    settings_of,
-)
+from tests.integration.chainctl.runbooks import ARCHIVE, Background, Runbook, World, settings_of
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:

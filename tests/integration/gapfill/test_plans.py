@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
-from chain_kernel.clients.postgres import Connection
 from chain_kernel.clients.session import ONE_CHAIN_SETTINGS
 from chain_kernel.model import TERMS_MAX
 from chain_kernel.sql import load_sql
 from gapfill import GapReader, GapReaderConfig
 
 from .conftest import MakeStored
+
+if TYPE_CHECKING:
+    from chain_kernel.clients.postgres import Connection
 
 PAGE_ROWS = 100
 SQL = load_sql("gapfill", "queries.sql")

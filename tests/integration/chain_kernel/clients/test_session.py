@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import DRIVER_ERRORS, Connection, close_connection, connect
+from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, connect
 from chain_kernel.clients.session import Connections, Session, SessionConfig, connected
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError, SchemaError
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.silent_server import silent_server
+
+if TYPE_CHECKING:
+    from chain_kernel.clients.postgres import Connection
 
 PID = "SELECT pg_backend_pid() AS pid"
 

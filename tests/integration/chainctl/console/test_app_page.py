@@ -15,11 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS
-from tests.integration.chainctl.console.conftest import (
-    CHAIN,
-    Filled,
-    RunningConsole,
-)
+from tests.integration.chainctl.console.conftest import CHAIN, Filled, RunningConsole
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
