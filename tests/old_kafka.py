@@ -6,14 +6,11 @@ import base64
 import socketserver
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from aiokafka.protocol.admin import ApiVersionResponse_v0, ApiVersionResponse_v2
 from aiokafka.protocol.metadata import MetadataResponse_v5
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 METADATA, VERSIONS = 3, 18
 FETCH_3_6, METADATA_MAX = 15, 5

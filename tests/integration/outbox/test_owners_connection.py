@@ -24,12 +24,7 @@ from outbox import (
     save_destinations,
 )
 from outbox.sender.business import BusinessTransaction, store_messages, watched_transaction
-from outbox.sender.check_back import (
-    DecisionRefused,
-    check_decision,
-    decide,
-    forget_decisions,
-)
+from outbox.sender.check_back import DecisionRefused, check_decision, decide, forget_decisions
 from outbox.sender.due_decisions import Answer
 from tests.pgbouncer import pgbouncer
 

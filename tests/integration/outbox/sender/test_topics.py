@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_kernel.clients.kafka import (
-    close_client,
-    make_admin,
-    start_client,
-)
+from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.topics import describe_topics
 from tests.builders.topics import make_topics

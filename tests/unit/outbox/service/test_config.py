@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_kernel.errors import SettingError
-from outbox.service.config import (
-    Client,
-    Clients,
-    draw_token,
-    hash_token,
-    read_clients,
-)
+from outbox.service.config import Client, Clients, draw_token, hash_token, read_clients
 
 if TYPE_CHECKING:
     from pathlib import Path
