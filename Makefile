@@ -70,7 +70,7 @@ walk: setup ## follow one order through the code, over the local stack, and writ
 pictures: setup ## draw docs/pictures: the imports of the code, and the walk of an order
 	@$(BIN)/python -m tools.pictures
 
-screens: setup ## make the pictures of the console and of the report, in four minutes (CHROMIUM=path)
+screens: setup ## make the pictures of the console, in four minutes (CHROMIUM=path)
 	@$(BIN)/python tools/console_pictures.py
 
 hooks: setup ## have git run format, lint and imports before each commit

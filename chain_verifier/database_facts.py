@@ -81,6 +81,7 @@ class DatabaseFacts(ABC):
 
     has_positions: Final = False
     """The rows of a table have no order of their own."""
+    may_lack: Final = ()
     name: str
     head: DatabaseHead
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec import Struct
 
 from chain_kernel.text import counted
-from chain_verifier import chart
-from chain_verifier.findings import KINDS_OF_BATCHES
-from chain_verifier.report import Verdict
+from chain_verifier.findings import KINDS_OF_BATCHES, Kind
+from chain_verifier.report import Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from chain_verifier.chart_data import ChartData
-    from chain_verifier.report import ChainsReport, Report
+    from chain_verifier.findings import Finding
+    from chain_verifier.report import ChainsReport
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -52,35 +51,65 @@ _SHOWN_MAX: Final = 1_000
 """Maximum number of findings in the table: the JSON report holds more."""
 
 
-def html_report(report: Report, chart_data: ChartData | None, origin: Origin) -> str:
-    """Return the page; `chart_data` is None without a database that shows batches and epochs."""
-    return _page(
-        title=f"Chain {report.chain_id}: {report.verdict}",
-        is_clean=report.is_clean,
-        chains=None,
-        reports=[report],
-        pictures={report.chain_id: chart_data},
-        origin=origin,
+def html_report(report: Report | ChainsReport, origin: Origin) -> str:
+    """Return the page; for several chains, the verdict of each comes first, then all of each."""
+    if isinstance(report, Report):
+        title = f"Chain {report.chain_id}: {report.verdict}"
+        chains, reports = None, [report]
+    else:
+        chains, reports = report, report.reports
+        clean = sum(one.is_clean for one in reports)
+        title = f"{clean} of {counted(len(report.outcomes), 'chain')} clean"
+    return _TEMPLATES.get_template("report.html.jinja").render(
+        title=title, is_clean=report.is_clean, chains=chains, reports=reports, origin=origin
     )
 
 
-def html_chains_report(
-    chains: ChainsReport, pictures: Mapping[int, ChartData | None], origin: Origin
-) -> str:
-    """Return one page for several chains: the verdict of each, then everything of each."""
-    clean = sum(report.is_clean for report in chains.reports)
-    return _page(
-        title=f"{clean} of {counted(len(chains.outcomes), 'chain')} clean",
-        is_clean=chains.is_clean,
-        chains=chains,
-        reports=chains.reports,
-        pictures=pictures,
-        origin=origin,
-    )
+class Bar(Struct, frozen=True):
+    """The ids of a source, or what a finding is of, in percent of all ids of a report."""
+
+    left: float
+    width: float
+    label: str
 
 
-def _page(**values: Any) -> str:  # noqa: ANN401 - own type per value
-    return _TEMPLATES.get_template("report.html.jinja").render(values)
+def findings_bars(report: Report) -> list[tuple[str, list[Bar], list[Bar]]]:
+    """Return per source its name, its ids, and its findings in their places."""
+    ids = [id_ for one in report.sources for id_ in (one.first_id, one.last_id) if id_ is not None]
+    low, high = min([report.start, *ids]), max([report.head or 0, *ids])
+
+    def bar(first: int, last: int, label: str) -> Bar:
+        left, right = (100 * (at - low) / max(1, high - low) for at in (first, last))
+        left = min(left, 100)
+        return Bar(left, min(100, right) - left, label)
+
+    found = []
+    for source in report.sources:
+        own = []
+        if source.first_id is not None and source.last_id is not None:
+            own.append(bar(source.first_id, source.last_id, source.source))
+        places = [
+            bar(*place, one.sentence)
+            for one in report.findings[:_SHOWN_MAX]
+            if one.source == source.source and (place := _place_of(one)) is not None
+        ]
+        found.append((source.source, own, places))
+    return found if ids or report.head else []
+
+
+def _place_of(finding: Finding) -> tuple[int, int] | None:
+    """Return the first and the last row that a finding names.
+
+    A contradicted mark says of no row that it is the changed one: only its end is drawn, or it
+    would cover all that was found.
+    """
+    after_id = None if finding.kind is Kind.CONTRADICTED_MARK else finding.after_id
+    places = (after_id, finding.id, finding.until_id, finding.pid)
+    first = next((place for place in places if place is not None), None)
+    if first is None:
+        return None
+    ends = (finding.last_id, finding.until_id)
+    return first, next((end for end in ends if end is not None and end >= first), first)
 
 
 def _parts(text: str) -> list[str]:
@@ -115,14 +144,6 @@ def _durations(report: Report) -> list[tuple[str, str]]:
     return [(what, f"{seconds:,.2f}") for what, seconds in took]
 
 
-def _legend(chart_data: ChartData) -> list[str]:
-    batches = counted(sum(tile.batches for tile in chart_data.tiles), "batch")
-    unfilled = sum(gap.outcome != "filled" for gap in chart_data.gaps)
-    gaps = f"{counted(len(chart_data.gaps), 'gap')} that receivers met"
-    gaps += f", {unfilled:,} not filled" if unfilled else ""
-    return [f"ids; mean rows of {batches}", "rows of the largest batch", gaps, "epochs"]
-
-
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("chain_verifier", ""),
@@ -134,19 +155,17 @@ def _environment() -> Environment:
     )
     made.filters.update(
         by_kind=_by_kind,
-        chain_chart=chart.chain_chart,
+        bars=findings_bars,
         counted=counted,
         durations=_durations,
         grouped=_grouped,
-        legend=_legend,
         moment="{:%Y-%m-%d %H:%M:%S %Z}".format,
         number="{:,}".format,
         parts=_parts,
         sentence=_SENTENCES.get,
-        strip=chart.findings_strip,
         tone=lambda verdict: _TONES.get(verdict, "bad"),
     )
-    made.globals.update(chart=chart, shown_max=_SHOWN_MAX)
+    made.globals.update(shown_max=_SHOWN_MAX)
     return made
 
 

@@ -1,12 +1,15 @@
--- standing: head and boundary of a chain, and its last verified mark
-SELECT v.version, v.upgrade_to, h.last_id,
-       coalesce((SELECT max(b.last_id) FROM public.chain_batch b
-                  WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NULL), 0) AS boundary_id,
-       m.until_id, m.seal, m.verified_by, m.verified_at
+-- standing: the ends of a chain, how wide its partitions are, and its last verified mark
+SELECT v.version, v.upgrade_to, v.database_id, h.last_id AS head, h.published_id, h.partition_ids,
+       coalesce(b.last_id, 0) AS boundary_id, b.seal AS boundary_seal,
+       m.until_id, m.verified_by, m.verified_at
   FROM public.schema_version v
   LEFT JOIN public.chain_head h ON h.chain_id = $1
   LEFT JOIN LATERAL (
-       SELECT until_id, seal, verified_by, verified_at FROM public.chain_verified
+       SELECT last_id, seal FROM public.chain_batch
+        WHERE chain_id = h.chain_id AND prev_last_id IS NULL ORDER BY last_id DESC LIMIT 1
+       ) b ON true
+  LEFT JOIN LATERAL (
+       SELECT until_id, verified_by, verified_at FROM public.chain_verified
         WHERE chain_id = h.chain_id ORDER BY until_id DESC, verified_at DESC LIMIT 1
        ) m ON true
 

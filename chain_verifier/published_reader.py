@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chain_kernel.clients.kafka import (
@@ -16,7 +17,7 @@ from chain_kernel.clients.kafka import (
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting_refusal
-from chain_kernel.errors import OrderchainError, SourceBroken, TopicError
+from chain_kernel.errors import OrderchainError, RetryError, SourceBroken, TopicError
 from chain_kernel.text import reason_of
 from chain_verifier.checks.published import Bounds
 from chain_verifier.config import CONNECT_SECONDS
@@ -38,6 +39,10 @@ _SILENCE_S: Final = 30.0
 
 _CLOSE_S: Final = 5.0
 
+_TRIES: Final = 6
+"""How often a broker that accepts connections is asked, if it does not answer in time: a minute in
+all with the default `connect_seconds`. One that is not there is asked once."""
+
 
 class PublishedRecord(NamedTuple):
     """One record of a topic."""
@@ -51,7 +56,8 @@ class PublishedRecord(NamedTuple):
 class PublishedReader:
     """One partition, read from its beginning as often as needed. `close` ends the connection.
 
-    Raises ConnectError or RetryError if no broker answers as it should, TopicError if the partition
+    Raises ConnectError or RetryError if no broker answers as it should (a slow one is asked several
+    times), TopicError if the partition
     does not exist, or its records cannot be decoded here.
     """
 
@@ -63,10 +69,24 @@ class PublishedReader:
         self._consumer: AIOKafkaConsumer | None = None
         self._runner = asyncio.Runner()
         try:
-            self.bounds: Bounds = self._runner.run(self._open())
+            self.bounds: Bounds = self._runner.run(self._open_patiently())
         except BaseException:
             self.close()
             raise
+
+    async def _open_patiently(self) -> Bounds:
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._open()
+            except OrderchainError as error:
+                # The cause of a ConnectError is the wait that was cut off, or why it was refused.
+                if not isinstance(error, RetryError) and not isinstance(
+                    error.__cause__, TimeoutError
+                ):
+                    raise
+            await self._end()
+            await asyncio.sleep(min(1, self._connect_seconds))
+        return await self._open()
 
     async def _open(self) -> Bounds:
         seconds = self._connect_seconds
@@ -149,7 +169,17 @@ class PublishedReader:
 
     def close(self) -> None:
         """Close the connection; never raises, and waits for at most 5 s."""
+        if self._consumer is not None:
+            self._runner.run(self._end())
+        self._runner.close()
+
+    async def _end(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            self._runner.run(close_client(consumer, _CLOSE_S))
-        self._runner.close()
+            await close_client(consumer, _CLOSE_S)
+
+
+def bounds_of(source: TopicSource, topic: str, partition: int) -> Bounds:
+    """Return the bounds of a partition. Raises as `PublishedReader`."""
+    with closing(PublishedReader(source, topic, partition)) as reader:
+        return reader.bounds

@@ -50,7 +50,6 @@ class StoredChain(DatabaseFacts):
     """
 
     is_sorted = False
-    may_lack = ()
 
     def __init__(self, source: DatabaseSource, chain_id: int, start: int = 0) -> None:
         self.name = source.name

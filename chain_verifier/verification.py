@@ -14,7 +14,7 @@ from chain_kernel.errors import InputError, SourceBroken
 from chain_kernel.text import counted
 from chain_verifier.checks.buckets import Bucket, Horizon, is_one_path, locate, row_count
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import PublishedTopic, without_skipped
+from chain_verifier.checks.published import PublishedTopic
 from chain_verifier.config import DatabaseSource, bucket_bits
 from chain_verifier.database_facts import DatabaseFacts
 from chain_verifier.findings import Finding, Findings, Kind, joined_findings
@@ -68,18 +68,6 @@ def require_own_rows(source: str, chain_id: int, own: int, others: int) -> None:
     if others and not own:
         found = f"{counted(others, 'row')}, none of chain {chain_id}"
         raise InputError(source, found, "rows of the chain")
-
-
-def link_faults(
-    source: str, buckets: Sequence[Bucket], horizon: Horizon, opener: Opener, leaf_bits: int
-) -> Findings:
-    """Return what keeps `buckets` from being one path. Raises SourceBroken if it is gone."""
-    if is_one_path(buckets, horizon):
-        return Findings()
-    faults = locate(source, buckets, horizon, opener, leaf_bits)
-    if not faults:
-        raise SourceBroken(source, "it changed while it was being read")
-    return gathered(faults)
 
 
 _KEY_BITS: Final = 63
@@ -191,9 +179,27 @@ class OpenTable(Protocol):
         ...
 
     @property
+    def may_lack(self) -> Ranges:
+        """Ranges (after, until] whose rows need not be there."""
+        ...
+
+    @property
     def span(self) -> int | None:
         """About how many ids lie between the first row and the last; None if not known."""
         ...
+
+
+def link_faults(
+    table: OpenTable, buckets: Sequence[Bucket], horizon: Horizon, opener: Opener, leaf_bits: int
+) -> Findings:
+    """Return what keeps `buckets` from being one path. Raises SourceBroken if it is gone."""
+    if is_one_path(buckets, horizon):
+        return Findings()
+    skips = table.may_lack
+    faults = locate(table.name, buckets, horizon, opener, leaf_bits, skips=skips)
+    if not faults and not skips:
+        raise SourceBroken(table.name, "it changed while it was being read")
+    return gathered(faults)
 
 
 T = TypeVar("T", bound=OpenTable)
@@ -214,19 +220,18 @@ class Mode(Protocol[T]):
         """Return the rows after `head`, which may itself be after that of `horizon`."""
         ...
 
-    def compare(
-        self, table: T, base: T, differing: Sequence[Bucket], horizon: Horizon, skips: Ranges
-    ) -> Findings:
+    def compare(self, table: T, base: T, differing: Sequence[Bucket], horizon: Horizon) -> Findings:
         """Return what `table` lacks, has in surplus, or holds with other content than `base`.
 
         Only in the buckets that differ, and only between the ends of `horizon`, which may be
-        narrower than what was scanned of either. Rows in the ranges (after, until] of `skips` may
-        be lacking.
+        narrower than what was scanned of either.
         """
         ...
 
     def forged_findings(self, topic: T, base: T, horizon: Horizon) -> Findings:
-        """Return the rows of forged frames that `base` does not hold with the same content."""
+        """Return the rows of forged frames after the start that `base` does not hold with the same
+        content.
+        """
         ...
 
     def check_seals(self, table: T, kept: Sequence[KeptSeal]) -> Findings:
@@ -264,7 +269,6 @@ class Verification(Generic[T]):
         self._progress = progress
         self._began = time.monotonic()
         self._facts: DatabaseFacts | None = None
-        self._skips: Ranges = ()
 
     def run(self, start_seconds: float = 0.0) -> Report:
         """Verify, and report; `start_seconds` is what starting Spark took, and counts too."""
@@ -276,8 +280,6 @@ class Verification(Generic[T]):
         tables = [self._mode.open(source) for source in ordered]
         self._facts = next((table for table in tables if isinstance(table, DatabaseFacts)), None)
         self._horizon = self._horizon_of_all()
-        if self._facts is not None and any(isinstance(table, PublishedTopic) for table in tables):
-            self._skips = self._facts.skips()
         how = how_to_scan(self._request, (table.span for table in tables))
         # Only the keys of the first source: the others are compared with it row by row.
         looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
@@ -306,10 +308,10 @@ class Verification(Generic[T]):
             horizon = topic.narrowed(self._horizon) if topic else self._horizon
             scanned = self._mode.examine(table, horizon, how)
             beyond, notes = self._judge_beyond(table, scanned, horizon)
-            parts = [joined_findings([scanned.findings, beyond])]
+            parts = [scanned.findings, beyond]
             if topic is not None:
-                notes += topic.notes_on(horizon, self._horizon, self._skips)
-                parts = [without_skipped(parts[0], self._skips), topic.disorder(horizon)]
+                notes += topic.notes_on(horizon, self._horizon)
+                parts.append(topic.disorder(horizon))
             parts.append(self._judge_count(table, scanned, joined_findings(parts)))
             parts.append(self._judge_pages(table, scanned))
             parts.append(self._judge_seals(table))
@@ -392,9 +394,9 @@ class Verification(Generic[T]):
             horizon = one.horizon.within(base.horizon)
             found = self._differences(one, base, horizon)
             if isinstance(one.table, PublishedTopic):
-                found = joined_findings(
-                    [found, self._mode.forged_findings(one.table, base.table, horizon)]
-                )
+                # Wherever they are after the start: retention says nothing of disowned frames.
+                forged = self._mode.forged_findings(one.table, base.table, self._horizon)
+                found = joined_findings([found, forged])
         comparison = Comparison(
             source=name,
             against=against,
@@ -411,8 +413,7 @@ class Verification(Generic[T]):
         differing = differing_buckets(one.scanned.buckets, base.scanned.buckets, horizon)
         if not differing:
             return Findings()
-        skips = self._skips if isinstance(one.table, PublishedTopic) else ()
-        return self._mode.compare(one.table, base.table, differing, horizon, skips)
+        return self._mode.compare(one.table, base.table, differing, horizon)
 
     def _report(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -25,8 +26,6 @@ class VerifiedMark(Struct, frozen=True, kw_only=True):
 
     until_id: int
     """The last row of a batch."""
-    seal: bytes
-    """The seal after that batch, as it was then."""
     verified_by: str
     verified_at: datetime
 
@@ -34,9 +33,14 @@ class VerifiedMark(Struct, frozen=True, kw_only=True):
 class VerifiedExtent(Struct, frozen=True, kw_only=True):
     """Where a chain begins and ends in its database, and how far it was verified."""
 
+    database_id: UUID
     head: int
+    published_id: int
+    partition_ids: int
+    """How many ids a partition spans."""
     boundary_id: int
-    """Rows up to it were archived; 0 for a chain that begins with its first row."""
+    """Rows up to it are only in the archive; 0 for a chain that begins with its first row."""
+    boundary_seal: bytes
     mark: VerifiedMark | None
     contradicted: ContradictedMark | None
     """The first mark whose rows are no longer those that were verified."""
@@ -57,6 +61,16 @@ class VerifiedExtent(Struct, frozen=True, kw_only=True):
         """The highest id that the chain is known to have reached."""
         return max(self.head, self.mark.until_id if self.mark else 0)
 
+    def require_marks_hold(self) -> None:
+        """Raise InputError when what was verified of a chain is not what it holds now."""
+        mark = self.contradicted
+        if mark is not None:
+            raise InputError(
+                f"seal after {mark.until_id}, verified by {mark.verified_by}",
+                None if mark.found is None else mark.found.hex()[:16],
+                f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify names what differs",
+            )
+
 
 @run_alone
 async def read_extent(
@@ -67,34 +81,20 @@ async def read_extent(
         return await extent_of(connection, chain_id)
 
 
-async def require_marks_hold(connection: Connection, chain_id: int) -> None:
-    """Raise InputError when what was verified of a chain is not what it holds now."""
-    mark = await _contradicted(connection, chain_id)
-    if mark is not None:
-        raise InputError(
-            f"seal after {mark.until_id}, verified by {mark.verified_by}",
-            None if mark.found is None else mark.found.hex()[:16],
-            f"{mark.seal.hex()[:16]}, as it was verified: chainctl verify names what differs",
-        )
-
-
-async def _contradicted(connection: Connection, chain_id: int) -> ContradictedMark | None:
-    row = await connection.fetchrow(_SQL["contradicted"], chain_id)
-    return None if row is None else ContradictedMark(**row)
-
-
 async def extent_of(connection: Connection, chain_id: int) -> VerifiedExtent:
     """Return the chain's standing. Raises ChainMissing, SchemaError."""
     row = await connection.fetchrow(_SQL["standing"], chain_id)
     require_version(row)
-    contradicted = await _contradicted(connection, chain_id)
-    if row["last_id"] is None:
+    contradicted = await connection.fetchrow(_SQL["contradicted"], chain_id)
+    if row["head"] is None:
         raise ChainMissing(chain_id)
-    mark = None
-    if row["until_id"] is not None:
-        mark = VerifiedMark(**{name: row[name] for name in VerifiedMark.__struct_fields__})
+    mark = {name: row[name] for name in VerifiedMark.__struct_fields__}
+    known = ("head", "published_id", "partition_ids", "boundary_id", "boundary_seal")
     return VerifiedExtent(
-        head=row["last_id"], boundary_id=row["boundary_id"], mark=mark, contradicted=contradicted
+        database_id=UUID(bytes=row["database_id"].bytes),
+        **{name: row[name] for name in known},
+        mark=None if row["until_id"] is None else VerifiedMark(**mark),
+        contradicted=None if contradicted is None else ContradictedMark(**contradicted),
     )
 
 

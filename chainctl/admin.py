@@ -1,23 +1,21 @@
-"""What a DBA prepares, as functions: the schema, chains with their topics, topics of intakes.
+"""What a DBA prepares, as functions: the schema, and chains with their topics.
 
-`chainctl schema apply`, `chain create` and `topic create` call them, and so may a test, or a
-program that sets a system up. All of them leave alone what is there already.
+`chainctl schema apply` and `chain create` call them, and so may a test, or a program that sets a
+system up. They leave alone what is there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_kernel.errors import SchemaError, SettingError, TopicError
+from chain_kernel.errors import SchemaError, SettingError
 from chain_kernel.frame import default_topic
 from chain_kernel.limits import CHAIN_ID_MAX
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import require_version
-from chain_kernel.text import counted
 from chainctl.database import SQL, database_id, require_server
 from chainctl.schema.parts import PARTS, read_version
 from chainctl.topics import check_topic_name, connected_topics
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chain_kernel.clients.kafka_config import KafkaConfig
-    from chain_kernel.clients.topics import TopicDescription
     from chainctl.database import Connection
     from chainctl.schema.parts import SchemaPart
     from chainctl.topics import Topics
@@ -188,103 +185,3 @@ async def _is_usable(topics: Topics, topic: str) -> bool:
         return False
     await topics.check(topic)
     return True
-
-
-# -- topics of intakes -----------------------------------------------------------------------------
-
-RETENTION_MS: Final = "retention.ms"
-INTAKE_SETTINGS: Final[Mapping[str, str]] = {
-    # Each record is an order. A compacted topic keeps the last one of a key alone.
-    "cleanup.policy": "delete",
-    # Two weeks: records wait here while no sequencer runs, and one that was deleted stops the
-    # intake forever.
-    RETENTION_MS: str(14 * 24 * 3_600 * 1_000),
-}
-
-_LOSS: Final = "an order can be lost before a sequencer has taken it"
-
-
-class TopicCreation(Struct, frozen=True, kw_only=True):
-    """What `create_topic` did, and the topic as it is now."""
-
-    topic: str
-    topic_created: bool
-    partitions: int
-    replicas: int | None
-    """None: as the brokers do by default; only in a dry run."""
-    settings: Mapping[str, str]
-    """Those that were asked for, and those that an intake needs."""
-    warning: str | None
-    """How an acknowledged record can be lost; None where two disks hold each."""
-
-
-async def create_topic(
-    kafka: str | KafkaConfig,
-    name: str,
-    *,
-    partitions: int | None = None,
-    replicas: int | None = None,
-    settings: Mapping[str, str] | None = None,
-    is_dry_run: bool = False,
-    connect_seconds: float = CONNECT_SECONDS,
-) -> TopicCreation:
-    """Make a topic from which a sequencer takes orders. The topic of a chain is made with it.
-
-    By default it has one partition, the brokers' number of replicas, and two weeks of retention;
-    `settings` are Kafka's own. A topic that exists is compared with what is asked for and never
-    changed. Raises SettingError for a name that Kafka does not take, TopicError where the topic is
-    not as asked, would lose orders or accepts none, ConnectError, RetryError.
-    """
-    check_topic_name(name)
-    asked = settings or {}
-    _check_policy(name, asked.get("cleanup.policy", "delete"))
-    wanted = {**INTAKE_SETTINGS, **asked}
-    async with connected_topics(kafka, connect_seconds) as topics:
-        found = await topics.described(name)
-        is_created = not found.is_there and await topics.create(
-            name,
-            partitions=partitions or 1,
-            replicas=replicas,
-            settings=wanted,
-            is_dry_run=is_dry_run,
-        )
-        if not (is_created and is_dry_run):
-            found = await topics.described(name)
-            _check_topic(found, {"partitions": partitions, "replicas": replicas, **asked})
-    if is_created and is_dry_run:
-        return TopicCreation(
-            topic=name, topic_created=True, partitions=partitions or 1, replicas=replicas,
-            settings=wanted, warning=None,
-        )  # fmt: skip
-    from chain_kernel.clients.topics import durability_warning
-
-    return TopicCreation(
-        topic=name,
-        topic_created=is_created,
-        partitions=found.partitions,
-        replicas=found.replicas,
-        settings={setting: found.settings.get(setting, "") for setting in wanted},
-        warning=durability_warning([found], _LOSS),
-    )
-
-
-def _check_policy(name: str, policy: str) -> None:
-    if "compact" in policy:
-        raise TopicError(f"cleanup.policy of topic {name}", policy, "delete")
-
-
-def _check_topic(found: TopicDescription, asked: Mapping[str, int | str | None]) -> None:
-    """Raise TopicError where the topic is not as asked, or not what an intake needs."""
-    from chain_kernel.clients.topics import certain_copies
-
-    has = {**found.settings, "partitions": found.partitions, "replicas": found.replicas}
-    for what, wanted in asked.items():
-        if wanted not in (None, has.get(what)):
-            raise TopicError(
-                f"{what} of topic {found.name}", has.get(what), f"{wanted}, as asked for"
-            )
-    _check_policy(found.name, found.settings.get("cleanup.policy", ""))
-    if not certain_copies(found):
-        minimum = found.settings.get("min.insync.replicas")
-        expected = f"at most its {counted(found.replicas, 'replica')}, or no record is accepted"
-        raise TopicError(f"min.insync.replicas of topic {found.name}", minimum, expected)

@@ -53,7 +53,6 @@ PACKAGE_EXTRAS: Final = {
     "pyarrow": "local",
     "pyspark": "spark",
     "py4j": "spark",
-    "rich": "cli",
     "starlette": "web",
     "zstandard": "cli",
 }

@@ -56,14 +56,11 @@ def set_up_logging(settings: Settings, running: Subject | None = None) -> None:
     user as an error of ours, in one line and without a traceback.
     """
     is_debug = settings.log_level == "debug"
-    formatter: _OneLine
-    if running is None:
-        formatter = _OneLine(settings.secrets(), with_tracebacks=is_debug)
-    elif settings.log_format == "json":
-        formatter = _JsonLine(settings.secrets(), running, with_tracebacks=is_debug)
+    is_json = running is not None and settings.log_format == "json"
+    kind = _JsonLine if is_json else _OneLine
+    formatter = kind(settings.secrets(), running, with_tracebacks=is_debug)
+    if isinstance(formatter, _JsonLine):
         talk_through(formatter.talk)
-    else:
-        formatter = _TimedLine(settings.secrets(), running, with_tracebacks=is_debug)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -76,23 +73,29 @@ def set_up_logging(settings: Settings, running: Subject | None = None) -> None:
 class _OneLine(logging.Formatter):
     """One printable line per record, without passwords; tracebacks only when asked for.
 
-    Our packages escape foreign text where they log it. This is the second line of defence: it
-    covers what they miss, and what libraries log.
+    It begins with `chainctl: LEVEL:`, and while a command runs long with `TIME LEVEL LOGGER chain=7
+    name=n:`. Our packages escape foreign text where they log it. This is the second line of
+    defence: it covers what they miss, and what libraries log.
     """
 
-    def __init__(self, secrets: tuple[str, ...], *, with_tracebacks: bool) -> None:
-        super().__init__("chainctl: %(levelname)s: %(message)s")
+    def __init__(
+        self, secrets: tuple[str, ...], running: Subject | None, *, with_tracebacks: bool
+    ) -> None:
+        self._known = {} if running is None else running.known()
+        known = "".join(f" {key}={printable(value)}" for key, value in self._known.items())
+        timed = f"%(utc)s %(level)s %(name)s{known.replace('%', '%%')}: %(message)s"
+        super().__init__("chainctl: %(level)s: %(message)s" if running is None else timed)
         self._secrets = secrets
         self._with_tracebacks = with_tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of `record`."""
-        message = self._message(record)
         record = copy(record)  # other handlers see it too
-        record.msg, record.args = message, None
+        record.msg, record.args = self._message(record), None
+        record.utc, record.level = _utc_text(record.created), record.levelname.lower()
+        record.name = printable(record.name)
         if not self._with_tracebacks:
             record.exc_info = record.exc_text = record.stack_info = None
-            record.levelname = record.levelname.lower()
         first, *rest = hide_secrets(super().format(record), self._secrets).split("\n")
         return "\n".join([first, *(_TRACEBACK_INDENT + printable(line) for line in rest)])
 
@@ -100,34 +103,8 @@ class _OneLine(logging.Formatter):
         return printable(hide_secrets(record.getMessage(), self._secrets), LINE_CHARACTERS_MAX)
 
 
-class _TimedLine(_OneLine):
-    """The line of a command that runs long: `TIME LEVEL LOGGER chain=7 name=n: message`."""
-
-    def __init__(
-        self, secrets: tuple[str, ...], running: Subject, *, with_tracebacks: bool
-    ) -> None:
-        super().__init__(secrets, with_tracebacks=with_tracebacks)
-        known = "".join(f" {key}={printable(value)}" for key, value in running.known().items())
-        self._style = logging.PercentStyle(
-            f"%(utc)s %(level)s %(name)s{known.replace('%', '%%')}: %(message)s"
-        )
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line of `record`."""
-        record = copy(record)
-        record.utc, record.level = _utc_text(record.created), record.levelname.lower()
-        record.name = printable(record.name)
-        return super().format(record)
-
-
 class _JsonLine(_OneLine):
     """One JSON object per record: time, level, logger, chain and name where known, message."""
-
-    def __init__(
-        self, secrets: tuple[str, ...], running: Subject, *, with_tracebacks: bool
-    ) -> None:
-        super().__init__(secrets, with_tracebacks=with_tracebacks)
-        self._known = running.known()
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of `record`; a traceback is one text in it."""
@@ -135,20 +112,15 @@ class _JsonLine(_OneLine):
         line["message"] = self._message(record)
         if self._with_tracebacks and record.exc_info:
             line["traceback"] = hide_secrets(self.formatException(record.exc_info), self._secrets)
-        return _json(line)
+        return json.dumps(line)  # ASCII: no terminal takes a part of it for a command
 
     def talk(self, text: str, level: str) -> str:
         """Return the line for what a command prints for its user."""
         line = self._object(time.time(), level, "chainctl")
-        return _json({**line, "message": text.removeprefix("chainctl: ")})
+        return json.dumps({**line, "message": text.removeprefix("chainctl: ")})
 
     def _object(self, seconds: float, level: str, logger: str) -> dict[str, object]:
         return {"time": _utc_text(seconds), "level": level, "logger": logger, **self._known}
-
-
-def _json(line: dict[str, object]) -> str:
-    """Return `line` as JSON in ASCII, so that no terminal takes a part of it for a command."""
-    return json.dumps(line)
 
 
 def _utc_text(seconds: float) -> str:

@@ -6,7 +6,6 @@ Commands are imported when they are called, not before: `chainctl --help` needs 
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
-from chainctl.options import IS_DEBUG, SECRETS, SuggestingGroup
+from chainctl.options import IS_DEBUG, SECRETS, Group
 from chainctl.output import installed_version, keep_command_line, talk, talk_through
 
 if TYPE_CHECKING:
@@ -32,80 +31,68 @@ PROGRAM: Final = "chainctl"
 COMPLETION_VARIABLE: Final = "_CHAINCTL_COMPLETE"
 """Set by the scripts of `chainctl completion`: what is to be completed is in other variables."""
 
-GROUPS: Final = {
+GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "On this machine": {
-        "demo": "The whole path on one machine, with faults, and a verdict.",
-        "stack": "The local PostgreSQL and Kafka.",
-        "bench": "Measure the engine on this machine, and its rivals.",
-        "doctor": "What would make a start fail later, and what to do.",
-        "config": "What is set, and by what.",
-        "completion": "Completion of commands and options for your shell.",
+        "demo": ("", "The whole path on one machine, with faults, and a verdict."),
+        "stack": ("stack", "The local PostgreSQL and Kafka."),
+        "bench": ("", "Measure the engine on this machine, and its rivals."),
+        "doctor": ("doctor", "What would make a start fail later, and what to do."),
+        "config": ("config", "What is set, and by what."),
     },
     "Set up and run": {
-        "schema": "The engine's tables: print, apply, check.",
-        "grants": "The roles and what each may do, as SQL.",
-        "chain": "Make and list chains; list and revoke their verified marks.",
-        "topic": "Make the topic from which a sequencer takes orders.",
-        "sequence": "Put the rows of a file, or the records of a topic, into a chain.",
-        "receive": "Write a chain to a journal, in order and without gaps.",
-        "fill": "Read missing rows from the database.",
-        "outbox": "Messages in any order: run a relay, see and fix them.",
-        "messages": "The outbox as an HTTP service.",
+        "schema": ("schema", "The engine's tables: print, apply, check."),
+        "grants": ("schema", "The roles and what each may do, as SQL."),
+        "chain": ("chain.chains", "Make and list chains; list and revoke their verified marks."),
+        "topic": ("chain.topic", "Make the topic from which a sequencer takes orders."),
+        "sequence": (
+            "chain.sequence",
+            "Put a file's rows, or a topic's records, into a chain.",
+        ),
+        "receive": ("chain.receive", "Write a chain to a journal, in order and without gaps."),
+        "fill": ("chain.receive", "Read missing rows from the database."),
+        "outbox": ("", "Messages in any order: run a relay, see and fix them."),
+        "messages": ("", "The outbox as an HTTP service."),
     },
     "Look": {
-        "status": "The state of a chain: heads, leader, receivers, intakes.",
-        "top": "All chains on one screen that refreshes.",
-        "leader": "Who leads a chain, and for how long.",
-        "lag": "How far the receivers of a chain are behind.",
-        "gaps": "What receivers had to read from the database, and why.",
-        "tail": "The last orders of a chain.",
-        "show": "One order: its row, batch, seal, frame, and who met it.",
-        "rejects": "Records of intakes that became no order, and why.",
-        "acts": "What people did to a chain by hand, and why.",
-        "sizes": "What database, log, topics, archive hold; their growth.",
-        "console": "One page that shows all of it live, and acts.",
+        "status": ("status", "The state of a chain, or of all: heads, leader, receivers."),
+        "leader": ("leader", "Who leads a chain, and for how long."),
+        "lag": ("receivers", "The receivers of a chain, and how far they are behind."),
+        "gaps": ("receivers", "What receivers had to read from the database, and why."),
+        "tail": ("records", "The last orders of a chain."),
+        "show": ("records", "One order: its row, batch, seal, and who met it."),
+        "rejects": ("records", "Records of intakes that became no order, and why."),
+        "acts": ("records", "What people did to a chain by hand, and why."),
+        "sizes": ("sizes", "What database and log hold, and their growth."),
+        "console": ("console", "One page that shows all of it live."),
     },
     "Act by hand": {
-        "step-down": "Ask the leader of a chain to hand over, with a reason.",
-        "takeover": "Let the next process lead at once, with a reason.",
-        "receivers": "List, forget, move and reset receivers.",
-        "unhalt": "Let a halted receiver start again, with a reason.",
+        "step-down": ("leader", "Ask the leader of a chain to hand over, with a reason."),
+        "takeover": ("leader", "Let the next process lead at once, with a reason."),
+        "receivers": ("receivers", "Forget, move and reset receivers."),
+        "unhalt": ("receivers", "Let a halted receiver start again, with a reason."),
     },
     "Prove and keep": {
-        "seal": "The seal at the head of a chain, to be kept elsewhere.",
-        "verify": "Prove a chain whole with Spark, or name its faults.",
-        "archive": "Write verified rows as Parquet, and verify what was written.",
-        "retention": "Detach, and drop, old partitions that are verified and archived.",
-        "repair": "Write back rows that the database lacks, where seals prove them.",
+        "seal": ("verifier.seal", "The seal at the head of a chain, to be kept elsewhere."),
+        "verify": ("verifier.verify", "Prove a chain whole with Spark, or name its faults."),
+        "archive": (
+            "verifier.archive",
+            "Write verified rows as Parquet, and check them.",
+        ),
+        "retention": (
+            "verifier.archive",
+            "Detach or drop partitions that are archived.",
+        ),
+        "repair": (
+            "verifier.repair",
+            "Write back missing rows that seals prove.",
+        ),
     },
 }
-"""The commands by what they are for, each with its line in the help."""
+"""The commands by what they are for: the module of `chainctl.commands`, in which a function has the
+command's name, and the line in the help. Another package brings those without a module."""
 
-COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in group.items()}
-
-_ROOMS: Final = {
-    "doctor": ("doctor",),
-    "config": ("config", "completion"),
-    "stack": ("stack",),
-    "schema": ("schema", "grants"),
-    "status": ("status", "top"),
-    "leader": ("leader", "step-down", "takeover"),
-    "receivers": ("receivers", "lag", "gaps", "unhalt"),
-    "records": ("tail", "show", "rejects", "acts"),
-    "sizes": ("sizes",),
-    "chain.chains": ("chain",),
-    "chain.topic": ("topic",),
-    "chain.sequence": ("sequence",),
-    "chain.receive": ("receive", "fill"),
-    "verifier.verify": ("verify",),
-    "verifier.archive": ("archive", "retention"),
-    "verifier.repair": ("repair",),
-    "verifier.seal": ("seal",),
-    "console": ("console",),
-}
-"""The commands of each module of `chainctl.commands`; a command's function has its name."""
-
-_ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
+COMMANDS: Final = {name: line for group in GROUPS.values() for name, (_, line) in group.items()}
+_ROOM_OF: Final = {name: room for group in GROUPS.values() for name, (room, _) in group.items()}
 
 
 def _brought(name: str) -> click.Command:
@@ -122,7 +109,7 @@ def _brought(name: str) -> click.Command:
     return found
 
 
-class LazyGroup(SuggestingGroup):
+class LazyGroup(Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -133,7 +120,7 @@ class LazyGroup(SuggestingGroup):
         """Import the command `cmd_name`; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name not in _ROOM_OF:
+        if not _ROOM_OF[cmd_name]:
             return _brought(cmd_name)
         room = import_module(f"chainctl.commands.{_ROOM_OF[cmd_name]}")
         found: click.Command = getattr(room, cmd_name.replace("-", "_"))
@@ -152,7 +139,7 @@ class LazyGroup(SuggestingGroup):
         width = max(map(len, COMMANDS))  # one column of sentences for all groups
         for title, group in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in group])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -266,20 +253,10 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
 def _click_line(error: click.ClickException) -> str:
     """Return click's message as one line, with the command that it is about."""
     line = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption):
-        line = f"No such option {error.option_name!r}{_nearest(error)}"
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or context.parent is None:
         return line
     return f"{line.rstrip('.')} (see {context.command_path} --help)"
-
-
-def _nearest(error: click.NoSuchOption) -> str:
-    """Return which option was meant, of those that the command has; empty where none is like it."""
-    command = error.ctx.command if error.ctx else cli
-    known = [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
-    nearest = difflib.get_close_matches(error.option_name, known, n=1)
-    return f", did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _close_stdout(code: int) -> int:

@@ -1,4 +1,4 @@
-"""What a command that runs long shows of itself: `--http`, and a line per minute in its log."""
+"""What a command that runs long shows of itself: `--http`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from chain_kernel.text import reason_of
 from chainctl.output import talk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from concurrent.futures import Future
 
     from chain_kernel.monitoring import Monitor, MonitoredPart, MonitorLook
 
 _log = logging.getLogger(__name__)
-
-REPORT_SECONDS: Final = 60.0
-"""How often a running command logs how far it is."""
 
 STOP_SECONDS: Final = 2.0
 """How long the server may take to end: an answer under way is made at once."""
@@ -84,7 +81,6 @@ class Watch:
 
     def __init__(self, monitor: Monitor | None) -> None:
         self._monitor = monitor
-        self._line: Callable[[], str] | None = None
 
     def add(self, *parts: MonitoredPart) -> None:
         """Show `parts` in the metrics, and wait for them until the command is ready."""
@@ -92,30 +88,15 @@ class Watch:
             for part in parts:
                 self._monitor.add(part)
 
-    def report(self, line: Callable[[], str]) -> None:
-        """Log what `line` returns, once a minute from now on."""
-        self._line = line
-
-    async def keep_reporting(self) -> None:
-        """Log until cancelled."""
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            if self._line is not None:
-                _log.info("%s", self._line())
-
 
 @asynccontextmanager
 async def watched(address: Address | None) -> AsyncIterator[Watch]:
-    """Serve the parts that the block adds, at `address` if one is given, and log its progress.
+    """Serve the parts that the block adds, at `address` if one is given.
 
     Raises ConnectError when nothing can listen there.
     """
     with _served(address, asyncio.get_running_loop()) as watch:
-        reporting = asyncio.create_task(watch.keep_reporting(), name="chainctl progress")
-        try:
-            yield watch
-        finally:
-            reporting.cancel()
+        yield watch
 
 
 @contextmanager

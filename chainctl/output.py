@@ -2,9 +2,6 @@
 
 Both may be a terminal, and much of what is written comes from others: names, keys, errors. So what
 is not printable is escaped here, for every command; JSON and text for programs stay as they are.
-
-rich is imported only where a progress bar is drawn, which is only on a terminal: it would cost
-every call of `chainctl` a tenth of a second.
 """
 
 from __future__ import annotations
@@ -12,56 +9,37 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.text import NO_LIMIT, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, Self
 
-_REFRESHES_PER_SECOND: Final = 5
+DRAW_SECONDS: Final = 0.2
 """A bar is for the eye: a higher rate would only take time from the work."""
 
 LINE_SECONDS: Final = 10.0
 """Time between two lines that take the place of a bar: a log file keeps each."""
-
-_T = TypeVar("_T")
-
-_JSON_WRITTEN: Final = "chainctl.json_written"
-"""The key, in click's context, for whether the command has written its JSON document."""
 
 _COMMAND_LINE: Final = "chainctl.command_line"
 """The key, in click's context, for the command line."""
 
 _encoder: Final = msgspec.json.Encoder()
 
+_drawing: Final = threading.Event()
+"""Set while the terminal's last line is a bar."""
+
 _talk_form: list[Callable[[str, str], str]] = []
 """How to write a line of talk and its level; empty for plain text."""
-
-
-class ProgressBar(Protocol):
-    """Shows the progress of a piece of work."""
-
-    def advance(self, amount: float) -> None:
-        """Add `amount` to what is done, in the unit of the total."""
-        ...
-
-    def move_to(self, done: float, note: str = "") -> None:
-        """Set what is done, with a short note to show after the bar."""
-        ...
-
-    def expect(self, total: float) -> None:
-        """Set the total, now that it is known."""
-        ...
 
 
 def installed_version() -> str:
@@ -100,42 +78,14 @@ def data_text(text: str) -> None:
 def data_json(value: object) -> None:
     """Write `value` to stdout as the one JSON document of a command; bytes become base64.
 
-    It is an array where the command shows rows, an object where it shows one thing. It is written
-    once per call of `chainctl`: a program cannot read two documents. A second one raises
-    RuntimeError.
+    It is an array where the command shows rows, an object where it shows one thing.
     """
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        if context.meta.setdefault(_JSON_WRITTEN, False):
-            raise RuntimeError("a command writes one JSON document, or JSON Lines")
-        context.meta[_JSON_WRITTEN] = True
     data_text(_encoder.encode(value).decode())
 
 
 def data_json_line(value: object) -> None:
     """Write `value` to stdout as a line of JSON Lines, for commands whose help says so."""
     data_text(_encoder.encode(value).decode())
-
-
-def repeated(seconds: float | None, show: Callable[[], _T]) -> _T:
-    """Call `show` once, or again and again with `seconds` between, until Ctrl-C.
-
-    Where stdout is a terminal, each view replaces the one before; with JSON each is a line. Once a
-    view was shown, an outage is reported in one line, and the next view is tried.
-    """
-    shown = show()
-    while seconds is not None:
-        time.sleep(seconds)
-        click.get_current_context().meta[_JSON_WRITTEN] = False
-        if sys.stdout is not None and sys.stdout.isatty():
-            click.clear()
-        try:
-            shown = show()
-        except (RetryError, ConnectError) as error:
-            talk(f"chainctl: {error}; trying again")
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    return shown
 
 
 def data_bytes(lines: bytes) -> None:
@@ -151,6 +101,8 @@ def talk(text: str, level: str = "info") -> None:
     if sys.stderr is None:
         return  # not print(file=None): that would write among the data
     line = _talk_form[-1](text, level) if _talk_form else printable(text, NO_LIMIT)
+    if _drawing.is_set():
+        _draw("")
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is where talk is made
 
@@ -199,107 +151,80 @@ class Stopwatch:
         return (time.monotonic_ns() - self._started_ns) / 1e9
 
 
+class ProgressBar:
+    """Shows the progress of a piece of work.
+
+    A thread shows it, since the work may block: on a terminal a line that is drawn again and again,
+    else a new line now and then.
+    """
+
+    def __init__(self, label: str, total: float | None) -> None:
+        self._label = label
+        self._total = total
+        self._done = 0.0
+        self._note = ""
+        self._stopwatch = Stopwatch()
+
+    def advance(self, amount: float) -> None:
+        """Add `amount` to what is done, in the unit of the total."""
+        self._done += amount
+
+    def move_to(self, done: float, note: str = "") -> None:
+        """Set what is done, with a short note to show after the bar."""
+        self._done, self._note = done, note
+
+    def expect(self, total: float) -> None:
+        """Set the total, now that it is known."""
+        self._total = total
+
+    def keep_drawing(self, ended: threading.Event) -> None:
+        """Draw on the terminal until the work has ended."""
+        _drawing.set()
+        while not ended.wait(DRAW_SECONDS):
+            part = f" ({self._done / self._total:.0%})" if self._total else ""
+            line = f"{self._label}: {self._done:,.0f}{part}, {self._stopwatch.seconds:.0f} s"
+            width = shutil.get_terminal_size().columns - 1
+            _draw(printable(f"{line} {self._note}")[:width])
+        _drawing.clear()
+        _draw("")
+
+    def keep_speaking(self, ended: threading.Event) -> None:
+        """Write what is under way to the log until the work has ended."""
+        while not ended.wait(LINE_SECONDS):
+            what, seconds = self._note or self._label, self._stopwatch.seconds
+            talk(f"chainctl: {self._label}: {what}, {seconds:.0f} s so far")
+
+
+def _draw(line: str) -> None:
+    """Write `line` in the place of the terminal's last one."""
+    with suppress(OSError):
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+
 @contextmanager
-def progress(
-    label: str, total: float | None, unit: str = "", *, is_awaited: bool = False
-) -> Iterator[ProgressBar]:
-    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal,
-    or where talk has another form than text. If somebody waits for the block to end, a line every
+def progress(label: str, total: float | None, *, is_awaited: bool = False) -> Iterator[ProgressBar]:
+    """Show progress on stderr while the block runs; nothing where stderr is no terminal, or where
+    talk has another form than text. If somebody waits for the block to end, a line every
     LINE_SECONDS is shown there.
 
-    `total` is None when it is not known. With the unit `bytes` figures are shown as KB, MB, GB.
+    `total` is None when it is not known.
     """
-    if (
-        _talk_form
-        or sys.stderr is None
-        or not sys.stderr.isatty()
-        or os.environ.get("TERM") == "dumb"
-    ):
-        with _Lines(label) if is_awaited else nullcontext(_Silent()) as plain:
-            yield plain
+    bar = ProgressBar(label, total)
+    is_terminal = not _talk_form and sys.stderr is not None and sys.stderr.isatty()
+    is_drawn = is_terminal and os.environ.get("TERM") != "dumb"
+    if not (is_drawn or is_awaited):
+        yield bar
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    figures = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        figures,
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        refresh_per_second=_REFRESHES_PER_SECOND,
-        transient=True,
-    )
-    with bar:
-        yield _Drawn(bar, bar.add_task(printable(label), total=total, note=""))
-
-
-class _Silent:
-    """No terminal: nothing is drawn."""
-
-    def advance(self, amount: float) -> None:
-        """Draw nothing."""
-
-    def move_to(self, done: float, note: str = "") -> None:
-        """Draw nothing."""
-
-    def expect(self, total: float) -> None:
-        """Draw nothing."""
-
-
-class _Lines(_Silent):
-    """No terminal, and somebody waits: a thread says what is under way, since that may block."""
-
-    def __init__(self, label: str) -> None:
-        self._label = self._note = label
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._speak, name="progress", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def move_to(self, done: float, note: str = "") -> None:
-        """Keep what is under way."""
-        self._note = note or self._label
-
-    def _speak(self) -> None:
-        watch = Stopwatch()
-        while not self._ended.wait(LINE_SECONDS):
-            talk(f"chainctl: {self._label}: {self._note}, {watch.seconds:.0f} s so far")
-
-
-class _Drawn:
-    """A bar of rich."""
-
-    def __init__(self, bar: Any, task: Any) -> None:  # noqa: ANN401 - rich is imported late
-        self._bar = bar
-        self._task = task
-
-    def advance(self, amount: float) -> None:
-        """Move the bar."""
-        self._bar.advance(self._task, amount)
-
-    def move_to(self, done: float, note: str = "") -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=done, note=printable(note))
-
-    def expect(self, total: float) -> None:
-        """Set the bar's end."""
-        self._bar.update(self._task, total=total)
+    ended = threading.Event()
+    show = bar.keep_drawing if is_drawn else bar.keep_speaking
+    thread = threading.Thread(target=show, args=(ended,), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield bar
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _cell(value: object) -> str:

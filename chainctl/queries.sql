@@ -4,30 +4,6 @@
 SELECT current_setting('server_version_num')::integer AS version,
        current_setting('server_encoding') AS encoding
 
--- lock_holders: for whom a backend has waited longer than so many seconds, those first that do not
--- wait themselves; process 0 is a prepared transaction, and others' queries may be hidden
-WITH RECURSIVE holder AS (
-       SELECT unnest(pg_blocking_pids($1)) AS pid
-       UNION
-       SELECT unnest(pg_blocking_pids(pid)) FROM holder
-       )
-SELECT coalesce(wanted.relation, (SELECT relation FROM pg_locks AS tuple
-                                   WHERE tuple.pid = $1 AND tuple.locktype = 'tuple' LIMIT 1)
-               )::regclass::text AS locked,
-       greatest(extract(epoch FROM clock_timestamp() - wanted.waitstart), 0)::float8 AS waited_seconds,
-       holder.pid, activity.usename::text AS login, activity.application_name AS application,
-       activity.state, activity.query, cardinality(pg_blocking_pids(holder.pid)) > 0 AS is_waiting,
-       greatest(extract(epoch FROM clock_timestamp() - activity.xact_start), 0)::float8 AS open_seconds
-  FROM pg_locks AS wanted
- CROSS JOIN holder
-  LEFT JOIN pg_stat_activity AS activity ON activity.pid = holder.pid
- WHERE wanted.pid = $1 AND NOT wanted.granted
-   AND wanted.waitstart < clock_timestamp() - make_interval(secs => $2)
- ORDER BY is_waiting, holder.pid
-
--- cancel_statement: end what a backend of this login does now
-SELECT pg_cancel_backend($1)
-
 -- schema_version: which schema is there, and the database's own id
 SELECT version, upgrade_to, database_id FROM public.schema_version
 
@@ -89,21 +65,11 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
    AND proname IN ('lo_creat', 'lo_create', 'lo_from_bytea')
  ORDER BY step
 
--- tables: the tables of the schema public
-SELECT relname FROM pg_class
- WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
-
--- views: the views of the schema public
-SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'v'
-
--- functions: the functions of the schema public
-SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-
--- roles: all roles of the server
-SELECT rolname FROM pg_roles
-
 -- chain: what a chain was created as
 SELECT topic, topic_partition, partition_ids FROM chain_head WHERE chain_id = $1
+
+-- published_id: up to where a chain is published
+SELECT published_id FROM chain_head WHERE chain_id = $1
 
 -- topic_owner: the chain that a topic belongs to
 SELECT chain_id FROM chain_head WHERE topic = $1
@@ -111,13 +77,8 @@ SELECT chain_id FROM chain_head WHERE topic = $1
 -- create_chain: make a chain; false when it exists
 SELECT chain_create($1, $2, $3, $4, $5)
 
--- chains: every chain and its heads
-SELECT chain_id, epoch, last_id, published_id, topic, partition_ids, created_at
-  FROM chain_head
- ORDER BY chain_id
-
--- row_counts: rows of every chain, by its batches
-SELECT chain_id, sum(row_count)::bigint AS rows FROM chain_batch GROUP BY chain_id
+-- chains: every chain, and its topic
+SELECT chain_id, topic FROM chain_head ORDER BY chain_id
 
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
@@ -125,23 +86,33 @@ SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 -- chain_status: the state of one chain, or of all: its heads, and how alive its leader is, by the
 -- database's clock, which may have gone back: no age is negative; other logins' start times are
 -- hidden, and then the backend's number must do
-SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, head.topic,
-       head.partition_ids, head.created_at, head.backend_pid,
-       lease.released, lease.step_down, lease.lease_seconds,
-       CASE WHEN lease.beat_at IS NOT NULL THEN
-            greatest(extract(epoch FROM clock_timestamp() - lease.beat_at)::float8, 0)
-        END AS beat_age_seconds,
+SELECT head.chain_id AS chain, head.epoch, nullif(head.owner, '') AS leader,
+       CASE WHEN head.epoch = 0 THEN 'never led'
+            WHEN lease.released THEN 'handed over'
+            WHEN beat.age <= lease.lease_seconds THEN
+                 CASE WHEN lease.step_down THEN 'steps down' ELSE 'leads' END
+            ELSE 'silent' END AS leader_state,
        (SELECT began_at FROM chain_term AS term
          WHERE term.chain_id = head.chain_id AND term.epoch = head.epoch) AS leader_since,
-       EXISTS (SELECT FROM pg_stat_activity AS activity
-                WHERE activity.pid = head.backend_pid AND activity.datname = current_database()
-                  AND coalesce(activity.backend_start = head.backend_start, true)) AS has_backend,
-       (SELECT committed_at FROM chain_batch AS batch
-         WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id) AS committed_at,
+       beat.age AS last_beat_seconds, lease.lease_seconds,
+       (SELECT activity.pid FROM pg_stat_activity AS activity
+         WHERE activity.pid = head.backend_pid AND activity.datname = current_database()
+           AND coalesce(activity.backend_start = head.backend_start, true)) AS backend,
+       head.last_id AS head_persisted, head.published_id AS head_published,
+       head.last_id - head.published_id AS unpublished_ids,
        unpublished.row_count AS unpublished_rows,
        greatest(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
-           AS unpublished_seconds
+           AS unpublished_seconds,
+       (SELECT committed_at FROM chain_batch AS batch
+         WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id
+           AND head.last_id > 0) AS last_commit,
+       head.topic, head.partition_ids, head.created_at AS created
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
+ CROSS JOIN LATERAL (
+       SELECT CASE WHEN lease.beat_at IS NOT NULL THEN
+              greatest(extract(epoch FROM clock_timestamp() - lease.beat_at)::float8, 0)
+               END AS age
+       ) AS beat
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
          FROM chain_batch AS batch
@@ -151,7 +122,7 @@ SELECT head.chain_id, head.epoch, head.owner, head.last_id, head.published_id, h
  ORDER BY head.chain_id
 
 -- terms: who led a chain when, the last ones first
-SELECT epoch, owner, began_at, after_id, timeline FROM chain_term
+SELECT epoch, owner, began_at AS began, after_id, timeline FROM chain_term
  WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $2
 
 -- ask_to_step_down: ask the leader to hand over; no row when nobody leads
@@ -166,7 +137,8 @@ INSERT INTO chain_act (chain_id, receiver, act, actor, reason, detail)
 VALUES ($1, $2, $3, $4, $5, $6) RETURNING act_id
 
 -- acts: what people did to a chain, or to all, the last first
-SELECT chain_id, act_id, acted_at, act, receiver, actor, login, reason, detail FROM chain_act
+SELECT chain_id AS chain, act_id, acted_at, act, receiver, actor, login, reason, detail
+  FROM chain_act
  WHERE ($1::integer IS NULL OR chain_id = $1)
    AND ($2::float8 IS NULL OR acted_at > now() - make_interval(secs => $2))
  ORDER BY act_id DESC LIMIT $3
@@ -197,19 +169,6 @@ DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
 DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
 RETURNING at_id, reason, detail, halted_at
 
--- batch_after: the first batch that ends after an id, and the seal before it
-SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.committed_at, batch.seal,
-       before.seal AS seal_before
-  FROM chain_batch AS batch
-  JOIN chain_batch AS before
-    ON before.chain_id = batch.chain_id AND before.last_id = batch.prev_last_id
- WHERE batch.chain_id = $1 AND batch.last_id > $2
- ORDER BY batch.last_id LIMIT 1
-
--- rows_of: the orders after an id, up to and including another
-SELECT id, pid, key, event_time_ns, payload
-  FROM chain_events($1, $2, $3) ORDER BY id
-
 -- batch_end: the batch that ends at an id
 SELECT last_id, seal, epoch FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 
@@ -232,18 +191,6 @@ SELECT seen.chain_id, sum(batch.row_count)::bigint AS rows
   JOIN chain_batch AS batch ON batch.chain_id = seen.chain_id AND batch.last_id > seen.after_id
  GROUP BY seen.chain_id
 
--- checkpoints_and_batches: each checkpoint of a chain, or of all, beside the batch that the database
--- has there
-SELECT place.chain_id, place.receiver, place.batch_last_id, place.seal,
-       batch.seal AS stored_seal, head.last_id AS head,
-       (SELECT min(last_id) FROM chain_batch AS first
-         WHERE first.chain_id = place.chain_id) AS boundary
-  FROM receiver_checkpoint AS place
-  JOIN chain_head AS head ON head.chain_id = place.chain_id
-  LEFT JOIN chain_batch AS batch
-    ON batch.chain_id = place.chain_id AND batch.last_id = place.batch_last_id
- WHERE $1::integer IS NULL OR place.chain_id = $1
-
 -- place_receiver: set the checkpoint of a receiver at the end of a batch
 INSERT INTO receiver_checkpoint AS place
     (chain_id, receiver, head_delivered, batch_last_id, seal, epoch, database_id)
@@ -254,7 +201,7 @@ ON CONFLICT (chain_id, receiver) DO UPDATE
        database_id = EXCLUDED.database_id
 
 -- last_rows: the last orders of a chain after an id, the last first
-SELECT event.id, event.pid, event.key, event.event_time_ns, event.payload
+SELECT event.id, event.pid, event.key, to_timestamp(event.event_time_ns / 1e9) AS time, event.payload
   FROM (SELECT first_id, ids, pids, keys, event_times_ns, payloads FROM chain_page
          WHERE chain_id = $1 AND last_id > $2 ORDER BY last_id DESC LIMIT $3) AS page
  CROSS JOIN LATERAL unnest(page.ids, page.pids, page.keys, page.event_times_ns, page.payloads)
@@ -263,11 +210,12 @@ SELECT event.id, event.pid, event.key, event.event_time_ns, event.payload
  ORDER BY event.id DESC LIMIT $3
 
 -- order_row: one order of a chain
-SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2::bigint - 1, $2)
+SELECT id, pid, key, to_timestamp(event_time_ns / 1e9) AS time, payload
+  FROM chain_events($1, $2::bigint - 1, $2)
 
 -- batch_around: the batch that covers an id, and who led when it was committed
-SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch, batch.seal, batch.committed_at,
-       term.owner, term.began_at,
+SELECT batch.first_id, batch.last_id, batch.row_count, batch.epoch,
+       encode(batch.seal, 'hex') AS seal, batch.committed_at, term.owner, term.began_at,
        (SELECT count(*) FROM chain_page AS page
          WHERE page.chain_id = $1 AND page.last_id >= batch.first_id
            AND page.last_id <= batch.last_id) AS pages,
@@ -369,11 +317,6 @@ SELECT current_setting('synchronous_standby_names') AS wanted, count(*) AS stand
 -- room: take some of the server's disk, in a transaction that is rolled back: about 1 MB
 CREATE TEMPORARY TABLE doctor_room ON COMMIT DROP AS SELECT generate_series(1, 30000) AS n
 
--- connections: how many are in use, and how many logins without a privilege may use
-SELECT (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
-       current_setting('max_connections')::integer
-       - current_setting('superuser_reserved_connections')::integer AS available
-
 -- clock: the database's time
 SELECT extract(epoch FROM clock_timestamp())::float8
 
@@ -386,7 +329,8 @@ SELECT source, position,
 -- gaps: the gap ledger of a chain, of one of its receivers, or of all chains; the last ones found, in
 -- order; the open ones: neither filled nor passed by the receiver's checkpoint since
 SELECT * FROM (
-    SELECT chain_id, receiver, after_id, until_id, cause, outcome, source, row_count, found_at, duration
+    SELECT chain_id AS chain, receiver, after_id, until_id, row_count AS rows, cause, source, outcome,
+           found_at AS found, duration AS seconds
       FROM receiver_gap AS gap
      WHERE ($1::integer IS NULL OR chain_id = $1) AND ($2::text IS NULL OR receiver = $2)
        AND (NOT $3::boolean OR outcome <> 'filled' AND NOT EXISTS (
@@ -395,36 +339,33 @@ SELECT * FROM (
               AND place.head_delivered >= gap.until_id))
        AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
      ORDER BY found_at DESC, receiver, after_id DESC LIMIT $5) AS found
- ORDER BY chain_id, receiver, after_id
+ ORDER BY chain, receiver, after_id
 
--- gap_sums: the gap ledger of a chain, summed up by receiver, cause and outcome
-SELECT receiver, cause, outcome, count(*) AS gaps, sum(row_count)::bigint AS rows,
-       sum(extract(epoch FROM duration))::float8 AS seconds, max(found_at) AS last_found
-  FROM receiver_gap AS gap
- WHERE chain_id = $1 AND ($2::text IS NULL OR receiver = $2)
-   AND (NOT $3::boolean OR outcome <> 'filled' AND NOT EXISTS (
-       SELECT FROM receiver_checkpoint AS place
-        WHERE place.chain_id = gap.chain_id AND place.receiver = gap.receiver
-          AND place.head_delivered >= gap.until_id))
-   AND ($4::float8 IS NULL OR found_at > now() - make_interval(secs => $4))
- GROUP BY receiver, cause, outcome ORDER BY receiver, cause, outcome
-
--- lag: each receiver's checkpoint, stored or reported, and the head of the same snapshot; halts too;
--- of one chain, or of all
-SELECT chain_id, receiver,
+-- lag: each receiver's checkpoint, stored or reported, whether the database has its batch, and the
+-- head of the same snapshot; halts too; of one chain, or of all
+SELECT chain_id AS chain, receiver,
+       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
+            ELSE 'stored' END AS checkpoint,
        coalesce(place.head_delivered, 0) AS head_delivered,
        head.last_id - coalesce(place.head_delivered, 0) AS behind_ids,
        behind.row_count AS behind_rows,
        greatest(extract(epoch FROM now() - behind.committed_at)::float8, 0) AS behind_seconds,
-       coalesce(place.updated_at, halt.halted_at) AS updated_at,
-       CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
-            ELSE 'stored' END AS checkpoint,
+       coalesce(place.updated_at, halt.halted_at) AS updated,
+       CASE WHEN place.batch_last_id IS NULL THEN '-'
+            WHEN place.batch_last_id > head.last_id THEN 'ahead of the head'
+            WHEN batch.seal = place.seal THEN 'yes'
+            WHEN batch.seal IS NOT NULL THEN 'another seal'
+            WHEN place.batch_last_id < (SELECT min(last_id) FROM chain_batch AS first
+                                         WHERE first.chain_id = head.chain_id) THEN 'archived'
+            ELSE 'no such batch' END AS agrees,
        coalesce(halt.reason || ' at ' || halt.at_id, '') AS halted,
        coalesce(halt.detail, '') AS halt_detail
   FROM (SELECT * FROM receiver_checkpoint WHERE $1::integer IS NULL OR chain_id = $1) AS place
   FULL JOIN (SELECT * FROM receiver_halt WHERE $1::integer IS NULL OR chain_id = $1) AS halt
        USING (chain_id, receiver)
   JOIN chain_head AS head USING (chain_id)
+  LEFT JOIN chain_batch AS batch
+    ON batch.chain_id = head.chain_id AND batch.last_id = place.batch_last_id
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
          FROM chain_batch AS batch
@@ -432,7 +373,7 @@ SELECT chain_id, receiver,
           AND batch.last_id > coalesce(place.head_delivered, 0)
        ) AS behind
  WHERE $2::text IS NULL OR receiver = $2
- ORDER BY chain_id, receiver
+ ORDER BY chain, receiver
 
 -- head_seal: the last batch of a chain with its seal; the genesis row of an empty one
 SELECT last_id, seal, committed_at FROM chain_batch WHERE chain_id = $1 ORDER BY last_id DESC LIMIT 1

@@ -1,4 +1,4 @@
-"""The settings of `chainctl`, as one frozen value.
+"""The settings of `chainctl`: options of click, read by it, and one frozen value of them.
 
 Each setting `some_name` comes from, in this order: the flag `--some-name`, the environment variable
 `CHAINCTL_SOME_NAME`, the line `some_name = ...` of the TOML file, its default. The file is the one
@@ -12,307 +12,252 @@ import difflib
 import os
 import platform
 import re
-import tomllib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote
 
+import click
 import msgspec
-from msgspec import Meta, Struct
+from click.core import ParameterSource
+from msgspec import Struct
 
 from chain_kernel.clients.database_config import parse
 from chain_kernel.config import mask_dsn
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
-from chain_kernel.limits import BATCH_ROWS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
-from chainctl.units import bytes_of, seconds_of, shown_span
+from chainctl.units import Size, Span, shown_span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from chain_kernel.clients.kafka_config import KafkaConfig
 
 
-_SECRETS: Final = ("password", "sslpassword")
-_WRITTEN: Final = re.compile(r"://[^:@/?#]*:([^@/?#]+)@|password=([^&#\s]+)")
-"""A password as a URL has it."""
-
-
-def checked_dsn(name: str, value: str, ways: str) -> str:
-    """Return `value` when it is a libpq URL, or libpq's keywords, that can be used.
-
-    `ways` says how it can be set. Raises SettingError, which shows no password.
-    """
-    from chain_kernel.clients.database_config import DatabaseConfig
-
-    if not value:
-        raise SettingError(name, value, f"a PostgreSQL URL, by {ways}")
-    try:
-        DatabaseConfig.of(value)
-    except SettingError as error:
-        field = name if error.field == "database" else f"{error.field} of {name}"
-        raise SettingError(field, error.value, error.expected) from None
-    return value
-
-
-def shown_dsn(dsn: str) -> str:
-    """Return what may be shown of a text that names a database."""
-    if "://" in dsn:
-        return mask_dsn(dsn)
-    shown = {name: "***" if name in _SECRETS else value for name, value in _parsed(dsn).items()}
-    return " ".join(f"{name}={value}" for name, value in shown.items()) or mask_dsn(dsn)
-
-
-def passwords(dsn: str) -> set[str]:
-    """Return the passwords of a text, as they are written and as they are decoded."""
-    found = {option: value for option, value in _parsed(dsn).items() if option in _SECRETS}
-    written = {form for match in _WRITTEN.finditer(dsn) for form in match.groups() if form}
-    return set(found.values()) | written | set(map(unquote, written))
-
-
-def _parsed(dsn: str) -> dict[str, str]:
-    try:
-        return parse(dsn)
-    except SettingError:
-        return {}
-
-
-ENVIRONMENT_PREFIX: Final = "CHAINCTL_"
-CONFIG_VARIABLE: Final = "CHAINCTL_CONFIG"
-DEFAULT_CONFIG: Final = "chainctl.toml"
-
-CONFIG_BYTES_MAX: Final = 1024 * 1024
-"""A config file is a page or two; something larger is some other file, and is not read."""
-
-_DSN: Final[Mapping[str, Any]] = {"secret": "dsn"}
-_DSNS: Final[Mapping[str, Any]] = {"secret": "dsn", "many": True}
-_WHOLE: Final[Mapping[str, Any]] = {"secret": "whole"}
-"""A secret from its first character to its last, which no flag takes: it would show in `ps`."""
-
-
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(Struct, frozen=True, kw_only=True):
     """All settings of all commands; each command takes flags for those that it uses."""
 
-    database: Annotated[
-        str, Meta(description="PostgreSQL of the chain, as a libpq URL or keywords", extra={**_DSN})
-    ] = ""
-    gap_database: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="the same database with the read-only role, for fills; several servers in "
-            "order of preference, standbys first and the primary last",
-            extra={**_DSNS},
-        ),
-    ] = ()
-    """URLs in one text are separated by blanks; several with keywords need a list in the file.
-    Without it fills use `database`, with its rights."""
-    audit_database: Annotated[
-        str, Meta(description="the same database with the auditor's role", extra={**_DSN})
-    ] = ""
-    callback_database: Annotated[
-        str, Meta(description="the callback service's own store, as a libpq URL", extra={**_DSN})
-    ] = ""
-    kafka: Annotated[str, Meta(description="Kafka's bootstrap servers, host:port,...")] = ""
-    kafka_security_protocol: Annotated[
-        str, Meta(description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL")
-    ] = "PLAINTEXT"
-    kafka_sasl_mechanism: Annotated[
-        str, Meta(description="how to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512")
-    ] = ""
-    kafka_sasl_username: Annotated[str, Meta(description="user to log in as")] = ""
-    kafka_sasl_password: Annotated[
-        str, Meta(description="password of that user", extra={**_WHOLE})
-    ] = ""
-    kafka_sasl_password_file: Annotated[
-        str, Meta(description="file that holds the password of that user")
-    ] = ""
-    kafka_ssl_cafile: Annotated[
-        str, Meta(description="PEM file of the authorities that brokers' certificates come from")
-    ] = ""
-    """Without it, those of the system apply."""
-    kafka_ssl_certfile: Annotated[str, Meta(description="PEM file of the client's certificate")] = (
-        ""
-    )
-    kafka_ssl_keyfile: Annotated[
-        str, Meta(description="PEM file of the key of the client's certificate")
-    ] = ""
-    kafka_ssl_key_password: Annotated[
-        str, Meta(description="password of that key", extra={**_WHOLE})
-    ] = ""
-    kafka_ssl_check_hostname: Annotated[
-        bool,
-        Meta(description="whether a broker's certificate has to name the host (true or false)"),
-    ] = True
-    kafka_client_id: Annotated[
-        str, Meta(description="how brokers name these clients, before each role's own name")
-    ] = "orderchain"
-    alert_webhook: Annotated[
-        str,
-        Meta(
-            description="URL that gets a POST when messages become abnormal",
-            max_length=4096,
-            extra={**_WHOLE},
-        ),
-    ] = ""
-    """It often holds a token. --alert-webhook-file reads it from a file."""
-    stack_dir: Annotated[str, Meta(description="folder of the local stack")] = ""
-    batch_rows: Annotated[
-        int, Meta(ge=1, le=BATCH_ROWS_MAX, description="rows in one commit, at most")
-    ] = 5_000
-    """Larger batches commit faster and come back later: 5,000 rows take 15 to 30 ms here."""
-    batch_bytes: Annotated[
-        int,
-        Meta(ge=PAYLOAD_BYTES_MAX, le=2**30, description="bytes of orders in one commit, at most"),
-    ] = 8 * 2**20
-    queue_bytes: Annotated[
-        int,
-        Meta(
-            ge=PAYLOAD_BYTES_MAX,
-            le=2**32,
-            description="bytes of orders that may wait for a commit, before more are taken in",
-        ),
-    ] = 32 * 2**20
-    frame_bytes: Annotated[
-        int,
-        Meta(
-            ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX, description="bytes of one Kafka record, at most"
-        ),
-    ] = 512 * 1024
-    linger_seconds: Annotated[
-        float, Meta(ge=0, le=1, description="how long the first order of a commit waits for others")
-    ] = 0.0
-    """A few milliseconds spare small commits where CPU is short; see docs/operations.md."""
-    key_window_rows: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**8,
-            description="rows whose keys are remembered, so that a repeated order adds nothing; 0: "
-            "keys are not compared",
-        ),
-    ] = 1_000_000
-    """`verify --keys` and `retention` use it too: give it to every command of a chain."""
-    name: Annotated[str, Meta(max_length=200, description="name of the leader, for operators")] = ""
-    """Without it, the host and the number of the process."""
-    lease_seconds: Annotated[
-        float,
-        Meta(ge=0.5, le=3600, description="how long a leader must be silent to count as dead"),
-    ] = 5.0
-    """A standby takes over this long after a leader dies. The deadline of a commit is below it."""
-    id_strategy: Annotated[
-        Literal["sequential", "time"],
-        Meta(description="how ids rise: sequential, or time (an id shows the millisecond)"),
-    ] = "sequential"
-    """"time" needs a chain created with large partitions (--partition-ids)."""
-    heartbeat_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="idle time after which the head is published again")
-    ] = 0.25
-    """It bounds how long receivers do not notice that the last frame was lost."""
-    kafka_at_start: Annotated[
-        Literal["required", "optional"],
-        Meta(
-            description="whether a receiver, or the first sequencer of a chain, needs Kafka to "
-            "start; if it is optional, a wrong address is only logged"
-        ),
-    ] = "required"
-    when_kafka_is_away: Annotated[
-        Literal["continue", "refuse"],
-        Meta(description="whether orders are taken while Kafka is away; the database has them"),
-    ] = "continue"
-    kafka_away_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long Kafka must be silent to count as away")
-    ] = 10.0
-    recover_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long to retry while the database is away")
-    ] = 60.0
-    stop_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long a stop may take to commit and publish")
-    ] = 15.0
-    connect_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long to wait for a server that does not answer")
-    ] = 10.0
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="what to log on stderr; debug adds tracebacks and the libraries' logs"),
-    ] = "warning"
-    log_format: Annotated[
-        Literal["text", "json"],
-        Meta(
-            description="form of each line on stderr while a command runs that runs long: text, or "
-            "json (one object per line)"
-        ),
-    ] = "text"
+    database: str = ""
+    gap_database: tuple[str, ...] = ()
+    audit_database: str = ""
+    callback_database: str = ""
+    kafka: str = ""
+    kafka_security_protocol: str = "PLAINTEXT"
+    kafka_sasl_mechanism: str = ""
+    kafka_sasl_username: str = ""
+    kafka_sasl_password: str = ""
+    kafka_sasl_password_file: str = ""
+    kafka_ssl_cafile: str = ""
+    kafka_ssl_certfile: str = ""
+    kafka_ssl_keyfile: str = ""
+    kafka_ssl_key_password: str = ""
+    kafka_ssl_check_hostname: bool = True
+    kafka_client_id: str = "orderchain"
+    stack_dir: str = ""
+    batch_rows: int = 5_000
+    batch_bytes: int = 8 * 2**20
+    queue_bytes: int = 32 * 2**20
+    frame_bytes: int = 512 * 1024
+    linger_seconds: float = 0.0
+    key_window_rows: int = 1_000_000
+    name: str = ""
+    lease_seconds: float = 5.0
+    id_strategy: Literal["sequential", "time"] = "sequential"
+    heartbeat_seconds: float = 0.25
+    kafka_at_start: Literal["required", "optional"] = "required"
+    when_kafka_is_away: Literal["continue", "refuse"] = "continue"
+    kafka_away_seconds: float = 10.0
+    recover_seconds: float = 60.0
+    stop_seconds: float = 15.0
+    connect_seconds: float = 10.0
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
 
     def database_dsn(self) -> str:
         """Return the checked address of the chain's database. Raises SettingError."""
-        return checked_dsn("database", self.database, _ways("database"))
+        return checked_dsn("database", self.database)
 
     def gap_dsns(self) -> tuple[str, ...]:
         """Return the checked addresses for fills, the primary last; `database` without any."""
-        ways = _ways("gap_database")
-        checked = tuple(checked_dsn("gap_database", dsn, ways) for dsn in self.gap_database)
+        checked = tuple(checked_dsn("gap_database", dsn) for dsn in self.gap_database)
         return checked or (self.database_dsn(),)
 
     def audit_dsn(self) -> str:
         """Return the checked address for verification: `audit_database`, else `database`."""
-        if not self.audit_database:
-            return self.database_dsn()
-        return checked_dsn("audit_database", self.audit_database, _ways("audit_database"))
+        given = self.audit_database
+        return checked_dsn("audit_database", given) if given else self.database_dsn()
 
     def callback_dsn(self) -> str:
         """Return the checked address of the callback service's store. Raises SettingError."""
-        return checked_dsn("callback_database", self.callback_database, _ways("callback_database"))
+        return checked_dsn("callback_database", self.callback_database)
 
     def kafka_config(self) -> KafkaConfig:
         """Return how to reach Kafka. Raises SettingError, which names the setting."""
         from chain_kernel.clients.kafka_config import KafkaConfig
 
         if not self.kafka:
-            expected = f"Kafka's bootstrap servers, by {_ways('kafka')}"
-            raise SettingError("kafka", self.kafka, expected)
+            raise SettingError("kafka", "", f"Kafka's bootstrap servers, by {_ways('kafka')}")
         if self.kafka_sasl_mechanism == _TOKENS:
             expected = "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512: tokens need a program of yours"
             raise SettingError("kafka_sasl_mechanism", self.kafka_sasl_mechanism, expected)
         given = {field: getattr(self, name) for name, field in _KAFKA_FIELDS.items()}
-        try:
+        with named_as_settings({"kafka": "bootstrap_servers", **_KAFKA_FIELDS}):
             return KafkaConfig(bootstrap_servers=self.kafka, **given)
-        except SettingError as error:
-            names = {field: name for name, field in _KAFKA_FIELDS.items()}
-            raise SettingError(
-                names.get(error.field, "kafka"), error.value, error.expected
-            ) from None
 
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""
-        found: set[str] = set()
-        for name in SETTING_NAMES:
-            if is_secret(name):
-                for value in _all_of(getattr(self, name)):
-                    found |= passwords(value) if _secret_kind(name) == "dsn" else {value}
+        found = {text for name in _WHOLE for text in (getattr(self, name),) if text}
+        for name in _DSNS:
+            for dsn in _all_of(getattr(self, name)):
+                found |= passwords(dsn)
         return tuple(sorted(found))
 
 
 SETTING_NAMES: Final = Settings.__struct_fields__
+ENVIRONMENT_PREFIX: Final = "CHAINCTL_"
+CONFIG_VARIABLE: Final = "CHAINCTL_CONFIG"
+DEFAULT_CONFIG: Final = "chainctl.toml"
+CONFIG_BYTES_MAX: Final = 1024 * 1024
+"""A config file is a page or two; something larger is some other file, and is not read."""
 
-_OF_NO_CLIENT: Final = {"kafka_at_start", "kafka_away_seconds"}
+_DSNS: Final = ("database", "gap_database", "audit_database", "callback_database")
+_WHOLE: Final = ("kafka_sasl_password", "kafka_ssl_key_password")
+"""Secrets from the first character to the last, which no flag takes: it would show in `ps`."""
+
 _KAFKA_FIELDS: Final = {
     name: name.removeprefix("kafka_")
     for name in SETTING_NAMES
-    if name.startswith("kafka_") and name not in _OF_NO_CLIENT
+    if name.startswith("kafka_") and name not in {"kafka_at_start", "kafka_away_seconds"}
 }
 """Kafka's settings other than the bootstrap servers, and their names in `KafkaConfig`."""
 
 _TOKENS: Final = "OAUTHBEARER"
 
-_HINTS: Final = {
-    name: get_args(hint)
-    for name, hint in get_type_hints(Settings, include_extras=True).items()
-    if name in SETTING_NAMES
-}
-_METAS: Final = {name: meta for name, (_, meta, *_) in _HINTS.items()}
 
-_KINDS: Final = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
-"""What msgspec calls types, in words."""
+class _Databases(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """Several addresses in one text: a URL holds no blank, keywords do."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the addresses of a variable."""
+        return rv.split() if "://" in rv else [rv]
+
+
+# Bounds are those of the configs that the settings become.
+_SPAN: Final = Span(3_600, may_be_zero=True)
+_HELP: Final[Mapping[str, tuple[click.ParamType | None, str]]] = {  # type: ignore[type-arg]
+    "database": (None, "PostgreSQL of the chain, as a libpq URL or keywords."),
+    "gap_database": (
+        _Databases(),
+        "The same database with the read-only role, for fills: standbys first, the primary last.",
+    ),
+    "audit_database": (None, "The same database with the auditor's role."),
+    "callback_database": (None, "The callback service's own store, as a libpq URL."),
+    "kafka": (None, "Kafka's bootstrap servers, host:port,..."),
+    "kafka_security_protocol": (None, "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."),
+    "kafka_sasl_mechanism": (None, "How to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."),
+    "kafka_sasl_username": (None, "User to log in as."),
+    "kafka_sasl_password": (None, "Password of that user."),
+    "kafka_sasl_password_file": (click.Path(), "File that holds the password of that user."),
+    "kafka_ssl_cafile": (click.Path(), "PEM file of the authorities of brokers' certificates."),
+    "kafka_ssl_certfile": (click.Path(), "PEM file of the client's certificate."),
+    "kafka_ssl_keyfile": (click.Path(), "PEM file of the key of the client's certificate."),
+    "kafka_ssl_key_password": (None, "Password of that key."),
+    "kafka_ssl_check_hostname": (
+        click.BOOL,
+        "Whether a broker's certificate has to name the host (true or false).",
+    ),
+    "kafka_client_id": (None, "How brokers name these clients, before each role's own name."),
+    "stack_dir": (click.Path(), "Folder of the local stack."),
+    "batch_rows": (click.INT, "Rows in one commit, at most."),
+    "batch_bytes": (Size(), "Bytes of orders in one commit, at most."),
+    "queue_bytes": (Size(), "Bytes of orders that may wait for a commit."),
+    "frame_bytes": (Size(), "Bytes of one Kafka record, at most."),
+    "linger_seconds": (_SPAN, "How long the first order of a commit waits for others."),
+    "key_window_rows": (
+        click.INT,
+        "Rows whose keys are remembered, so that a repeated order adds nothing; 0: keys are not "
+        "compared.",
+    ),
+    "name": (None, "Name of the leader, for operators.  [default: host and process]"),
+    "lease_seconds": (_SPAN, "How long a leader must be silent to count as dead."),
+    "id_strategy": (
+        click.Choice(["sequential", "time"]),
+        "How ids rise; time: an id shows the millisecond.",
+    ),
+    "heartbeat_seconds": (_SPAN, "Idle time after which the head is published again."),
+    "kafka_at_start": (
+        click.Choice(["required", "optional"]),
+        "Whether a receiver, or the first sequencer of a chain, needs Kafka to start.",
+    ),
+    "when_kafka_is_away": (
+        click.Choice(["continue", "refuse"]),
+        "Whether orders are taken while Kafka is away; the database has them.",
+    ),
+    "kafka_away_seconds": (_SPAN, "How long Kafka must be silent to count as away."),
+    "recover_seconds": (_SPAN, "How long to retry while the database is away."),
+    "stop_seconds": (_SPAN, "How long a stop may take to commit and publish."),
+    "connect_seconds": (Span(3_600), "How long to wait for a server that does not answer."),
+    "log_level": (
+        click.Choice(["debug", "info", "warning", "error"]),
+        "What to log on stderr; debug adds tracebacks and the libraries' logs.",
+    ),
+    "log_format": (click.Choice(["text", "json"]), "Form of each line on stderr."),
+}
+
+
+# -- as options of a command -----------------------------------------------------------------------
+
+SETTING: Final = "setting_"
+"""What the names of parameters begin with that are settings."""
+
+DEMO: Final = "chainctl.demo"
+"""The key, in click's context, for settings that come before variables: the last demo's."""
+
+
+class _Unflagged(click.Option):
+    """A setting for which the command has no flag: the variable or the file gives it."""
+
+    def __init__(self, declared: Sequence[str], **given: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(declared, **given, hidden=True)
+        self.opts, self.secondary_opts = [], []
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - click's own
+        """Add nothing."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the names of the setting and of its variable."""
+        return f"{str(self.name).removeprefix(SETTING)!r} (env var: {self.envvar!r})"
+
+
+def setting_options(names: Sequence[str]) -> list[click.Option]:
+    """Return `--config` and all settings; those of `names`, and the log's level, have flags.
+
+    With `kafka` come all settings of its clients.
+    """
+    wanted = {*names, "log_level", *(_KAFKA_FIELDS if "kafka" in names else ())} - {*_WHOLE}
+    config = click.Option(
+        ["--config", f"{SETTING}config"], type=click.Path(), metavar="FILE", is_eager=True,
+        envvar=CONFIG_VARIABLE, show_envvar=True, callback=_read_config,
+        help=f"TOML file with settings.  [default: ./{DEFAULT_CONFIG}]",
+    )  # fmt: skip
+    return [config, *(_option(name, has_flag=name in wanted) for name in SETTING_NAMES)]
+
+
+def _option(name: str, *, has_flag: bool) -> click.Option:
+    kind, text = _HELP[name]
+    default = getattr(Settings(), name)
+    is_many = isinstance(default, tuple)
+    shown = default not in ("", ())
+    made = click.Option if has_flag else _Unflagged
+    return made(
+        [flag_of(name), SETTING + name], type=kind, multiple=is_many,
+        default=shown_span(default) if isinstance(kind, Span) else default,
+        envvar=variable_of(name), show_envvar=True, show_default=shown,
+        help=text + " May be repeated." * is_many,
+        metavar={Span: "SPAN", Size: "SIZE", click.types.IntParamType: "COUNT"}.get(type(kind)),
+    )  # fmt: skip
 
 
 class SourcedSettings(Struct, frozen=True, kw_only=True):
@@ -325,103 +270,73 @@ class SourcedSettings(Struct, frozen=True, kw_only=True):
     """The TOML file that was read, None without one."""
 
 
-def load_settings(
-    flags: Mapping[str, str | None], environ: Mapping[str, str], config: str | None = None
-) -> SourcedSettings:
-    """Return the settings of one call of `chainctl`.
-
-    `flags` holds the flags that were given, by setting; `config` is the value of `--config`.
-    Raises SettingError, which names the setting as it was given.
-    """
-    path, table = _read_config(config, environ)
-    values: dict[str, object] = {}
+def settings_in(context: click.Context) -> SourcedSettings:
+    """Return the settings of the command that click has read."""
+    path = context.meta.get(_CONFIG_PATH)
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    demo = context.meta.get(DEMO, {})
     for name in SETTING_NAMES:
-        source, raw = _first_given(name, flags, environ, str(path), table)
-        sources[name] = source
-        if source != "default":
-            is_text = source != str(path)
-            values[name] = _converted(name, raw, source, is_text=is_text)
-    settings = Settings(**values)  # type: ignore[arg-type] # each value was converted to its type
-    return SourcedSettings(
-        settings=settings, sources=sources, config_path=None if path is None else str(path)
-    )
+        values[name] = context.params[SETTING + name]
+        source = context.get_parameter_source(SETTING + name)
+        if name in demo and source is not ParameterSource.COMMANDLINE:
+            values[name], sources[name] = demo[name], "--demo"
+        elif source is ParameterSource.COMMANDLINE:
+            sources[name] = flag_of(name)
+        elif source is ParameterSource.ENVIRONMENT:
+            sources[name] = variable_of(name)
+        else:
+            sources[name] = path if source is ParameterSource.DEFAULT_MAP else "default"
+    return SourcedSettings(settings=Settings(**values), sources=sources, config_path=path)
 
 
-def shown(name: str, value: object) -> object:
-    """Return the value of a setting as it may be shown: passwords replaced."""
-    if not is_secret(name):
+def load_settings(arguments: Sequence[str] = ()) -> SourcedSettings:
+    """Return the settings that a command has which is called with these `arguments`."""
+    command = click.Command("settings", params=[*setting_options(SETTING_NAMES)])
+    with command.make_context("chainctl", list(arguments)) as context:
+        return settings_in(context)
+
+
+_CONFIG_PATH: Final = "chainctl.config_path"
+
+
+def _read_config(context: click.Context, _: click.Parameter, named: str | None) -> None:
+    """Make the lines of the TOML file the defaults of the settings. Raises SettingError."""
+    if context.resilient_parsing or (named is None and not Path(DEFAULT_CONFIG).is_file()):
+        return
+    path = named or DEFAULT_CONFIG
+    table = _parsed_config(Path(path), "config" if named is None else "--config")
+    for name in table:
+        if name not in SETTING_NAMES:
+            nearest = difflib.get_close_matches(name, SETTING_NAMES, n=1)
+            hint = f"{nearest[0]}, most likely; or another" if nearest else "one"
+            expected = f"{hint} of those that chainctl config show lists"
+            raise SettingError(f"a setting in {path}", name, expected)
+    context.meta[_CONFIG_PATH] = path
+    texts = {SETTING + name: _texts(name, value) for name, value in table.items()}
+    context.default_map = texts | dict(context.default_map or {})
+
+
+def _parsed_config(path: Path, field: str) -> dict[str, bool | int | float | str | list[str]]:
+    """Return the content of a TOML file. It is never quoted: it may hold a password."""
+    try:
+        content = read_bounded(path, CONFIG_BYTES_MAX).decode()
+        return msgspec.toml.decode(content, type=dict[str, bool | int | float | str | list[str]])
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        expected = f"a readable TOML file of settings: {reason}"
+        raise SettingError(field, str(path), expected) from None
+
+
+def _texts(name: str, value: object) -> str | list[str]:
+    """Return a value of the file as a variable has it."""
+    if isinstance(value, list):
         return value
-    hide = shown_dsn if _secret_kind(name) == "dsn" else _hidden
-    return " ".join(map(hide, _all_of(value)))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return _Databases().split_envvar_value(text) if name == "gap_database" else text
 
 
-def is_secret(name: str) -> bool:
-    """Return whether the setting may hold a password."""
-    return bool(_secret_kind(name))
-
-
-def _secret_kind(name: str) -> str:
-    return str((_METAS[name].extra or {}).get("secret", ""))
-
-
-def _hidden(_: str) -> str:
-    return "***"
-
-
-def name_of(settings: Settings) -> str:
-    """Return the name by which a sequencer of this process leads."""
-    return settings.name or f"{platform.node() or 'unknown'}:{os.getpid()}"
-
-
-def has_flag(name: str) -> bool:
-    """Return whether a flag may give the setting: what `ps` shows must not be secret."""
-    return _secret_kind(name) != "whole"
-
-
-def flagged(names: tuple[str, ...]) -> list[str]:
-    """Return the settings whose flags a command has that uses `names`, each once."""
-    wanted: dict[str, None] = {}
-    for name in names:
-        wanted |= dict.fromkeys([name, *(_KAFKA_FIELDS if name == "kafka" else ())])
-    return [name for name in wanted if has_flag(name)]
-
-
-def may_be_many(name: str) -> bool:
-    """Return whether the setting takes several values, and its flag may be repeated."""
-    return bool((_METAS[name].extra or {}).get("many"))
-
-
-def description(name: str) -> str:
-    """Return what the setting is, for help texts."""
-    return _METAS[name].description or ""
-
-
-def choices(name: str) -> tuple[str, ...]:
-    """Return the only values that the setting takes; none where there are others."""
-    return tuple(map(str, get_args(_HINTS[name][0]))) if not may_be_many(name) else ()
-
-
-def form_of(name: str) -> str:
-    """Return what a value of the setting looks like, for help texts."""
-    kind = _HINTS[name][0]
-    if name.endswith("_seconds"):
-        return "SPAN"
-    if name.endswith("_bytes"):
-        return "SIZE"
-    if kind is bool:
-        return "true|false"
-    return "|".join(choices(name)) or ("COUNT" if kind is int else "VALUE")
-
-
-def default_of(name: str) -> str:
-    """Return the default of a setting, for help texts; empty where it has none."""
-    default = getattr(Settings(), name)
-    if default in ("", ()):
-        return ""
-    if name.endswith("_seconds"):
-        return shown_span(default)
-    return str(default).lower() if isinstance(default, bool) else str(default)
+# -- names, addresses and secrets ------------------------------------------------------------------
 
 
 def flag_of(name: str) -> str:
@@ -434,123 +349,96 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
+def _ways(name: str) -> str:
+    return f"{flag_of(name)}, {variable_of(name)} or {DEFAULT_CONFIG}"
+
+
+def name_of(settings: Settings) -> str:
+    """Return the name by which a sequencer of this process leads."""
+    return settings.name or f"{platform.node() or 'unknown'}:{os.getpid()}"
+
+
+def has_flag(name: str) -> bool:
+    """Return whether a flag may give the setting: what `ps` shows must not be secret."""
+    return name not in _WHOLE
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the setting may hold a password."""
+    return name in _WHOLE or name in _DSNS
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of our form that are no setting: most likely misspelt.
 
     `config show` shows them. They are not refused, since an orchestrator may set some of its own.
     """
-    known = {variable_of(name) for name in SETTING_NAMES} | {CONFIG_VARIABLE}
-    return sorted(
-        name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known
-    )
+    known = {*map(variable_of, SETTING_NAMES), CONFIG_VARIABLE}
+    return sorted(name for name in {*environ} - known if name.startswith(ENVIRONMENT_PREFIX))
 
 
-def _first_given(
-    name: str,
-    flags: Mapping[str, str | None],
-    environ: Mapping[str, str],
-    path: str,
-    table: Mapping[str, object],
-) -> tuple[str, object]:
-    """Return source and raw value of a setting. An empty variable counts as not set."""
-    flag = flags.get(name)
-    if flag is not None:
-        return flag_of(name), flag
-    variable = environ.get(variable_of(name))
-    if variable:
-        return variable_of(name), variable
-    if name in table:
-        return path, table[name]
-    return "default", None
-
-
-def _converted(name: str, raw: object, source: str, *, is_text: bool) -> object:
-    """Return `raw` as the setting's type; text is read as a number only where it came as text."""
-    if may_be_many(name) and isinstance(raw, str):
-        raw = raw.split() if "://" in raw else [raw]  # a URL holds no blank, keywords do
-    field = source if is_text else f"{name} in {source}"
-    value = _measured(name, raw, field) if isinstance(raw, str) else raw
+@contextmanager
+def named_as_settings(fields: Mapping[str, str]) -> Iterator[None]:
+    """Name the setting in an error of a config; `fields` are the config's, by setting."""
     try:
-        return getattr(msgspec.convert({name: value}, Settings, strict=not is_text), name)
-    except msgspec.ValidationError as error:
-        shown = "a secret" if is_secret(name) else raw
-        raise SettingError(field, shown, _expected(name, error)) from None
+        yield
+    except SettingError as error:
+        names = {field: name for name, field in fields.items()}
+        name = names.get(error.field, error.field)
+        raise SettingError(name, error.value, error.expected) from None
 
 
-def _measured(name: str, text: str, field: str) -> object:
-    """Return the seconds of a span, the bytes of a size, and any other text as it is.
+def checked_dsn(name: str, value: str, ways: str = "") -> str:
+    """Return `value` when it is a libpq URL, or libpq's keywords, that can be used.
 
-    Raises SettingError.
+    `ways` says how it can be set, where it is no setting. Raises SettingError, which shows no
+    password.
     """
-    if name.endswith("_seconds"):
-        found, expected = seconds_of(text), "a time span such as 90s, 5m, 2h"
-    elif name.endswith("_bytes"):
-        found, expected = bytes_of(text), "a size such as 500KB, 8MB"
-    else:
-        return text
-    if found is None:
-        raise SettingError(field, text, expected)
-    return found
+    from chain_kernel.clients.database_config import DatabaseConfig
 
-
-def _expected(name: str, error: msgspec.ValidationError) -> str:
-    """Return in words what the setting takes."""
-    if choices(name):
-        return " or ".join(choices(name))
-    text = str(error).partition(" - at ")[0].partition(", got ")[0]
-    kind, blank, rest = text.removeprefix("Expected ").replace("`", "").partition(" ")
-    return f"{_KINDS.get(kind, kind)}{blank}{rest}"
-
-
-def _read_config(
-    config: str | None, environ: Mapping[str, str]
-) -> tuple[Path | None, dict[str, object]]:
-    """Return path and content of the config file; no path where there is none to read."""
-    named, field = config, "--config"
-    if named is None and environ.get(CONFIG_VARIABLE):
-        named, field = environ[CONFIG_VARIABLE], CONFIG_VARIABLE
-    if named is None:
-        path, field = Path(DEFAULT_CONFIG), "config"
-        if not path.is_file():
-            return None, {}
-    else:
-        path = Path(named)
-    table = _parse_config(path, field)
-    _refuse_unknown(path, table)
-    return path, table
-
-
-def _parse_config(path: Path, field: str) -> dict[str, object]:
-    """Return the content of a TOML file. It is never quoted: it may hold a password."""
+    if not value:
+        raise SettingError(name, value, f"a PostgreSQL URL, by {ways or _ways(name)}")
     try:
-        content = read_bounded(path, CONFIG_BYTES_MAX)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise SettingError(field, str(path), f"a readable TOML file: {reason}") from None
+        DatabaseConfig.of(value)
+    except SettingError as error:
+        field = name if error.field == "database" else f"{error.field} of {name}"
+        raise SettingError(field, error.value, error.expected) from None
+    return value
+
+
+_SECRET_OPTIONS: Final = ("password", "sslpassword")
+_WRITTEN: Final = re.compile(r"://[^:@/?#]*:([^@/?#]+)@|password=([^&#\s]+)")
+"""A password as a URL has it."""
+
+
+def shown(name: str, value: object) -> object:
+    """Return the value of a setting as it may be shown: passwords replaced."""
+    if name in _WHOLE:
+        return "***" if value else ""
+    return " ".join(map(shown_dsn, _all_of(value))) if name in _DSNS else value
+
+
+def shown_dsn(dsn: str) -> str:
+    """Return what may be shown of a text that names a database."""
+    if "://" in dsn:
+        return mask_dsn(dsn)
+    masked = {key: "***" if key in _SECRET_OPTIONS else each for key, each in _parsed(dsn).items()}
+    return " ".join(f"{key}={each}" for key, each in masked.items()) or mask_dsn(dsn)
+
+
+def passwords(dsn: str) -> set[str]:
+    """Return the passwords of a text, as they are written and as they are decoded."""
+    found = {value for option, value in _parsed(dsn).items() if option in _SECRET_OPTIONS}
+    written = {form for match in _WRITTEN.finditer(dsn) for form in match.groups() if form}
+    return found | written | set(map(unquote, written))
+
+
+def _parsed(dsn: str) -> dict[str, str]:
     try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SettingError(field, str(path), f"UTF-8 text (see line {line})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingError(field, str(path), f"valid TOML: {error}") from None
+        return parse(dsn)
+    except SettingError:
+        return {}
 
 
-def _refuse_unknown(path: Path, table: Mapping[str, object]) -> None:
-    for name in table:
-        if name not in SETTING_NAMES:
-            nearest = difflib.get_close_matches(name, SETTING_NAMES, n=1)
-            hint = f"{nearest[0]}, most likely; or another" if nearest else "one"
-            expected = f"{hint} of those that chainctl config show lists"
-            raise SettingError(f"a setting in {path}", name, expected)
-
-
-def _all_of(value: object) -> tuple[str, ...]:
-    """Return the values of a setting that may have one or several."""
-    if isinstance(value, tuple):
-        return value
-    return (str(value),) if value else ()
-
-
-def _ways(name: str) -> str:
-    return f"{flag_of(name)}, {variable_of(name)} or {DEFAULT_CONFIG}"
+def _all_of(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - a text, or several
+    return value if isinstance(value, tuple) else (value,) if value else ()

@@ -74,7 +74,6 @@ class Topics:
         partitions: int = 1,
         replicas: int | None = None,
         settings: Mapping[str, str] = TOPIC_SETTINGS,
-        is_dry_run: bool = False,
     ) -> bool:
         """Create `topic`; return False when somebody else was faster. As `create_topic`."""
         from chain_kernel.clients.topics import create_topic
@@ -87,7 +86,6 @@ class Topics:
                 partitions=partitions,
                 replicas=replicas,
                 settings=settings,
-                is_dry_run=is_dry_run,
             )
 
     async def described(self, topic: str) -> TopicDescription:

@@ -16,43 +16,31 @@ _BYTES: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10*
 _SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
 
 
-def seconds_of(text: str, unit: str = "s") -> float | None:
-    """Return the seconds of `90`, `90s`, `500ms`, `5m`, `2h`, `1d`; None where it is no span.
-
-    A number alone has the `unit` given.
-    """
-    found = _SPAN.fullmatch(text.strip())
-    return float(found["number"]) * _SECONDS[found["unit"] or unit] if found else None
-
-
-def bytes_of(text: str) -> int | None:
-    """Return the bytes of `1000000`, `500MB`, `1.5GB`; None where it is no size."""
-    found = _SIZE.fullmatch(text.strip())
-    return int(Decimal(found["number"]) * _BYTES[(found["unit"] or "").upper()]) if found else None
-
-
 class Span(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
-    """A time span with a unit, in seconds: above 0, up to `maximum` seconds.
+    """A time span with a unit, in seconds: above 0 unless `may_be_zero`, up to `maximum` seconds.
 
     A number alone has the `unit` given, which is seconds unless the option's name says otherwise.
     """
 
     name = "span"
 
-    def __init__(self, maximum: float = _SPAN_SECONDS_MAX, unit: str = "s") -> None:
+    def __init__(
+        self, maximum: float = _SPAN_SECONDS_MAX, unit: str = "s", *, may_be_zero: bool = False
+    ) -> None:
         self._maximum = maximum
         self._unit = unit
+        self._may_be_zero = may_be_zero
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Return the seconds of `value`."""
-        seconds = seconds_of(str(value), self._unit)
-        if seconds is None or not 0 < seconds <= self._maximum:
+        found = _SPAN.fullmatch(str(value).strip())
+        seconds = float(found["number"]) * _SECONDS[found["unit"] or self._unit] if found else -1.0
+        if not 0 <= seconds <= self._maximum or not (seconds or self._may_be_zero):
             up_to = shown_span(self._maximum)
-            self.fail(
-                f"{value!r} is no time span such as 90s, 5m, 2h, 1d; up to {up_to}", param, ctx
-            )
+            expected = f"a time span such as 90s, 5m, 2h, 1d; up to {up_to}"
+            self.fail(f"{value!r}, expected {expected}", param, ctx)
         return seconds
 
 
@@ -69,10 +57,11 @@ class Size(click.ParamType):  # type: ignore[type-arg] # generic only in new ver
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return the bytes of `value`."""
-        size = bytes_of(str(value))
-        if size is None or not self._minimum <= size <= self._maximum:
-            bounds = f"{self._minimum} to {self._maximum} bytes"
-            self.fail(f"{value!r} is no size such as 500MB, 20GB; {bounds}", param, ctx)
+        found = _SIZE.fullmatch(str(value).strip())
+        size = int(Decimal(found["number"]) * _BYTES[(found["unit"] or "").upper()]) if found else 0
+        if not self._minimum <= size <= self._maximum:
+            expected = f"a size such as 500MB, 20GB; {self._minimum} to {self._maximum} bytes"
+            self.fail(f"{value!r}, expected {expected}", param, ctx)
         return size
 
 

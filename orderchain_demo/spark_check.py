@@ -213,15 +213,12 @@ async def run_spark_check(pipe: Pipe) -> None:
 
     job = await pipe.job(CheckingJob)
     pipe.report(SparkProgress(step="starting Spark", done=0))
-    step, journal, steps_done = "", "", 0
+    journal, steps_done = "", 0
 
     def begin(line: str) -> None:
-        nonlocal step, steps_done
-        step, steps_done = _shown(line, journal), steps_done + 1
-        pipe.report(SparkProgress(step=step, done=steps_done))
-
-    def follow(done: int, tasks: int) -> None:
-        pipe.report(SparkProgress(step=step, done=steps_done + done / max(tasks, 1)))
+        nonlocal steps_done
+        steps_done += 1
+        pipe.report(SparkProgress(step=_shown(line, journal), done=steps_done))
 
     with open_session(None, is_long_run=job.is_long) as spark:
         asked = await pipe.command()
@@ -229,7 +226,7 @@ async def run_spark_check(pipe: Pipe) -> None:
             raise OrderchainError(f"command was {asked}, expected to verify")
         journal = asked.journal
         request = _request(asked.database, asked.chain_id, asked.journal)
-        report = verify(request, spark, begin, follow)
+        report = verify(request, spark, begin)
         # Before Spark has stopped: that takes a second, which nobody needs to wait for.
         pipe.report(SparkReport(report=report.to_dict()))
 

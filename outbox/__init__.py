@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from outbox.consumer.decisions import RetryLevels as RetryLevels
     from outbox.consumer.delivery import Delivery as Delivery
     from outbox.consumer.filters import (
+        Filter as Filter,
         MemoryFilter as MemoryFilter,
-        NoFilter as NoFilter,
         RedisFilter as RedisFilter,
         RedisFilterConfig as RedisFilterConfig,
     )
@@ -57,7 +57,7 @@ _NAMES = {
     "outbox.consumer.consumer": "Consumer",
     "outbox.consumer.decisions": "RetryLevels",
     "outbox.consumer.delivery": "Delivery",
-    "outbox.consumer.filters": "MemoryFilter NoFilter RedisFilter RedisFilterConfig",
+    "outbox.consumer.filters": "Filter MemoryFilter RedisFilter RedisFilterConfig",
     "outbox.consumer.in_hand": "ConsumeStart StartFrom",
     "outbox.consumer.inbox": "InboxLog",
     "outbox.consumer.record_source": "move_start",

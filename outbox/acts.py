@@ -8,7 +8,6 @@ enough, in either database. A connection is one of asyncpg.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -43,9 +42,6 @@ _EXPECTED: Final[dict[str, tuple[int, ...]]] = {
     "abandon": sources(Change.ABANDONED),
     "resend": (int(Status.INIT), int(Status.CONFIRMED)),
 }
-
-SILENT_SECONDS: Final = 300.0
-"""The default of the relay's own setting."""
 
 RELAY_SILENT_SECONDS: Final = 300.0
 """Several times the default of `upkeep_seconds`: a relay that was not seen for so long is gone."""
@@ -186,64 +182,11 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
     return [_changed(row) for row in rows]
 
 
-async def why_unchanged(connection: Connection, what: Act, chosen: DeliveryFilter) -> str:
-    """Return in one line why `act` changes none of the chosen deliveries."""
-    takes = " or ".join(Status(number).name.lower() for number in _EXPECTED[what])
-    found = Counter(each.status for each in await find(connection, chosen))
-    if not found:
-        any_status = msgspec.structs.replace(chosen, statuses=tuple(Status))
-        found = Counter(each.status for each in await find(connection, any_status))
-    if not found:
-        return "no delivery is chosen by that"
-    are = ", ".join(f"{count:,} {status}" for status, count in found.items())
-    return f"{what} changes deliveries that are {takes}; chosen are {are}"
-
-
-async def counts(connection: Connection) -> list[tuple[str, Status, int, UUID | None]]:
-    """Return the number of deliveries by destination and status, with the oldest one of each."""
-    rows = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
-    found = [(row[0], Status(row[1]), row[2], row[3]) for row in rows]
-    return sorted(found, key=lambda each: each[:2])
-
-
-async def overdue(
-    connection: Connection, seconds: float
-) -> dict[tuple[str, Status], tuple[int, float]]:
-    """Return the deliveries that nobody has sent since they fell due more than `seconds` ago.
-
-    By destination and status: how many, and the seconds since the first of them fell due.
-    """
-    rows = await connection.fetch(_SQL["overdue"], seconds)
-    return {(row[0], Status(row[1])): (row[2], row[3]) for row in rows}
-
-
-async def relay_seen_seconds(connection: Connection) -> float:
-    """Return the seconds since a relay, or `keep_outbox`, last measured the outbox.
-
-    Every relay and message service does, each `upkeep_seconds`.
-    """
-    return float(await connection.fetchval(_SQL["relay_seen"]))
-
-
-async def troubles(
-    connection: Connection, silent_seconds: float = SILENT_SECONDS
-) -> dict[str, str]:
-    """Return what is wrong with destinations, by name; those without a problem are left out.
-
-    It reports topics that relays could not use in the last minutes, and consumers that were not
-    heard from for `silent_seconds` while messages waited for them for as long.
-    """
+async def troubles(connection: Connection) -> dict[str, str]:
+    """Return the topics that relays could not use in the last minutes, by destination."""
     found: dict[str, list[str]] = {}
-    for name, topic, reason, consumer, seconds in await connection.fetch(
-        _SQL["troubles"], silent_seconds
-    ):
-        wrong = found.setdefault(name, [])
-        if topic is not None:
-            wrong.append(f"topic {topic} {reason}")
-        elif seconds is None:
-            wrong.append(f"nothing was ever heard of consumer {consumer}")
-        else:
-            wrong.append(f"nothing was heard of consumer {consumer} for {seconds:.0f} s")
+    for name, topic, reason in await connection.fetch(_SQL["troubles"]):
+        found.setdefault(name, []).append(f"topic {topic} {reason}")
     return {name: "; ".join(wrong) for name, wrong in found.items()}
 
 
@@ -256,18 +199,21 @@ COUNTED: Final = (
 
 async def read_counts(connection: Connection, overdue_seconds: float) -> list[dict[str, Any]]:
     """Return how many deliveries have which status, and what is wrong, by destination."""
-    found = await counts(connection)
-    late_of = await overdue(connection, overdue_seconds)
+    found = [*await connection.fetch(UNFINISHED), *await connection.fetch(_SQL["finished"])]
+    late_of = {
+        tuple(row[:2]): row[2:] for row in await connection.fetch(_SQL["overdue"], overdue_seconds)
+    }
     wrong = await troubles(connection)
-    seen_seconds = await relay_seen_seconds(connection)
+    # Each relay and message service measures the outbox, every `upkeep_seconds`.
+    seen_seconds = float(await connection.fetchval(_SQL["relay_seen"]))
     now = time.time()
     rows = []
-    for name, status, deliveries, oldest in found:
+    for name, status, deliveries, oldest in sorted(found, key=lambda row: (row[0], row[1])):
         late, late_seconds = late_of.get((name, status), (0, None))
         rows.append(
             _counted(
                 name,
-                status=status.name.lower(),
+                status=Status(status).name.lower(),
                 deliveries=deliveries,
                 oldest_seconds=None if oldest is None else round(age_seconds(oldest, now), 3),
                 overdue=late,
@@ -302,11 +248,6 @@ async def last_acts(
     return list(await connection.fetch(_SQL["last_acts"], since_seconds, limit))
 
 
-async def failed_messages(connection: Connection, limit: int) -> list[dict[str, Any]]:
-    """Return the messages of failed businesses, newest first."""
-    return [dict(row) for row in await connection.fetch(_SQL["failed"], limit)]
-
-
 def _refuse_key(chosen: DeliveryFilter) -> None:
     """Raise SettingError for a key: the statement of acts ignores it, and would do too much."""
     if chosen.key is not None:
@@ -314,29 +255,12 @@ def _refuse_key(chosen: DeliveryFilter) -> None:
 
 
 def _delivery(row: Record) -> ListedDelivery:
-    due = row["next_send_at"]
-    return ListedDelivery(
-        message_id=row["message_id"],
-        consumer=row["consumer"],
-        destination=row["destination"],
-        status=Status(row["status"]).name.lower(),
-        tries=row["send_count"],
-        # asyncpg reads infinity as the latest time that Python can represent.
-        next_send=None if due is None or due.year == _LAST_YEAR else due,
-        topic=row["topic"],
-        partition=row["partition"],
-        offset=row["offset"],
-        last_error=row["last_error"],
-        finished=row["finished_at"],
-    )
+    return ListedDelivery(**{**row, "status": Status(row["status"]).name.lower()})
 
 
 def _changed(row: Record) -> Changed:
     status = Status(row["status"]).name.lower()
     return Changed(message_id=row["message_id"], consumer=row["consumer"], status=status)
-
-
-_LAST_YEAR: Final = 9999
 
 
 _LETTER_SQL: Final = load_sql("outbox", "sql/dead_letter.sql")
@@ -460,60 +384,31 @@ class DeadLetters:
         dead letters any more."""
         return [dict(row) for row in await self._fetch("last_acts", since_seconds, limit)]
 
-    async def retry(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
-        """Give a dead letter a new round of tries, due at once, or in its turn within its key.
+    async def act(
+        self, what: str, chosen: DeadLetterFilter, *, actor: str, reason: str
+    ) -> Sequence[DeadLetter]:
+        """Act on all that match, oldest first, each in its own transaction; return those that were.
 
-        One that is older than the inbox is then worked on, even if it was applied so long ago: the
-        actor is responsible for that. Returns False if it is no longer a dead letter.
+        `retry`: a new round of tries, due at once, or in its turn within its key. A message that is
+        older than the inbox is then worked on, even if it was applied so long ago: the actor is
+        responsible for that. `abandon`: it is never worked on again. Raises SettingError for an
+        empty actor or reason.
         """
-        return await self._act("retry", letter, actor, reason)
-
-    async def abandon(self, letter: DeadLetter, *, actor: str, reason: str) -> bool:
-        """End a dead letter: it is never worked on again. False if it no longer is one."""
-        return await self._act("abandon", letter, actor, reason)
-
-    async def retry_many(
-        self, chosen: DeadLetterFilter, *, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        """Retry all that match, oldest first, each in its own transaction; return them."""
-        return await self._act_many("retry", chosen, actor, reason)
-
-    async def abandon_many(
-        self, chosen: DeadLetterFilter, *, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        """Abandon all that match, oldest first, each in its own transaction; return them."""
-        return await self._act_many("abandon", chosen, actor, reason)
-
-    async def _act_many(
-        self, act: str, chosen: DeadLetterFilter, actor: str, reason: str
-    ) -> Sequence[DeadLetter]:
-        checked_text("actor", actor)
-        checked_text("reason", reason)
-        letters = await self.list(chosen)
-        return [
-            letter
-            for letter in reversed(letters)
-            if letter.abandoned_at is None and await self._act(act, letter, actor, reason)
-        ]
-
-    async def _act(self, act: str, letter: DeadLetter, actor: str, reason: str) -> bool:
-        """Do it in one statement, with its row in inbox_act; False if there is nothing to do."""
         actor, reason = checked_text("actor", actor), checked_text("reason", reason)
-        found = await self._fetch("number_of", letter.consumer)
-        if not found:
-            raise SettingError("consumer", letter.consumer, "one that this database knows")
-        consumer_id = found[0]["consumer_id"]
-        rows = await self._fetch(act, consumer_id, letter.message_id, self._now(), actor, reason)
-        return bool(rows[0][0])
+        at = time_of(self._clock.wall_ns())
+        done = []
+        for letter in reversed(await self.list(chosen)):
+            if letter.abandoned_at is None:
+                given = letter.consumer, letter.message_id, at, actor, reason
+                if (await self._fetch(what, *given))[0][0]:
+                    done.append(letter)
+        return done
 
     async def _fetch(self, name: str, *values: object) -> Sequence[Record]:
         rows: Sequence[Record] = await self._connection.fetch(
             _LETTER_SQL[name], *values, timeout=STATEMENT_SECONDS
         )
         return rows
-
-    def _now(self) -> datetime:
-        return time_of(self._clock.wall_ns())
 
 
 def _letter_of(row: Record) -> DeadLetter:

@@ -69,7 +69,7 @@ async def call_json(
     try:
         async with (
             asyncio.timeout(seconds),
-            sent_request(method, url, headers, body, proxy) as response,
+            _sent(method, url, headers, body, proxy) as response,
         ):
             answered = Answered(response.status_code, await _body(response))
     except CALL_ERRORS as error:
@@ -123,7 +123,7 @@ def proxy_of(url: str) -> str | None:
 
 
 @asynccontextmanager
-async def sent_request(
+async def _sent(
     method: str, url: str, headers: Mapping[str, str], body: bytes, proxy: str | None = None
 ) -> AsyncIterator[httpx.Response]:
     """Send a request and hold its answer, whose body is not read yet; no redirect is followed.

@@ -86,7 +86,6 @@ _Record = TypeVar("_Record")
 
 TOKEN_BYTES: Final = 16
 PROOF_BYTES: Final = 16
-KEY_BYTES: Final = 32
 
 _WHAT: Final = Layout(">Bq")
 

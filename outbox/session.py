@@ -8,7 +8,7 @@ found, even if the server's settings are reloaded meanwhile.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from chain_kernel.clients.postgres import Connection
+    from outbox.callback.config import CallbackConfig
+    from outbox.sender.config import KeepConfig, RelayConfig
 
 
 _SQL: Final = load_sql("outbox", "sql/durability.sql")
@@ -42,19 +44,6 @@ def columns(rows: Collection[object], *fields: str) -> list[list[Any]]:
 
 
 SCHEMA_VERSION: Final = 1
-
-
-class ServiceSettings(Protocol):
-    """The settings that a session needs from its user."""
-
-    @property
-    def database(self) -> str | DatabaseConfig: ...  # noqa: D102 - as in each of the settings
-    @property
-    def connect_seconds(self) -> float: ...  # noqa: D102
-    @property
-    def statement_seconds(self) -> float: ...  # noqa: D102
-    @property
-    def unsafe_durability(self) -> bool: ...  # noqa: D102
 
 
 class Tables(Struct, frozen=True):
@@ -96,7 +85,7 @@ class OutboxSession(Session):
 
     def __init__(
         self,
-        settings: ServiceSettings,
+        settings: RelayConfig | KeepConfig | CallbackConfig,
         purpose: str,
         woken: Callable[[], None] | None = None,
         tables: Tables = OUTBOX_TABLES,

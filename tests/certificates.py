@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trustme
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOST = "localhost"
 """The host that servers' certificates are for; 127.0.0.1 is the same server under a wrong name."""

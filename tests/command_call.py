@@ -6,18 +6,15 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from chainctl.logs import PACKAGES
 from chainctl.main import main
 from tests.deadlines import LONG_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 
 class Done:

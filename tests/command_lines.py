@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import click
 
 from chainctl.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _ENDS: Final = {"|", "||", "&&", ";", ">", ">>", "2>", "<", ")"}
 

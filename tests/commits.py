@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chain_kernel.model import IntakeMark
-    from chain_kernel.ports import ChainStore
-    from chain_kernel.seal import Batch
+from chain_kernel.model import IntakeMark
+from chain_kernel.ports import ChainStore
+from chain_kernel.seal import Batch
 
 
 async def commit(

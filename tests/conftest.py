@@ -33,11 +33,7 @@ from tests.hanging import (  # noqa: F401 - hooks
     pytest_timeout_set_timer,
 )
 from tests.lanes import pytest_mark_nightly  # noqa: F401 - a hook
-from tests.shared_kafka import (  # noqa: F401 - hooks and a fixture
-    orderchain_kafka,
-    pytest_configure_node,
-    pytest_unconfigure,
-)
+from tests.shared_kafka import orderchain_kafka, pytest_configure_node, pytest_unconfigure  # noqa: F401 - hooks and a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -175,7 +171,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any]:
     """Collect what a test of Spark has left: a socket of a result that an error cut off.
 
-    Collected during a later test it would fail that one; `test_spark_leftovers.py` shows it.
+    Collected during a later test it would fail that one.
     """
     try:
         return (yield)

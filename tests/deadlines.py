@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 

@@ -11,16 +11,14 @@ import asyncio
 import linecache
 import signal
 import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import pytest
 
 from tests.deadlines import Deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from types import FrameType
 
 CLEAN_UP_SECONDS: Final = 120.0
 """How long the clean-up of a test may take that failed; the last one stops the servers."""

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
+from _pytest.mark import ParameterSet
 
 NIGHTLY: Final = {
     "integration/benchmarks": "rivals, each with servers of its own",
@@ -28,22 +26,15 @@ NIGHTLY: Final = {
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
     "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",
     "integration/chainctl/test_states.py": "runbooks",
-    "integration/chainctl/test_states_outbox.py": "runbooks",
     "integration/chainctl/test_secured.py": "TLS and logins in every command",
-    "integration/chainctl/test_secured_database.py": "TLS and logins in every command",
-    "integration/chainctl/test_secured_readme.py": "TLS and logins as README types them",
     "integration/chain_verifier/archive/test_archive.py": "every reason to refuse",
-    "integration/chain_verifier/test_check.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_findings.py": "Spark: every way to be wrong",
-    "integration/chain_verifier/test_journal.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_keys.py": "Spark: every way to be wrong",
-    "integration/chain_verifier/test_parquet.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_reconcile.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_seals.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_topic.py": "Spark: every way to be wrong",
     "integration/chain_verifier/test_secured.py": "TLS and logins through Spark",
     "integration/chain_verifier/test_seeded_servers.py": "seeds over real servers",
-    "integration/chain_verifier/test_spark_leftovers.py": "what PySpark leaves",
     "integration/chain_verifier/spark/test_database.py": "Spark: every way to be wrong",
     "integration/chain_verifier/spark/test_follow.py": "Spark: every way to be wrong",
     "integration/chain_verifier/spark/test_source_check.py": "Spark: every way to be wrong",
@@ -53,6 +44,7 @@ NIGHTLY: Final = {
     "integration/local_stack/test_postgres.py": "the stack's PostgreSQL through crashes",
     "integration/local_stack/test_stack.py": "the stack through crashes",
     "integration/matcher_receiver/test_alerts.py": "alerts in a real Prometheus",
+    "integration/gapfill/test_plans.py": "plans of a large chain",
     "integration/chain_kernel/clients/test_secured_database.py": "TLS and logins in every part",
     "integration/chain_kernel/clients/test_secured_path.py": "TLS and logins in every part",
     "integration/chain_kernel/test_monitoring_native.py": "a real Prometheus",
@@ -65,11 +57,14 @@ NIGHTLY: Final = {
 SAMPLED: Final = (
     "integration/chainctl",
     "integration/chain_kernel",
+    "integration/gapfill",
+    "integration/matcher_receiver",
     "integration/outbox",
     "integration/schema",
+    "integration/sequencer",
 )
 """Folders with one way to be wrong per test. The first tests of a module, which begins with what
-goes right, are of the merge lane, and its tests of cancellation."""
+goes right, are of the merge lane, and its tests of cancellation and of invariants."""
 SAMPLE: Final = 3
 
 _HERE: Final = Path(__file__).parent
@@ -84,7 +79,11 @@ def pytest_mark_nightly(items: list[pytest.Item]) -> None:
         if any(map(path.is_relative_to, whole)):
             _mark(list(tests))
         elif any(map(path.is_relative_to, sampled)):
-            _mark([item for item in list(tests)[SAMPLE:] if "cancel" not in item.nodeid])
+            _mark([item for item in list(tests)[SAMPLE:] if not _stays(item)])
+
+
+def _stays(item: pytest.Item) -> bool:
+    return "cancel" in item.nodeid or item.get_closest_marker("invariant") is not None
 
 
 def _mark(items: list[pytest.Item]) -> None:

@@ -6,14 +6,11 @@ import base64
 import socketserver
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from aiokafka.protocol.admin import ApiVersionResponse_v0
+from aiokafka.protocol.admin import ApiVersionResponse_v0, ApiVersionResponse_v2
 from aiokafka.protocol.metadata import MetadataResponse_v5
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 METADATA, VERSIONS = 3, 18
 FETCH_3_6, METADATA_MAX = 15, 5
@@ -43,7 +40,8 @@ class _Broker(socketserver.StreamRequestHandler):
             return ANSWER
         if key == VERSIONS:
             known = [(1, 0, FETCH_3_6), (METADATA, 0, METADATA_MAX), (VERSIONS, 0, 3)]
-            return bytes(ApiVersionResponse_v0(0, known).encode())
+            first = ApiVersionResponse_v0(0, known)
+            return bytes((first if version == 0 else ApiVersionResponse_v2(0, known, 0)).encode())
         assert key == METADATA, f"a request that nobody should send to an old broker: {key}"
         brokers = [(1, *self.request.getsockname(), None)]
         return bytes(MetadataResponse_v5(0, brokers, "cluster", 1, []).encode())

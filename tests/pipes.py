@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
-    from asyncio.subprocess import Process
+from asyncio import StreamReader, StreamWriter
+from asyncio.subprocess import Process
 
 
 def stdin_of(process: Process) -> StreamWriter:

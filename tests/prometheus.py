@@ -7,24 +7,20 @@ import json
 import re
 import shutil
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
-from chain_kernel.monitoring import Monitor
+from chain_kernel.monitoring import Monitor, MonitoredPart
 from local_stack.process import free_port
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from chain_kernel.monitoring import MonitoredPart
 
 PROGRAM = shutil.which("prometheus")
 LOOPBACK = "127.0.0.1"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
@@ -29,10 +31,6 @@ from local_stack import KafkaServerConfig as StackConfig
 from local_stack.process import free_port
 from tests.certificates import HOST, Authority, Files
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SEQUENCER: Final = "sequencer"
 RECEIVER: Final = "receiver"
@@ -123,10 +121,7 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         "ssl.client.auth": "required",
         "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]*).*$/$1/",
     }
-    scram = {
-        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-        "scram-sha-512.sasl.jaas.config": _SCRAM,
-    }
+    scram = {"sasl.enabled.mechanisms": "SCRAM-SHA-512", "scram-sha-512.sasl.jaas.config": _SCRAM}
     clear = {
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN,OAUTHBEARER",
         "scram-sha-512.sasl.jaas.config": _SCRAM,

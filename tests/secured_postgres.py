@@ -6,10 +6,11 @@ The programs of the stack's wheel are built without OpenSSL, so the system's own
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
@@ -21,9 +22,6 @@ from local_stack.folders import write_file
 from local_stack.postgres import SUPERUSER, Installation
 from local_stack.process import free_port
 from tests.certificates import HOST, Authority, Files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCHEMA: Final = Path(__file__).parents[1] / "schema.sql"
 

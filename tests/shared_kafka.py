@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +19,6 @@ import pytest
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.process import ProcessIdentity, free_port
 from orderchain.pytest_plugin import make_server_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FOLDER = pytest.StashKey[Path]()
 _INPUT = "kafka_folder"
@@ -80,10 +78,7 @@ def _started(folder: Path) -> KafkaServer | None:
 def _new(folder: Path) -> KafkaServer:
     port = free_port()
     config = KafkaServerConfig(
-        directory=folder / "kafka",
-        port=port,
-        controller_port=free_port([port]),
-        is_long_run=False,
+        directory=folder / "kafka", port=port, controller_port=free_port([port]), is_long_run=False
     )
 
     def note(process: ProcessIdentity) -> None:

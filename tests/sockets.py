@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def open_sockets() -> set[str]:

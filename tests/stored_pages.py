@@ -6,12 +6,13 @@ is added to, changed in or taken out of the arrays of its page. So tests say wha
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import asyncpg
 
-    import asyncpg
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
     Row = tuple[int | None, int | None, str | None, int | None, bytes | None]
     """id, pid, key, event_time_ns, payload."""
@@ -30,6 +31,27 @@ async def store_rows(
         columns = [list(column) for column in zip(*rows[start : start + page_rows], strict=True)]
         ends = (columns[0][0], columns[0][-1])
         await connection.execute(_STORE, chain_id, *ends, *columns)
+
+
+async def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
+    """Do to the database, as its owner, what no role of ours may do, to single rows, too.
+
+    Returns what the last statement finds.
+    """
+    found: list[Any] = []
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(LET_TAMPER)
+        for statement in statements:
+            found = await connection.fetch(statement)
+    finally:
+        await connection.close()
+    return [tuple(row) for row in found]
+
+
+def as_owner(settings: Mapping[str, str], *statements: str) -> list[tuple[Any, ...]]:
+    """Do the same to the database of a command."""
+    return asyncio.run(execute(settings["CHAINCTL_DATABASE"], *statements))
 
 
 LET_TAMPER = """

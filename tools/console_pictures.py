@@ -1,4 +1,4 @@
-"""Makes the pictures of `docs/console.md` and of the report: `python tools/console_pictures.py`.
+"""Makes the pictures of `docs/console.md`: `python tools/console_pictures.py`.
 
 A stack of its own runs two chains that live, and the five faults of the runbooks: a gap, a message
 that is stuck, a dead leader, a halted receiver, a rewritten history. All of it is real; only the
@@ -46,8 +46,6 @@ WATCH_SECONDS: Final = 185.0
 COLORS: Final = 128
 """A page has few; a picture with a palette has a third of the bytes."""
 
-TOKEN: Final = "a-token-of-the-pictures"  # noqa: S105 - of a console that ends soon
-REASON: Final = "account 88-4411 is open now, ticket 513"
 DAMAGED: Final = 4
 """The chain with the faults in stored rows."""
 
@@ -270,27 +268,14 @@ async def take_pictures(url: str) -> None:
         browser = await playwright.chromium.launch(executable_path=path, args=sandbox)
         open_.push_async_callback(browser.close)
         light = await browser.new_page(viewport={"width": 1280, "height": 1480})
-        dark = await browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="dark")
         phone = await browser.new_page(
             viewport={"width": 390, "height": 1500}, device_scale_factor=1.5, is_mobile=True
         )
-        for page in (light, dark, phone):
+        for page in (light, phone):
             await page.goto(url)
         await asyncio.sleep(WATCH_SECONDS)
         save("console-light", await light.screenshot())
         save("console-phone", await phone.screenshot())
-        save("console-letters", await light.locator("#letters").screenshot())
-
-        await dark.get_by_role("button", name="Act on all abnormal deliveries to clearing").click()
-        for label, text in (("Why", REASON), ("Who", "eve@ops"), ("Token", TOKEN)):
-            await dark.get_by_label(label, exact=False).first.fill(text)
-        await dark.get_by_role("button", name="Show what it would do").click()
-        await dark.get_by_text("3 deliveries would be changed").wait_for()
-        save("console-dark", await dark.screenshot())
-
-        report = await browser.new_page(viewport={"width": 1000, "height": 2080})
-        await report.goto(f"{url}report")
-        save("verification-report", await report.screenshot())
 
 
 async def run(world: World) -> None:
@@ -309,11 +294,8 @@ async def run(world: World) -> None:
         (2, "matching", 0.002, 0.0), (2, "market-data", 0.0, 0.0),
     ):  # fmt: skip
         world.begin(follow(world, chain, name, loss, slow))
-    token = world.folder / "token"
-    token.touch(0o600)
-    token.write_text(TOKEN)
     read, write = os.pipe()
-    given = ("--port", 0, "--token-file", token, "--report", "report.html")
+    given = ("--port", 0, "--report", "report.html")
     await world.start("console", *given, stderr=write)
     os.close(write)
     with os.fdopen(read) as said:

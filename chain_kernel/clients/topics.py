@@ -120,19 +120,18 @@ async def create_topic(
     partitions: int = 1,
     replicas: int | None = None,
     settings: Mapping[str, str] | None = None,
-    is_dry_run: bool = False,
 ) -> bool:
     """Create a topic, with a started client; False where it exists already, with any settings.
 
-    Without `replicas` it gets as many as the brokers give to topics by default. In a dry run the
-    brokers only check what is asked for. Raises ConnectError where this login may not, TopicError
-    where the brokers refuse what is asked for, OrderchainError where they fail, and DRIVER_ERRORS.
+    Without `replicas` it gets as many as the brokers give to topics by default. Raises ConnectError
+    where this login may not, TopicError where the brokers refuse what is asked for, OrderchainError
+    where they fail, and DRIVER_ERRORS.
     """
     new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
     # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
     # number; the protocol has it since Kafka 2.4.
     new.replication_factor = replicas or -1
-    response = await admin.create_topics([new], validate_only=is_dry_run)
+    response = await admin.create_topics([new])
     code, message = (*response.topic_errors[0][1:3], "")[:2]
     if code == _TOPIC_EXISTS:
         return False

@@ -1,14 +1,3 @@
--- place: the extent of a chain: its boundary, its mark, and how wide its partitions are
-SELECT v.version, v.upgrade_to, v.database_id, h.last_id, h.published_id, h.partition_ids,
-       b.last_id AS boundary_id, b.seal AS boundary_seal,
-       (SELECT max(m.until_id) FROM public.chain_verified m WHERE m.chain_id = $1) AS verified_id
-  FROM public.schema_version v
-  LEFT JOIN public.chain_head h ON h.chain_id = $1
-  LEFT JOIN LATERAL (
-       SELECT last_id, seal FROM public.chain_batch
-        WHERE chain_id = $1 AND prev_last_id IS NULL ORDER BY last_id DESC LIMIT 1
-       ) b ON true
-
 -- seal_at: the seal after a batch; no row when no batch ends there
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
 

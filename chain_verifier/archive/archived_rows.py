@@ -11,9 +11,8 @@ import pyarrow as pa
 from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
 from chain_kernel.model import Event, Mark, Run
 from chain_kernel.text import reason_of
-from chain_verifier.archive.manifest import chain_folder, load_manifest
-from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_up_to, proven_batches
-from chain_verifier.checks.seals import SealRun
+from chain_verifier.archive.manifest import chain_folder, held_manifest
+from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_up_to, proven_parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -176,11 +175,7 @@ class ArchivedRows:
             return manifest
 
     async def _load(self) -> Manifest:
-        manifest = await self._step(lambda: load_manifest(self._archive, self._chain_id))
-        if manifest is None or not manifest.parts:
-            expected = f"an archive that holds chain {self._chain_id}"
-            raise InputError("archive", str(self._archive), expected)
-        return manifest
+        return await self._step(lambda: held_manifest(self._archive, self._chain_id))
 
     def _parts(self, manifest: Manifest, after_id: int, boundary: Standing) -> list[ArchivePart]:
         """Return the parts from the one that holds `after_id` up to that of the boundary."""
@@ -209,19 +204,17 @@ class ArchivedRows:
 
     def _groups(self, parts: Sequence[ArchivePart]) -> Iterator[Group]:
         """Yield consecutive batches with their rows, proven, about `RUN_ROWS` rows at a time."""
-        run = SealRun(self._chain_id, parts[0].after_id, bytes.fromhex(parts[0].seal_before))
         group: Group = []
         rows = 0
-        for part in parts:
-            try:
-                for batch, taken in proven_batches(self._folder, part, run):
-                    group.append((batch, taken))
-                    rows += len(taken)
-                    if rows >= RUN_ROWS:
-                        yield group
-                        group, rows = [], 0
-            except BrokenPart as error:
-                raise InputError("archive", str(error), "an archive that verifies") from error
+        try:
+            for batch, taken in proven_parts(self._folder, self._chain_id, parts):
+                group.append((batch, taken))
+                rows += len(taken)
+                if rows >= RUN_ROWS:
+                    yield group
+                    group, rows = [], 0
+        except BrokenPart as error:
+            raise InputError("archive", str(error), "an archive that verifies") from error
         if group:
             yield group
 

@@ -93,6 +93,14 @@ def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
     return manifest
 
 
+def held_manifest(archive: Path, chain_id: int) -> Manifest:
+    """Return the manifest of a chain that has parts. Raises InputError."""
+    manifest = load_manifest(archive, chain_id)
+    if manifest is None or not manifest.parts:
+        raise InputError("archive", str(archive), f"an archive that holds chain {chain_id}")
+    return manifest
+
+
 def store_manifest(archive: Path, manifest: Manifest) -> None:
     """Replace the previous manifest, as a whole and durably."""
     folder = chain_folder(archive, manifest.chain_id)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from chain_kernel.errors import InputError
 from chain_kernel.files import open_regular
 from chain_kernel.limits import BATCH_ROWS_MAX
 from chain_kernel.seal import genesis_seal
@@ -25,7 +24,7 @@ from chain_verifier.archive.manifest import (
     ArchivePart,
     StoredFile,
     chain_folder,
-    load_manifest,
+    held_manifest,
     sync_folder,
 )
 from chain_verifier.bounded_parquet import column_pages, open_parquet
@@ -126,23 +125,6 @@ class BrokenPart(ValueError):
     """A part contradicts the manifest, its links or its seals; the text says what is wrong."""
 
 
-def part_fault(
-    folder: Path, part: ArchivePart, run: SealRun, seals: dict[int, bytes]
-) -> str | None:
-    """Read a part back, row by row; return what is wrong with it, None if nothing is.
-
-    `run` is at the start of the part, and moves to its end. For each id in `seals` that ends a
-    batch, the seal is filled in.
-    """
-    try:
-        for batch, _ in proven_batches(folder, part, run):
-            if batch.last_id in seals:
-                seals[batch.last_id] = batch.seal
-    except BrokenPart as error:
-        return str(error)
-    return None
-
-
 def proven_batches(
     folder: Path, part: ArchivePart, run: SealRun
 ) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
@@ -161,6 +143,15 @@ def proven_batches(
         raise
     except (OSError, pa.ArrowException, ValueError) as error:
         raise BrokenPart(f"{name} cannot be read: {reason_of(error)}") from error
+
+
+def proven_parts(
+    folder: Path, chain_id: int, parts: Sequence[ArchivePart]
+) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
+    """Yield the batches of consecutive parts, at least one, as `proven_batches` does."""
+    run = SealRun(chain_id, parts[0].after_id, bytes.fromhex(parts[0].seal_before))
+    for part in parts:
+        yield from proven_batches(folder, part, run)
 
 
 def _require_files(folder: Path, part: ArchivePart) -> None:
@@ -243,7 +234,9 @@ class ArchiveReport(Struct, frozen=True, kw_only=True):
     last_id: int
     """The last row that was proven."""
     rows: int
+    """In all batches up to there."""
     parts: int
+    """Whole ones."""
     seal: str
     fault: str | None
     """The first fault; None for a whole archive."""
@@ -256,31 +249,32 @@ def verify_archive(archive: Path, chain_id: int, *seals_at: int) -> ArchiveRepor
 
     Raises InputError when there is no archive of the chain.
     """
-    manifest = load_manifest(archive, chain_id)
-    if manifest is None or not manifest.parts:
-        raise InputError("archive", str(archive), f"an archive that holds chain {chain_id}")
+    manifest = held_manifest(archive, chain_id)
     first = manifest.parts[0]
-    run = SealRun(chain_id, first.after_id, bytes.fromhex(first.seal_before))
+    begin = bytes.fromhex(first.seal_before)
     seals = dict.fromkeys(seals_at, b"")
-    if first.after_id in seals:
-        seals[first.after_id] = run.seal
-    fault = None
-    if first.after_id == 0 and run.seal != genesis_seal(UUID(manifest.database_id), chain_id):
+    at_id, seal, rows, fault = first.after_id, begin, 0, None
+    if at_id in seals:
+        seals[at_id] = begin
+    if at_id == 0 and begin != genesis_seal(UUID(manifest.database_id), chain_id):
         fault = "the archive does not begin with the seal of its chain and database"
-    rows = parts = 0
-    for part in manifest.parts if fault is None else ():
-        fault = part_fault(chain_folder(archive, chain_id), part, run, seals)
-        if fault is not None:
-            break
-        rows, parts = rows + part.row_count, parts + 1
+    try:
+        parts = manifest.parts if fault is None else ()
+        folder = chain_folder(archive, chain_id)
+        for batch, taken in proven_parts(folder, chain_id, parts) if parts else ():
+            at_id, seal, rows = batch.last_id, batch.seal, rows + len(taken)
+            if at_id in seals:
+                seals[at_id] = seal
+    except BrokenPart as error:
+        fault = str(error)
     return ArchiveReport(
         chain_id=chain_id,
         database_id=manifest.database_id,
         after_id=first.after_id,
-        last_id=run.at_id,
+        last_id=at_id,
         rows=rows,
-        parts=parts,
-        seal=run.seal.hex(),
+        parts=sum(first.after_id < part.last_id <= at_id for part in manifest.parts),
+        seal=seal.hex(),
         fault=fault,
         seals={at: seal.hex() or None for at, seal in seals.items()},
     )

@@ -10,12 +10,12 @@ from msgspec import Struct
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.sql import OWNER
 from chain_kernel.text import counted
-from chain_verifier.archive.manifest import chain_folder, load_manifest
+from chain_verifier.archive.manifest import chain_folder, held_manifest
 from chain_verifier.archive.part_files import ArchiveReport, batches_of, verify_archive
-from chain_verifier.archive.write_archive import SQL, ChainExtent, read_place
+from chain_verifier.archive.write_archive import SQL
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.server import connection_to, run_alone
-from chain_verifier.verified_mark import require_marks_hold
+from chain_verifier.verified_mark import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
+    from chain_verifier.archive.manifest import Manifest
+    from chain_verifier.verified_mark import VerifiedExtent
 
 
 _BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
@@ -50,11 +52,11 @@ class _Partition(Struct, frozen=True):
 
 
 class RetentionRequest(Struct, frozen=True, kw_only=True):
-    """What may be detached, who does it, and what must be kept."""
+    """What may be detached, or dropped, who does it, and what must be kept."""
 
     chain_id: int
     until_id: int
-    """The last row that may be detached."""
+    """The last row that may go."""
     actor: str
     """Who does this."""
     reason: str = "the rows are verified and archived"
@@ -85,8 +87,8 @@ async def retain(
     """
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connection_to(database, OWNER, connect_seconds) as connection:
-        place = await read_place(connection, chain_id)
-        await require_marks_hold(connection, chain_id)
+        place = await extent_of(connection, chain_id)
+        place.require_marks_hold()
         await _require_unwanted(connection, place, request)
         partitions = await _partitions(connection, chain_id)
         old, boundary_id = await _old(connection, chain_id, partitions, place, request.until_id)
@@ -111,11 +113,12 @@ async def retain(
 
 
 async def _require_unwanted(
-    connection: Connection, place: ChainExtent, request: RetentionRequest
+    connection: Connection, place: VerifiedExtent, request: RetentionRequest
 ) -> None:
     """Refuse an `until_id` above anything that still needs rows."""
     chain_id, until_id = request.chain_id, request.until_id
-    limits = [(place.verified_id or 0, "the verified mark"), (place.published_id, "published_id")]
+    verified_id = place.mark.until_id if place.mark else 0
+    limits = [(verified_id, "the verified mark"), (place.published_id, "published_id")]
     lowest = await connection.fetchrow(SQL["lowest_receiver"], chain_id)
     if lowest is not None:
         # A quiet chain's receiver may not have stored yet that it compared its last batches.
@@ -158,7 +161,7 @@ async def _old(
     connection: Connection,
     chain_id: int,
     partitions: Sequence[_Partition],
-    place: ChainExtent,
+    place: VerifiedExtent,
     until_id: int,
 ) -> tuple[list[_Partition], int]:
     """Return the partitions to detach, and the boundary that represents their rows.
@@ -184,7 +187,7 @@ async def _old(
 
 
 async def _require_archived(
-    connection: Connection, archive: Path, place: ChainExtent, chain_id: int, boundary_id: int
+    connection: Connection, archive: Path, place: VerifiedExtent, chain_id: int, boundary_id: int
 ) -> None:
     """Refuse unless the archive, read back now, holds all rows to detach."""
     report = _verified(archive, place, chain_id, boundary_id)
@@ -198,7 +201,7 @@ async def _require_archived(
         raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
 
 
-def _verified(archive: Path, place: ChainExtent, chain_id: int, at_id: int) -> ArchiveReport:
+def _verified(archive: Path, place: VerifiedExtent, chain_id: int, at_id: int) -> ArchiveReport:
     """Return what the archive, read back now, holds; refuse a broken or another database's one."""
     report = verify_archive(archive, chain_id, at_id)
     if report.fault is not None:
@@ -251,22 +254,11 @@ class DropReport(Struct, frozen=True, kw_only=True):
         return sum(table.bytes for table in self.tables)
 
 
-class DropRequest(Struct, frozen=True, kw_only=True):
-    """Which tables may be dropped, who does it, and why."""
-
-    chain_id: int
-    until_id: int
-    """The last row that may go."""
-    actor: str
-    reason: str
-    is_dry_run: bool = False
-
-
 @run_alone
 async def drop_detached(
     database: str | DatabaseConfig,
     archive: Path,
-    request: DropRequest,
+    request: RetentionRequest,
     *,
     connect_seconds: float = CONNECT_SECONDS,
 ) -> DropReport:
@@ -280,7 +272,7 @@ async def drop_detached(
     """
     chain_id = request.chain_id
     async with connection_to(database, OWNER, connect_seconds) as connection:
-        place = await read_place(connection, chain_id)
+        place = await extent_of(connection, chain_id)
         tables = [
             table
             for table in await _detached(connection, chain_id)
@@ -304,20 +296,22 @@ async def _detached(connection: Connection, chain_id: int) -> list[DetachedTable
 
 
 def _require_held(
-    archive: Path, place: ChainExtent, chain_id: int, tables: Sequence[DetachedTable]
+    archive: Path, place: VerifiedExtent, chain_id: int, tables: Sequence[DetachedTable]
 ) -> None:
     """Refuse unless the archive, read back now, holds the rows of every table."""
     report = _verified(archive, place, chain_id, place.boundary_id)
     if report.seals[place.boundary_id] != place.boundary_seal.hex():
         found = report.seals[place.boundary_id]
         raise InputError(f"seal of the archive after {place.boundary_id}", found, "the database's")
+    manifest = held_manifest(archive, chain_id)
     for table in tables:
-        _require_rows(archive, report, place, table)
+        _require_rows(archive, manifest, report, place, table)
 
 
 def _require_rows(
-    archive: Path, report: ArchiveReport, place: ChainExtent, table: DetachedTable
-) -> None:
+    archive: Path, manifest: Manifest, report: ArchiveReport, place: VerifiedExtent,
+    table: DetachedTable,
+) -> None:  # fmt: skip
     if table.first_id is None or table.last_id is None:
         return
     if table.last_id > place.boundary_id:
@@ -326,27 +320,24 @@ def _require_rows(
     if table.first_id <= report.after_id:
         expected = f"above {report.after_id}, where the archive begins"
         raise InputError(f"first row of table {table.name}", table.first_id, expected)
-    held = _rows_between(archive, report.chain_id, table.first_id, table.last_id)
+    # A partition holds whole batches.
+    held = sum(
+        batch.row_count
+        for part in manifest.parts
+        if part.first_id <= table.last_id and part.last_id >= table.first_id
+        for batch in batches_of(chain_folder(archive, manifest.chain_id), part)
+        if table.first_id <= batch.first_id and batch.last_id <= table.last_id
+    )
     if table.rows > held:
         expected = f"at most {held}, which the archive holds of its ids"
         raise InputError(f"rows of table {table.name}", table.rows, expected)
 
 
-def _rows_between(archive: Path, chain_id: int, first_id: int, last_id: int) -> int:
-    """Return the rows of the archived batches within a range; a partition holds whole batches."""
-    manifest = load_manifest(archive, chain_id)
-    folder = chain_folder(archive, chain_id)
-    return sum(
-        batch.row_count
-        for part in (() if manifest is None else manifest.parts)
-        if part.first_id <= last_id and part.last_id >= first_id
-        for batch in batches_of(folder, part)
-        if first_id <= batch.first_id and batch.last_id <= last_id
-    )
-
-
 async def _drop_all(
-    connection: Connection, request: DropRequest, archive: Path, tables: Sequence[DetachedTable]
+    connection: Connection,
+    request: RetentionRequest,
+    archive: Path,
+    tables: Sequence[DetachedTable],
 ) -> int:
     """Drop them all; none if one was attached again since: then it is the chain's."""
     names = [table.name for table in tables]

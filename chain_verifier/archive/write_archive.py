@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_kernel.errors import ChainMissing, InputError, SettingError, SourceBroken
-from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_kernel.sql import AUDITOR, load_sql
 from chain_verifier.archive.manifest import (
     begin_manifest,
     chain_folder,
     remove_unfinished,
     store_manifest,
 )
-from chain_verifier.archive.part_files import PartWriter, part_fault
+from chain_verifier.archive.part_files import BrokenPart, PartWriter, proven_parts
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import CONNECT_SECONDS
 from chain_verifier.database_facts import filled
 from chain_verifier.server import connection_to, run_alone
-from chain_verifier.verified_mark import require_marks_hold
+from chain_verifier.verified_mark import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -30,35 +29,10 @@ if TYPE_CHECKING:
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
     from chain_verifier.archive.manifest import ArchivePart, Manifest
+    from chain_verifier.verified_mark import VerifiedExtent
 
 
 SQL: Final[Mapping[str, str]] = load_sql("chain_verifier.archive", "archive.sql")
-
-
-class ChainExtent(Struct, frozen=True, kw_only=True):
-    """One chain at one instant."""
-
-    database_id: UUID
-    last_id: int
-    published_id: int
-    partition_ids: int
-    boundary_id: int
-    """Rows up to it are only in the archive; 0 for none."""
-    boundary_seal: bytes
-    verified_id: int | None
-    """The verified mark; None when there is none."""
-
-
-async def read_place(connection: Connection, chain_id: int) -> ChainExtent:
-    """Return the extent of the chain. Raises ChainMissing or SchemaError."""
-    row = await connection.fetchrow(SQL["place"], chain_id)
-    require_version(row)
-    if row["last_id"] is None:
-        raise ChainMissing(chain_id)
-    return ChainExtent(
-        **{name: row[name] for name in ChainExtent.__struct_fields__ if name != "database_id"},
-        database_id=UUID(bytes=row["database_id"].bytes),
-    )
 
 
 _BATCHES_PAGE: Final = 1_000
@@ -96,8 +70,8 @@ async def write_archive(
     SourceBroken when rows, links or seals of the database are not as they should be.
     """
     async with connection_to(database, AUDITOR, connect_seconds) as connection:
-        place = await read_place(connection, chain_id)
-        await require_marks_hold(connection, chain_id)
+        place = await extent_of(connection, chain_id)
+        place.require_marks_hold()
         until_id = _until(place, until_id)
         manifest = begin_manifest(archive, chain_id, str(place.database_id))
         run = await _end_of(connection, manifest, place)
@@ -120,15 +94,16 @@ async def write_archive(
     )
 
 
-def _until(place: ChainExtent, until_id: int | None) -> int:
-    if place.verified_id is None:
+def _until(place: VerifiedExtent, until_id: int | None) -> int:
+    if place.mark is None:
         raise SettingError("verified mark", None, "one: chainctl verify --since-verified sets it")
-    if until_id is not None and until_id > place.verified_id:
-        raise SettingError("--until", until_id, f"at most {place.verified_id}, the verified mark")
-    return place.verified_id if until_id is None else until_id
+    verified_id = place.mark.until_id
+    if until_id is not None and until_id > verified_id:
+        raise SettingError("--until", until_id, f"at most {verified_id}, the verified mark")
+    return verified_id if until_id is None else until_id
 
 
-async def _end_of(connection: Connection, manifest: Manifest, place: ChainExtent) -> SealRun:
+async def _end_of(connection: Connection, manifest: Manifest, place: VerifiedExtent) -> SealRun:
     """Return where the archive ends, after a check that the database continues right there."""
     if manifest.database_id != str(place.database_id):
         raise InputError("archive of database", manifest.database_id, str(place.database_id))
@@ -149,13 +124,12 @@ async def _write_part(
     connection: Connection,
     archive: Path,
     manifest: Manifest,
-    place: ChainExtent,
+    place: VerifiedExtent,
     run: SealRun,
     until_id: int,
 ) -> ArchivePart | None:
     """Write the batches of the next partition; return None when no partition is left."""
     folder = chain_folder(archive, manifest.chain_id)
-    check = SealRun(manifest.chain_id, run.at_id, run.seal)
     part: ArchivePart | None = None
     groups = _groups(connection, manifest.chain_id, run.at_id, until_id, place.partition_ids)
     writer: PartWriter | None = None
@@ -170,10 +144,11 @@ async def _write_part(
         await groups.aclose()
         if writer is not None:
             writer.close()
-    if part is not None:
-        fault = part_fault(folder, part, check, {})
-        if fault is not None:
-            raise SourceBroken(f"archive {folder}", fault)
+    try:
+        for _ in proven_parts(folder, manifest.chain_id, [part]) if part is not None else ():
+            pass
+    except BrokenPart as error:
+        raise SourceBroken(f"archive {folder}", str(error)) from error
     return part
 
 

@@ -23,6 +23,8 @@ from chain_verifier.findings import Finding, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from chain_verifier.checks.topic_frames import Ranges
+
 
 class Horizon(Struct, frozen=True, kw_only=True):
     """The part of a chain that a verification covers."""
@@ -131,17 +133,20 @@ class _Unrooted(Struct, frozen=True):
     """Whether the chain continues after one of them, so that the main path must come this way."""
 
 
-def find_faults(source: str, links: Sequence[Link], start: int, head: int | None) -> list[Finding]:
+def find_faults(
+    source: str, links: Sequence[Link], start: int, head: int | None, skips: Ranges = ()
+) -> list[Finding]:
     """Return everything that keeps `links` from being one path from `start` to `head`.
 
-    Empty exactly if they are one path. `head` None means that the path may end anywhere.
+    Empty exactly if they are one path. `head` None means that the path may end anywhere. Gaps
+    within the ranges (after, until] of `skips` are none.
     """
     graph = _Graph(links, start, head)
     found = [
         *_not_below(source, links),
         *_duplicates(source, links),
         *_forks(source, graph),
-        *_gaps_and_orphans(source, graph),
+        *_gaps_and_orphans(source, graph, skips),
     ]
     return sorted(found, key=_place)
 
@@ -215,7 +220,7 @@ def _forks(source: str, graph: _Graph) -> Iterator[Finding]:
             yield Finding(kind=kind, source=source, pid=pid, ids=ids)
 
 
-def _gaps_and_orphans(source: str, graph: _Graph) -> Iterator[Finding]:
+def _gaps_and_orphans(source: str, graph: _Graph, skips: Ranges) -> Iterator[Finding]:
     """Separate rows whose predecessor is missing from rows that do not belong here.
 
     A row that names an unknown pid is the far end of a gap if no row names the row before that pid:
@@ -228,8 +233,9 @@ def _gaps_and_orphans(source: str, graph: _Graph) -> Iterator[Finding]:
     for after_id, candidates in by_break.items():
         candidates.sort(key=lambda one: (not one.leads_on, one.pid))
         if after_id is not None and after_id not in graph.children:
-            gap = candidates.pop(0)
-            yield Finding(kind=Kind.GAP, source=source, after_id=after_id, until_id=gap.pid)
+            until_id = candidates.pop(0).pid
+            if not any(after <= after_id and until_id <= until for after, until in skips):
+                yield Finding(kind=Kind.GAP, source=source, after_id=after_id, until_id=until_id)
         for orphan in candidates:
             for row_id in orphan.ids:
                 yield Finding(kind=Kind.ORPHAN, source=source, id=row_id, pid=orphan.pid)
@@ -270,6 +276,7 @@ def locate(
     opener: Opener,
     leaf_bits: int,
     rows_opened_max: int = ROWS_OPENED_MAX,
+    skips: Ranges = (),
 ) -> list[Finding]:
     """Return what keeps the rows in `buckets` from being one path from start to head.
 
@@ -277,7 +284,7 @@ def locate(
     """
     search = _Search(buckets, opener, leaf_bits, rows_opened_max)
     search.run()
-    faults = find_faults(source, search.every_link(), horizon.start, horizon.head)
+    faults = find_faults(source, search.every_link(), horizon.start, horizon.head, skips)
     return [*faults, *_ranges(source, search.given_up)]
 
 

@@ -14,11 +14,17 @@ from msgspec.structs import replace
 
 from chain_kernel.frame import default_topic
 from chain_kernel.text import counted
-from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, FrameHead, TopicWalk
+from chain_verifier.checks.topic_frames import (
+    SIGNED,
+    UNKNOWN_TERM,
+    UNSIGNED,
+    TopicRecord,
+    TopicWalk,
+)
 from chain_verifier.findings import Finding, Findings, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.topic_frames import Ranges
@@ -36,27 +42,6 @@ _DISOWNED: Final = {
 """Frames that the database disowns, and the text for each kind."""
 
 _COUNTED_APART: Final = frozenset({"heartbeat", _ARCHIVED, *_DISOWNED})
-
-
-class TopicRecord(Struct, frozen=True, gc=False):
-    """One record, judged by itself and by the database."""
-
-    offset: int
-    reason: str | None = None
-    """Why it is no frame of the chain; the fields below then have no meaning."""
-    is_heartbeat: bool | None = None
-    first_pid: int | None = None
-    first_id: int | None = None
-    last_id: int | None = None
-    count: int | None = None
-    epoch: int | None = None
-    sender: str | None = None
-    """How its sender is known, as `topic_frames` names it; None without a database."""
-    is_genuine: bool = False
-    """Signed by a leader, and its seals are those of a batch of the database; True without a
-    database."""
-    batch_epoch: int | None = None
-    """The epoch under which the database holds the batch."""
 
 
 class TopicLog:
@@ -92,25 +77,14 @@ class TopicLog:
                 self.forged.add(record.offset)
         elif record.is_heartbeat:
             self._counts["heartbeat"] += 1
-            self.heartbeat_id = max(self.heartbeat_id, record.last_id or 0)
+            self.heartbeat_id = max(self.heartbeat_id, record.last_id)
         else:
-            self._take_frame(record)
+            self.walk.add(record)
+            if record.epoch != record.batch_epoch:
+                self._epochs.append(self._wrong_epoch(record, record.batch_epoch))
 
     def _is_archived(self, record: TopicRecord) -> bool:
-        return record.sender == SIGNED and (record.last_id or 0) <= self._boundary_id
-
-    def _take_frame(self, record: TopicRecord) -> None:
-        frame = FrameHead(
-            offset=record.offset,
-            first_pid=record.first_pid or 0,
-            first_id=record.first_id or 0,
-            last_id=record.last_id or 0,
-            count=record.count or 0,
-            epoch=record.epoch or 0,
-        )
-        self.walk.add(frame)
-        if record.epoch != record.batch_epoch:
-            self._epochs.append(self._wrong_epoch(frame.first_id, frame.epoch, record.batch_epoch))
+        return record.sender == SIGNED and record.last_id <= self._boundary_id
 
     def wrong_epochs(self) -> list[Finding]:
         """Return the frames under another epoch than their batch, or under a lower one than earlier
@@ -118,18 +92,18 @@ class TopicLog:
         """
         named = {(one.id, one.epoch) for one in self._epochs}
         falls = [
-            self._wrong_epoch(fall.id, fall.epoch, fall.expected_epoch)
-            for fall in self.walk.falls
-            if (fall.id, fall.epoch) not in named
+            self._wrong_epoch(frame, expected)
+            for frame, expected in self.walk.falls
+            if (frame.first_id, frame.epoch) not in named
         ]
         return [*self._epochs, *falls]
 
-    def _wrong_epoch(self, row_id: int, epoch: int, expected: int | None) -> Finding:
+    def _wrong_epoch(self, frame: TopicRecord, expected: int | None) -> Finding:
         return Finding(
             kind=Kind.WRONG_EPOCH,
             source=self._source,
-            id=row_id,
-            epoch=epoch,
+            id=frame.first_id,
+            epoch=frame.epoch,
             expected_epoch=expected,
         )
 
@@ -175,6 +149,9 @@ class PublishedTopic(ABC):
     _bounds: Bounds
     _head: DatabaseHead | None
     """What the database says of the chain, if it is among the sources."""
+    may_lack: Ranges
+    """Ranges (after, until] that were never published, as the database says once the end of the
+    topic is known."""
 
     @abstractmethod
     def disorder(self, horizon: Horizon) -> Findings:
@@ -218,14 +195,16 @@ class PublishedTopic(ABC):
         start = max(horizon.start, self.first_start or head or 0)
         return replace(horizon, start=start, head=None if head is None else max(head, start))
 
-    def notes_on(self, horizon: Horizon, of_all: Horizon, skips: Ranges) -> tuple[str, ...]:
+    def notes_on(self, horizon: Horizon, of_all: Horizon) -> tuple[str, ...]:
         """Return what the topic holds besides its rows, and what it need not hold."""
         notes = list(self._log.notes())
         if self._bounds.first and not self._log.walk.frames:
             notes.append("retention has removed every frame with rows")
         elif self._bounds.first:
             notes.append(f"retention has removed the rows up to {self.first_start}")
-        notes += [f"rows after {after} up to {until} were skipped" for after, until in skips]
+        notes += [
+            f"rows after {after} up to {until} were skipped" for after, until in self.may_lack
+        ]
         if horizon.head != of_all.head:
             notes.append(f"rows after {horizon.head} are not known to be published yet")
         return tuple(notes)
@@ -236,38 +215,3 @@ def place_of(source: TopicSource, chain_id: int, head: DatabaseHead | None) -> t
     topic = source.topic or (head.topic if head else default_topic(chain_id))
     is_own = head is not None and head.topic == topic
     return topic, head.topic_partition if head is not None and is_own else 0
-
-
-def without_skipped(findings: Findings, skips: Ranges) -> Findings:
-    """Return `findings` without the gaps that are wholly within a skipped range."""
-    gaps = sum(_is_skipped(one, skips) for one in _listed(findings))
-    if not gaps:
-        return findings
-    return Findings(
-        kept=tuple(finding for finding in findings.kept if not _is_skipped(finding, skips)),
-        counts=_lowered(findings.counts, gaps),
-        row_counts=_lowered(findings.row_counts, gaps),
-        wholes=tuple(_without(whole, skips) for whole in findings.wholes),
-    )
-
-
-def _lowered(counts: Mapping[str, int], gaps: int) -> dict[str, int]:
-    left = dict(counts) | {Kind.GAP.value: counts[Kind.GAP.value] - gaps}
-    return {kind: count for kind, count in left.items() if count}
-
-
-def _listed(findings: Findings) -> list[Finding]:
-    """Return those that are listed one by one, as all gaps are."""
-    return [one for whole in findings.wholes if isinstance(whole, tuple) for one in whole]
-
-
-def _without(whole: object, skips: Ranges) -> object:
-    if not isinstance(whole, tuple):
-        return whole
-    return tuple(finding for finding in whole if not _is_skipped(finding, skips))
-
-
-def _is_skipped(finding: Finding, skips: Ranges) -> bool:
-    if finding.kind is not Kind.GAP or finding.after_id is None or finding.until_id is None:
-        return False
-    return any(after <= finding.after_id and finding.until_id <= until for after, until in skips)

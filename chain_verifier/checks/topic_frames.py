@@ -26,15 +26,25 @@ if TYPE_CHECKING:
     Ranges = Sequence[tuple[int, int]]
 
 
-class FrameHead(Struct, frozen=True, gc=False):
-    """A frame with rows, reduced to its place in the chain."""
+class TopicRecord(Struct, frozen=True, gc=False):
+    """One record, judged by itself and by the database; a frame is reduced to its place."""
 
     offset: int
-    first_pid: int
-    first_id: int
-    last_id: int
-    count: int
-    epoch: int
+    reason: str | None = None
+    """Why it is no frame of the chain; the fields below then have no meaning."""
+    is_heartbeat: bool = False
+    first_pid: int = 0
+    first_id: int = 0
+    last_id: int = 0
+    count: int = 0
+    epoch: int = 0
+    sender: str | None = None
+    """How its sender is known, SIGNED, UNSIGNED or UNKNOWN_TERM; None without a database."""
+    is_genuine: bool = False
+    """Signed by a leader, and its seals are those of a batch of the database; True without a
+    database."""
+    batch_epoch: int | None = None
+    """The epoch under which the database holds the batch."""
 
 
 class FrameMark(Struct, frozen=True):
@@ -48,14 +58,6 @@ class FrameMark(Struct, frozen=True):
     def is_seen(self, row_id: int) -> bool:
         """Whether an earlier frame holds the range of `row_id`."""
         return any(after < row_id <= until for after, until in self.seen)
-
-
-class EpochFall(Struct, frozen=True):
-    """A frame of new rows whose epoch is below that of earlier rows."""
-
-    id: int
-    epoch: int
-    expected_epoch: int
 
 
 class WalkState(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +83,8 @@ class TopicWalk:
         """By offset."""
         self.is_late = False
         """Whether some frame holds new rows after later ones."""
-        self.falls: list[EpochFall] = []
+        self.falls: list[tuple[TopicRecord, int]] = []
+        """Frames of new rows whose epoch is below that of earlier rows, and that one."""
         self._epoch = 0
         # Ranges (after, until] that were seen, disjoint, in order, not touching.
         self._afters: list[int] = []
@@ -102,7 +105,7 @@ class TopicWalk:
         self._afters = [after for after, _ in state.seen]
         self._untils = [until for _, until in state.seen]
 
-    def add(self, frame: FrameHead) -> None:
+    def add(self, frame: TopicRecord) -> None:
         """Take the next frame."""
         self.frames += 1
         if self.first_pid is None:
@@ -115,15 +118,15 @@ class TopicWalk:
         self._cover(frame.first_pid, frame.last_id)
         self.highest = max(self.highest, frame.last_id)
 
-    def _note_new(self, frame: FrameHead) -> None:
+    def _note_new(self, frame: TopicRecord) -> None:
         if frame.first_pid < self.highest:
             self.is_late |= self._has_new_below(frame)
         elif frame.epoch < self._epoch:
-            self.falls.append(EpochFall(frame.first_id, frame.epoch, self._epoch))
+            self.falls.append((frame, self._epoch))
         else:
             self._epoch = frame.epoch
 
-    def _has_new_below(self, frame: FrameHead) -> bool:
+    def _has_new_below(self, frame: TopicRecord) -> bool:
         until = min(frame.last_id, self.highest)
         return self._seen_in(frame.first_pid, until) != ((frame.first_pid, until),)
 
@@ -222,15 +225,6 @@ def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
     return LATE if row_id < mark.highest_before else FIRST
 
 
-class ArrivedFrame(Struct, frozen=True, kw_only=True):
-    """A genuine frame or heartbeat, with what the database says of it."""
-
-    frame: FrameHead
-    is_heartbeat: bool
-    batch_epoch: int | None
-    """The epoch under which the database holds its batch; None for a heartbeat."""
-
-
 class TopicFollower:
     """Follows one topic, with the state that the next process needs to continue."""
 
@@ -244,14 +238,16 @@ class TopicFollower:
         """Return what to keep."""
         return self._walk.state()
 
-    def take(self, arrived: Sequence[ArrivedFrame], skips: Ranges) -> list[Finding]:
-        """Return what is wrong with these frames, given in the order of offsets."""
-        return [finding for one in arrived for finding in self._take(one, skips)]
+    def take(self, frames: Sequence[TopicRecord], skips: Ranges) -> list[Finding]:
+        """Return what is wrong with these genuine frames and heartbeats, given in the order of
+        offsets.
+        """
+        return [finding for frame in frames for finding in self._take(frame, skips)]
 
-    def _take(self, one: ArrivedFrame, skips: Ranges) -> Iterator[Finding]:
-        frame, walk = one.frame, self._walk
+    def _take(self, frame: TopicRecord, skips: Ranges) -> Iterator[Finding]:
+        walk = self._walk
         yield from self._gap(frame, skips)
-        if one.is_heartbeat:
+        if frame.is_heartbeat:
             # What it reports as published was looked for now: a gap is not reported twice.
             walk.highest = max(walk.highest, frame.last_id)
             if walk.first_pid is None:
@@ -269,11 +265,11 @@ class TopicFollower:
                 after_id=before,
                 count=frame.count,
             )
-        if one.batch_epoch is not None and frame.epoch != one.batch_epoch:
-            epochs = {"epoch": frame.epoch, "expected_epoch": one.batch_epoch}
+        if frame.batch_epoch is not None and frame.epoch != frame.batch_epoch:
+            epochs = {"epoch": frame.epoch, "expected_epoch": frame.batch_epoch}
             yield self._finding(Kind.WRONG_EPOCH, id=frame.first_id, **epochs)
 
-    def _gap(self, frame: FrameHead, skips: Ranges) -> Iterator[Finding]:
+    def _gap(self, frame: TopicRecord, skips: Ranges) -> Iterator[Finding]:
         walk = self._walk
         after = walk.highest
         if walk.first_pid is None and self._is_cut:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from chain_verifier.checks.buckets import Bucket, Horizon
-    from chain_verifier.checks.topic_frames import Ranges
     from chain_verifier.local.table import LocalTable
     from chain_verifier.local.topic import LocalTopicTable
 
@@ -36,12 +35,11 @@ def compare(
     base: LocalTable,
     differing: Sequence[Bucket],
     horizon: Horizon,
-    skips: Ranges = (),
 ) -> Findings:
     """Return the first row that `table` lacks, has in surplus, or holds with other content."""
     for finding in _differences(_in_order(table, horizon), _in_order(base, horizon)):
         is_lacking = finding["kind"] is Kind.LACKING
-        if not is_lacking or not any(low < finding["id"] <= high for low, high in skips):
+        if not is_lacking or not any(low < finding["id"] <= high for low, high in table.may_lack):
             return gathered([Finding(source=table.name, against=base.name, **finding)])
     return Findings()
 
@@ -51,9 +49,11 @@ def forged_findings(topic: LocalTopicTable, base: LocalTable, horizon: Horizon) 
     if not topic.has_forged:
         return Findings()
     with open_scratch("contents", topic.name) as scratch:
-        rows = ((row[1], _packed(row[2:])) for row in topic.forged_rows())
+        rows = ((row[1], _packed(row[2:])) for row in topic.forged_rows() if row[1] > horizon.start)
         scratch.executemany(SQL["keep_content"], rows)
         (first_id,) = scratch.execute(SQL["lowest"]).fetchone()
+        if first_id is None:
+            return Findings()
         near = replace(horizon, start=first_id - 1, head=None)
         forged = _unpacked(scratch.execute(SQL["different_contents"]))
         for finding in _differences(forged, _in_order(base, near), to_end_of_base=False):

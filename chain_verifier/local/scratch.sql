@@ -55,7 +55,7 @@ INSERT INTO contents VALUES (?, ?)
 SELECT id, content FROM contents ORDER BY id, content
 
 -- lowest: the first of them
-SELECT coalesce(min(id), 0) FROM contents
+SELECT min(id) FROM contents
 
 -- different_contents: the same, equal ones once
 SELECT DISTINCT id, content FROM contents ORDER BY id, content

@@ -16,7 +16,6 @@ from chain_verifier.verification import OpenTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.checks.topic_frames import Ranges
     from chain_verifier.journal_rows import Row
 
 
@@ -25,11 +24,6 @@ class LocalTable(OpenTable, Protocol):
 
     is_sorted: bool
     """Whether the first look has shown that ids rise from row to row."""
-
-    @property
-    def may_lack(self) -> Ranges:
-        """Ranges (after, until] whose rows need not be there."""
-        ...
 
     def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
         """Yield the rows; those up to `after_id` may be left out.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chain_verifier.checks.neighbours import first_of_each_kind
-from chain_verifier.checks.published import PublishedTopic, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
@@ -16,6 +16,7 @@ from chain_verifier.checks.topic_frames import (
     REPEATED,
     SIGNED,
     FrameKeys,
+    TopicRecord,
     events_of,
     header_of,
     standing_of,
@@ -52,7 +53,6 @@ class LocalTopicTable(PublishedTopic):
     ) -> None:
         self.name = source.name
         self.chain_id = chain_id
-        self.may_lack: Ranges = () if database is None else database.skips()
         self._database = database
         self._head = None if database is None else database.head
         topic, partition = place_of(source, chain_id, self._head)
@@ -67,6 +67,7 @@ class LocalTopicTable(PublishedTopic):
             for page in self._reader.pages():
                 for record in self._judged(page):
                     self._log.take(record)
+            self.may_lack: Ranges = () if database is None else database.skips()
         except BaseException:
             self.close()
             raise

@@ -25,9 +25,10 @@ from chain_verifier.repair.survey import (
     BatchEnd,
     Damaged,
     Hole,
-    Pieces,
+    Piece,
     Repair,
     Survey,
+    add_piece,
     batch_piece,
     left_range,
     place_after,
@@ -81,21 +82,19 @@ class SourceMatching:
         """
         self.head = head
         """After `repairs`, the head that they lead to."""
-        self.written = Pieces()
-        self.left = Pieces(survey.left)
+        self.written: list[Piece] = []
+        self.left = list(survey.left)
+        self.notes: list[str] = []
+        """What should be known of the source, once it was read."""
         self._survey = survey
         self._stored_head = head
         self._chain_id = chain_id
         self._source = source
         self._open = dict(survey.damaged)
         self._faults: dict[int, str] = {}
-        self._holes = survey.holes
-        self._spans = sorted(
-            [
-                *((each.before.id, each.stored.entry.last_id) for each in self._open.values()),
-                *((hole.before.id, hole.end_id) for hole in self._holes),
-            ]
-        )
+        spans = [(each.before.id, each.stored.entry.last_id) for each in self._open.values()]
+        spans += [(hole.before.id, hole.end_id) for hole in survey.holes]
+        self._spans = sorted(spans)
         self._held: dict[int, list[Offer]] = {}
         self._held_rows = 0
         self._is_full = False
@@ -118,7 +117,8 @@ class SourceMatching:
         for a source that knows only rows.
         """
         entries = [damaged.stored.entry for damaged in self._survey.damaged.values()]
-        entries += [hole.following.entry for hole in self._holes if hole.following is not None]
+        following = [hole.following for hole in self._survey.holes if hole.following is not None]
+        entries += [each.entry for each in following]
         return sorted((entry.prev_last_id, entry.last_id) for entry in entries)
 
     def disown(self, after_id: int, until_id: int, why: str) -> None:
@@ -133,19 +133,28 @@ class SourceMatching:
         Entries come in an order in which each finds the one before it.
         """
         for repair in self._found(offers):
-            self.written.add_repair(repair)
+            add_piece(self.written, batch_piece(repair.what, repair.entry))
             self._settle(repair)
             yield repair
-        self._leave_open()
-        self._leave_unmet()
+        for pid, damaged in sorted(self._open.items()):
+            why = self._faults.get(pid, f"{self._source} does not have its rows")
+            add_piece(self.left, batch_piece("left", damaged.stored.entry, why))
+        for at_id in sorted(self._unmet):
+            if at_id > self.head.id:
+                why = "the chain ends before the row whose seal was verified or kept"
+                self._leave(self.head.id, at_id, why)
+            else:
+                why = "no batch ends here under the seal that was verified or kept: rewritten"
+                self._leave(at_id, at_id, why)
 
     def _found(self, offers: Iterable[Offer]) -> Iterator[Repair]:
-        yield from self._survey.repairs
         for offer in offers:
-            repair = self._take(offer)
-            if repair is not None:
+            damaged = self._open.get(offer.rows[0][1])
+            if damaged is None:
+                self._keep(offer)
+            elif (repair := self._repair_of(damaged, offer)) is not None:
                 yield repair
-        for hole in self._holes:
+        for hole in self._survey.holes:
             yield from self._bridge(hole)
         if self._may_extend:
             yield from self._tail()
@@ -161,23 +170,11 @@ class SourceMatching:
         following = self._open.get(place.id)
         if following is None:
             return
-        if following.stored.follows_from(place.seal):
+        is_of_head = following.head_seal in (None, following.stored.entry.seal)
+        if is_of_head and following.stored.follows_from(place.seal):
             del self._open[place.id]
         else:
             self._open[place.id] = replace(following, before=place)
-
-    def _take(self, offer: Offer) -> Repair | None:
-        """Return the repair of a batch whose entry is stored, if the offer proves one; keep others
-        until all offers are there.
-        """
-        pid = offer.rows[0][1]
-        damaged = self._open.get(pid)
-        if damaged is not None:
-            return self._repair_of(damaged, offer)
-        is_in_hole = any(hole.before.id <= pid < hole.end_id for hole in self._holes)
-        if pid >= self._stored_head.id or is_in_hole:
-            self._keep(pid, offer)
-        return None
 
     # -- a batch whose entry is stored ---------------------------------------------------------
 
@@ -228,8 +225,12 @@ class SourceMatching:
 
     # -- batches whose entries are missing -----------------------------------------------------
 
-    def _keep(self, pid: int, offer: Offer) -> None:
+    def _keep(self, offer: Offer) -> None:
         """Hold a batch until it is known whether it leads anywhere; what is signed comes first."""
+        pid = offer.rows[0][1]
+        is_in_hole = any(hole.before.id <= pid < hole.end_id for hole in self._survey.holes)
+        if pid < self._stored_head.id and not is_in_hole:
+            return
         offers = self._held.setdefault(pid, [])
         if any((each.seal, each.is_signed) == (offer.seal, offer.is_signed) for each in offers):
             return
@@ -244,33 +245,28 @@ class SourceMatching:
         """Yield the batches of the source that follow each other from `before`."""
         place = before
         while until_id is None or place.id < until_id:
-            found = next(self._next(place), None)
-            if found is None:
+            held = ((self._whole(place, offer), offer) for offer in self._held.get(place.id, ()))
+            entry, offer = next((each for each in held if each[0] is not None), (None, None))
+            if entry is None or offer is None:
                 return
-            entry, offer = found
             yield Repair(before=place, entry=entry, was=None, rows=offer.rows), offer
             place = place_after(entry)
-
-    def _next(self, place: BatchEnd) -> Iterator[tuple[SealedBatch, Offer]]:
-        for offer in self._held.get(place.id, ()):
-            entry = self._whole(place, offer)
-            if entry is not None:
-                yield entry, offer
 
     def _bridge(self, hole: Hole) -> list[Repair]:
         """Return the batches that lead over a hole; none unless they arrive at its end."""
         path = [repair for repair, _ in self._path(hole.before, hole.until_id)]
         place = place_after(path[-1].entry) if path else hole.before
-        landing = self._landing(hole, place)
-        if landing is None:
-            self._leave(hole, place)
-            return []
-        return [*path, *landing]
+        landing = self._landing(hole, place) if place.id == hole.until_id else None
+        if landing is not None:
+            return [*path, *landing]
+        why = self._no_batch_after(place)
+        if place.id >= hole.until_id:
+            why = f"the batches of {self._source} do not lead to the seal after {hole.end_id}"
+        self._leave(hole.before.id, hole.end_id, why)
+        return []
 
     def _landing(self, hole: Hole, place: BatchEnd) -> list[Repair] | None:
         """Return what is to be done with the batch after a hole; None if it does not fit."""
-        if place.id != hole.until_id:
-            return None
         following = hole.following
         if following is None:
             self._may_extend = self._has_tail and place.seal == hole.head_seal
@@ -283,16 +279,13 @@ class SourceMatching:
                 return [Repair(before=place, entry=entry, was=entry, rows=offer.rows)]
         return None
 
-    def _leave(self, hole: Hole, place: BatchEnd) -> None:
-        why = self._no_batch_after(place)
-        if place.id >= hole.until_id:
-            why = f"the batches of {self._source} do not lead to the seal after {hole.end_id}"
-        self.left.add(left_range(hole.before.id, hole.end_id, why))
-
     def _no_batch_after(self, place: BatchEnd) -> str:
         if self._is_full:
             return f"more than {HELD_ROWS_MAX:,} rows at once: repair once more"
         return f"{self._source} has no batch after {place.id} whose seal fits"
+
+    def _leave(self, after_id: int, until_id: int, why: str) -> None:
+        add_piece(self.left, left_range(after_id, until_id, why))
 
     # -- after the head ------------------------------------------------------------------------
 
@@ -305,37 +298,17 @@ class SourceMatching:
             if is_signed or self._is_kept(repair.entry):
                 proven, is_signed = len(path), True
         yield from path[:proven]
-        self._leave_tail(path[proven:])
-
-    def _leave_tail(self, unproven: Sequence[Repair]) -> None:
         head = self.head
         beyond = [each for pid, held in self._held.items() if pid >= head.id for each in held]
-        if unproven:
-            until_id = unproven[-1].entry.last_id
-            self.left.add(left_range(head.id, until_id, f"nobody whom we know signed it: {_KEPT}"))
+        if path[proven:]:
+            until_id = path[-1].entry.last_id
+            self._leave(head.id, until_id, f"nobody whom we know signed it: {_KEPT}")
         elif beyond:
             until_id = max(offer.rows[-1][0] for offer in beyond)
-            self.left.add(left_range(head.id, until_id, self._no_batch_after(head)))
+            self._leave(head.id, until_id, self._no_batch_after(head))
         if self._disowned is not None and self._disowned[1] > head.id:
             after_id, until_id, why = self._disowned
-            self.left.add(left_range(max(after_id, head.id), until_id, why))
-
-    # -- what is left --------------------------------------------------------------------------
-
-    def _leave_open(self) -> None:
-        lacking = f"{self._source} does not have its rows"
-        for pid, damaged in sorted(self._open.items()):
-            why = self._faults.get(pid, lacking)
-            self.left.add(batch_piece("left", damaged.stored.entry, why))
-
-    def _leave_unmet(self) -> None:
-        for at_id in sorted(self._unmet):
-            if at_id > self.head.id:
-                why = "the chain ends before the row whose seal was verified or kept"
-                self.left.add(left_range(self.head.id, at_id, why))
-            else:
-                why = "no batch ends here under the seal that was verified or kept: rewritten"
-                self.left.add(left_range(at_id, at_id, why))
+            self._leave(max(after_id, head.id), until_id, why)
 
 
 def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime:

@@ -21,7 +21,6 @@ import asyncio
 import io
 import os
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -35,7 +34,7 @@ from chain_kernel.sql import OWNER, load_sql
 from chain_kernel.text import counted
 from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
 from chain_verifier.repair.matching import SourceMatching
-from chain_verifier.repair.offers import Offers, RepairSource, open_offers
+from chain_verifier.repair.offers import RepairSource, open_offers
 from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
 from chain_verifier.server import connection_to
 from chain_verifier.stored_chain import StoredChain
@@ -80,12 +79,10 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     chain: int
     source: str
     batches: int
-    """All that are written, however many are listed."""
     rows: int
+    """All that are written."""
     written: tuple[Piece, ...]
     left: tuple[Piece, ...]
-    left_count: int
-    """All ranges that are left, however many are listed."""
     head: int
     head_after: int
     """The head once it is done; above `head` where rows are added after it."""
@@ -119,7 +116,8 @@ def repair_chain(
         if plan.batches and not request.is_dry_run:
             act_id = work.write(plan)
         elif plan.batches and plan.moves_head:
-            work.require_no_leader()
+            with _working_on(request) as (run, connection):
+                run(_require_no_leader(connection, request.chain_id))
         return RepairOutcome(plan=plan, act_id=act_id)
 
 
@@ -132,7 +130,8 @@ class _RepairWork:
         self._request = request
         self._progress = progress
         self._extents: dict[int, int] = {}
-        chain_id, source = request.chain_id, request.source
+        """By partition, a row that is written there."""
+        chain_id, source, kept = request.chain_id, request.source, request.kept_seals
         database = DatabaseSource(
             database=request.database, connect_seconds=request.connect_seconds
         )
@@ -140,31 +139,27 @@ class _RepairWork:
         # The source before the head: what a leader adds meanwhile is then not in the source. What
         # the source has after the head was lost.
         with closing(StoredChain(database, chain_id)) as table:
-            has_kept = bool(request.kept_seals)
-            self._offers: Offers = open_offers(source, chain_id, table.head, has_kept=has_kept)
-        opened.callback(self._offers.close)
+            head = table.head
+            self._offers = open_offers(source, chain_id, head, opened, has_kept=bool(kept))
         progress("comparing the chain with its seals")
         # Entries and marks before the head, too: those of a living leader are then never after it.
-        self._start, self._marks = asyncio.run(_read_known(request))
+        self._start, seals = asyncio.run(_read_known(request))
         with closing(StoredChain(database, chain_id)) as table:
             self._keys: FrameKeys = table.frame_keys()
-            self._survey = self._look(table)
+            self._survey = self._look(table, seals | {each.id: each.seal for each in kept})
             self._head = replace(self._survey.at, id=table.head.last_id, seal=table.head.seal)
 
-    def _look(self, table: StoredChain) -> Survey:
-        start = self._start
-        fields = {name: start[name] for name in ("seal", "epoch", "committed_at")}
-        place = BatchEnd(id=start["last_id"], **fields)
-        known = {mark["until_id"]: mark["seal"] for mark in self._marks}
-        known |= {kept.id: kept.seal for kept in self._request.kept_seals}
-        survey = Survey(place, known)
+    def _look(self, table: StoredChain, kept: dict[int, bytes]) -> Survey:
+        fields = {name: self._start[name] for name in ("seal", "epoch", "committed_at")}
+        begin_id, last_id = self._start["last_id"], self._start["last_entry_id"]
+        survey = Survey(BatchEnd(id=begin_id, **fields), kept)
         for row in table.sealed():
-            if row["id"] > place.id:
+            if row["id"] > begin_id:
                 survey.take(stored_batch(row))
         survey.end(table.head.last_id, table.head.seal)
-        if start["last_entry_id"] > table.head.last_id:
+        if last_id > table.head.last_id:
             why = "the database has entries of batches after its head"
-            survey.left.add(left_range(table.head.last_id, start["last_entry_id"], why))
+            survey.left.append(left_range(table.head.last_id, last_id, why))
         return survey
 
     def plan(self) -> RepairPlan:
@@ -172,27 +167,24 @@ class _RepairWork:
         matching = self._matching()
         for each in self._repairs(matching):
             if each.rows is not None:
-                self._extents[each.entry.last_id // self._start["partition_ids"]] = (
-                    each.entry.last_id
-                )
+                last_id = each.entry.last_id
+                self._extents[last_id // self._start["partition_ids"]] = last_id
+        return self._plan_of(matching)
+
+    def _plan_of(self, matching: SourceMatching) -> RepairPlan:
+        was, now = self._head, matching.head
         return RepairPlan(
             chain=self._request.chain_id,
             source=self._request.source.name,
-            batches=matching.written.batches,
-            rows=matching.written.rows,
-            written=tuple(matching.written.listed),
-            left=tuple(matching.left.listed),
-            left_count=matching.left.count,
-            head=self._head.id,
-            head_after=matching.head.id,
-            moves_head=self._moves(matching),
-            notes=self._offers.notes(),
+            batches=sum(piece.batches for piece in matching.written),
+            rows=sum(piece.rows for piece in matching.written),
+            written=tuple(matching.written),
+            left=tuple(matching.left),
+            head=was.id,
+            head_after=now.id,
+            moves_head=(was.id, was.seal) != (now.id, now.seal),
+            notes=tuple(matching.notes),
         )
-
-    def require_no_leader(self) -> None:
-        """Raise RetryError for a living leader, so that a dry run ends as the act would."""
-        with _working_on(self._request) as (run, connection):
-            run(_require_no_leader(connection, self._request.chain_id))
 
     def write(self, plan: RepairPlan) -> int:
         """Write what the plan has, and return the act that records it."""
@@ -208,22 +200,14 @@ class _RepairWork:
             matching = self._matching()
             for each in self._repairs(matching):
                 run(_write(connection, self._request.chain_id, each))
-            self._require_planned(plan, matching)
+            if self._plan_of(matching).written != plan.written:
+                text = f"{plan.source} has changed while it was read: repair once more"
+                raise RetryError(text)
             if leader is not None:
                 run(_move_head(connection, self._request, leader, self._head, matching.head))
             act_id: int = run(_record(connection, self._request, plan))
             run(transaction.commit())
         return act_id
-
-    def _moves(self, matching: SourceMatching) -> bool:
-        was, now = self._head, matching.head
-        return (was.id, was.seal) != (now.id, now.seal)
-
-    def _require_planned(self, plan: RepairPlan, matching: SourceMatching) -> None:
-        """Refuse to write another thing than was shown: the source may have changed."""
-        written = (matching.written.batches, matching.written.rows, matching.head.id)
-        if written != (plan.batches, plan.rows, plan.head_after):
-            raise RetryError(f"{plan.source} has changed while it was read: repair once more")
 
     def _matching(self) -> SourceMatching:
         return SourceMatching(
@@ -236,11 +220,11 @@ class _RepairWork:
 
     def _repairs(self, matching: SourceMatching) -> Iterator[Repair]:
         self._progress(f"reading {self._request.source.name}")
-        return matching.repairs(self._offers.batches(matching, self._keys))
+        return matching.repairs(self._offers(matching, self._keys))
 
 
-async def _read_known(request: RepairRequest) -> tuple[Any, list[Any]]:
-    """Return where the chain begins, and the seals that were verified."""
+async def _read_known(request: RepairRequest) -> tuple[Any, dict[int, bytes]]:
+    """Return where the chain begins, and the seals that were verified by the rows they are of."""
     async with request.connection() as connection, connection.transaction():
         if not request.is_dry_run:
             await connection.execute(SQL["as_owner"])  # who may not act learns it before the work
@@ -249,7 +233,7 @@ async def _read_known(request: RepairRequest) -> tuple[Any, list[Any]]:
     if start is None:
         field = f"genesis of chain {request.chain_id}"
         raise InputError(field, None, "the entry with which the chain begins: restore a backup")
-    return start, marks
+    return start, {mark["until_id"]: mark["seal"] for mark in marks}
 
 
 @contextmanager
@@ -367,13 +351,12 @@ async def _move_head(
 
 
 async def _record(connection: Connection, request: RepairRequest, plan: RepairPlan) -> int:
-    named = [f"{each.what} after {each.after_id} up to {each.until_id}" for each in plan.written]
-    more = ", ..." if len(named) > _RANGES_NAMED else ""
+    pieces = plan.written[:_RANGES_NAMED]
+    named = ", ".join(f"{one.what} after {one.after_id} up to {one.until_id}" for one in pieces)
     what = f"{counted(plan.batches, 'batch')}, {counted(plan.rows, 'row')} from {plan.source}"
-    detail = f"{what}: {', '.join(islice(named, _RANGES_NAMED))}{more}"
+    detail = f"{what}: {named}{', ...' if len(plan.written) > len(pieces) else ''}"
     if plan.moves_head:
         detail += f"; head {plan.head} -> {plan.head_after}"
-    act_id: int = await connection.fetchval(
-        SQL["record_act"], request.chain_id, request.actor, request.reason, detail
-    )
+    values = (request.chain_id, request.actor, request.reason, detail)
+    act_id: int = await connection.fetchval(SQL["record_act"], *values)
     return act_id

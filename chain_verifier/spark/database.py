@@ -66,7 +66,7 @@ _ROWS_A_CONNECTION: Final = 50_000
 """A second connection costs more than it saves below this many rows."""
 
 _SEALED_PARTS: Final = 64
-"""Parts in which seals are recomputed: the steps of a bar, and what a failed task repeats."""
+"""Parts in which seals are recomputed: what a failed task repeats."""
 
 
 class DatabaseTable(DatabaseFacts):

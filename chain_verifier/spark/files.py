@@ -59,6 +59,7 @@ class JournalTable:
     """The rows of one journal, as it was when it was opened: what is appended later is left out."""
 
     has_positions: Final = True
+    may_lack: Final = ()
 
     def __init__(self, spark: SparkSession, source: JournalSource) -> None:
         self.name = source.name
@@ -144,6 +145,7 @@ class ParquetTable:
     """The rows of one file or folder. The order of rows means nothing here: only ids count."""
 
     has_positions: Final = False
+    may_lack: Final = ()
 
     def __init__(self, spark: SparkSession, source: ParquetSource) -> None:
         self.name = source.name

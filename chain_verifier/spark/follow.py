@@ -27,21 +27,20 @@ from chain_verifier.checks.published import place_of
 from chain_verifier.checks.topic_frames import (
     FORGED,
     SIGNED,
-    ArrivedFrame,
-    FrameHead,
     TopicFollower,
+    TopicRecord,
     WalkState,
 )
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.published_reader import bounds_of
+from chain_verifier.spark.comparison import by_id, findings_of, pairs_of
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
-from chain_verifier.spark.source_check import by_id, findings_of, pairs_of
 from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
     STANDING,
-    bounds_of,
     heads_decoder,
     is_genuine,
     rows_decoder,
@@ -137,6 +136,12 @@ class FollowLog:
         return step
 
 
+_FRAME: Final = (
+    "offset", "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch", "sender",
+    "batch_epoch",
+)  # fmt: skip
+"""What is read of a frame."""
+
 FRAMES_A_STEP: Final = 500
 """Maximum number of records per micro-batch: they are judged on the driver, and their rows are read
 from the database at once."""
@@ -204,7 +209,7 @@ class Follower:
         self._database = DatabaseTable(spark, database, chain_id)
         self._topic, self._partition = place_of(topic, chain_id, self._database.head)
         self._options = spark_kafka_options(KafkaConfig.of(topic.kafka))
-        bounds = bounds_of(spark, topic, self._topic, self._partition)
+        bounds = bounds_of(topic, self._topic, self._partition)
         self._log = FollowLog(folder, chain_id)
         step = self._log.step
         self._boundary_id = self._database.head.boundary_id
@@ -289,7 +294,11 @@ class Follower:
 
     def _judged(self, records: DataFrame) -> list[Finding]:
         found = self._frames_in(records)
-        true_frames = [_arrived(row) for row in found if row["is_genuine"]]
+        true_frames = [
+            TopicRecord(**{name: row[name] for name in _FRAME})
+            for row in found
+            if row["is_genuine"]
+        ]
         self._floor = max((r["anchor_id"] for r in found if r["is_genuine"]), default=self._floor)
         placed = self._topic_follower.take(true_frames, self._database.skips())
         forged = frozenset(
@@ -316,8 +325,7 @@ class Follower:
         batches = self._database.batches().where(F.col("anchor_id") >= floor)
         joined = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
         genuine = F.coalesce(is_genuine(), F.lit(False)).alias("is_genuine")
-        names = [*FrameHead.__struct_fields__, "is_heartbeat", "anchor_id", "batch_epoch", "sender"]
-        return joined.select(*names, genuine).orderBy("offset").collect()
+        return joined.select(*_FRAME, "anchor_id", genuine).orderBy("offset").collect()
 
     def _differences(self, records: DataFrame, forged: frozenset[int]) -> list[Finding]:
         """Compare the rows of all frames, true or forged, with the same rows of the database."""
@@ -346,10 +354,3 @@ class Follower:
         pairs = pairs_of(by_id(rows), by_id(there))
         wrong = pairs.where(F.col("kind") != Kind.LACKING.value)
         return list(findings_of(wrong, self._source, self._database.name).kept)
-
-
-def _arrived(row: Row) -> ArrivedFrame:
-    frame = FrameHead(**{name: row[name] for name in FrameHead.__struct_fields__})
-    is_heartbeat = row["is_heartbeat"]
-    epoch = None if is_heartbeat else row["batch_epoch"]
-    return ArrivedFrame(frame=frame, is_heartbeat=is_heartbeat, batch_epoch=epoch)

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-    from pyspark import StatusTracker
-
     SignalHandler = Callable[[int, FrameType | None], object]
-    ShowStages = Callable[[int, int], None]
 
 MAJOR_MIN: Final = 17
 """Spark 4 does not start below it."""
@@ -94,44 +91,6 @@ def kafka_connector() -> str:
 def packages_for(*, kafka: bool) -> tuple[str, ...]:
     """Return what a verification needs; a topic also needs the Kafka connector: a slower start."""
     return (POSTGRESQL_JDBC, kafka_connector()) if kafka else (POSTGRESQL_JDBC,)
-
-
-LOOK_SECONDS: Final = 0.25
-"""How often Spark is asked: a progress bar is for the eye."""
-
-
-@contextmanager
-def watched_stages(spark: SparkSession, report: ShowStages | None) -> Iterator[None]:
-    """While the block runs, call `report` with the tasks of the running stages: done, and
-    in all.
-
-    A separate thread reports it; without `report`, nothing is read from Spark.
-    """
-    if report is None:
-        yield
-        return
-    ended = threading.Event()
-    tracker = spark.sparkContext.statusTracker()
-    watcher = threading.Thread(
-        target=_watch, args=(tracker, report, ended), name="spark-stages", daemon=True
-    )
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _watch(tracker: StatusTracker, report: ShowStages, ended: threading.Event) -> None:
-    # A Java process that died is reported by the caller that waits for its answer.
-    with suppress(Py4JError, OSError):
-        while not ended.wait(LOOK_SECONDS):
-            infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            found = [info for info in infos if info is not None]
-            if found:
-                done = sum(info.numCompletedTasks for info in found)
-                report(done, sum(info.numTasks for info in found))
 
 
 LOCAL_MASTER: Final = "local[*]"

@@ -1,8 +1,5 @@
 """Checks one source against the theorem, and names what is wrong where it does not hold.
 
-`node_hash` is the keyed hash of a node, as Spark's `xxhash64(key, node)` gives it, for the few
-nodes that the driver adds to the sums of the executors. It is pure.
-
 The first look at a source checks whether its rows are one path as a whole: one sum over all rows,
 without buckets. Most chains are one path, and then there is nothing to locate. Else parts of the
 source are read again: the rows of buckets, the rows that no bucket can hold, and the rows of a file
@@ -52,46 +49,11 @@ from chain_verifier.verification import CONTENT, ScannedSource, link_faults, req
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.spark.table import Table
     from chain_verifier.verification import ScanPlan
-
-
-_BITS: Final = 64
-_MASK: Final = 2**_BITS - 1
-_PRIMES: Final = (
-    0x9E3779B185EBCA87,
-    0xC2B2AE3D27D4EB4F,
-    0x165667B19E3779F9,
-    0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)
-"""The five of XXH64."""
-
-_SPARK_SEED: Final = 42
-_LONG_BYTES: Final = 8
-
-
-def node_hash(key: int, node: int) -> int:
-    """Return the hash of `node` under `key`, both 64 bits wide, as a number from 0 to 2^64 - 1."""
-    return _hash_long(node, _hash_long(key, _SPARK_SEED))
-
-
-def _hash_long(value: int, seed: int) -> int:
-    """XXH64 of the eight bytes of `value`."""
-    p1, p2, p3, p4, p5 = _PRIMES
-    mixed = (_rotated((value * p2) & _MASK, 31) * p1) & _MASK
-    found = ((seed + p5 + _LONG_BYTES) & _MASK) ^ mixed
-    found = (_rotated(found, 27) * p1 + p4) & _MASK
-    found = ((found ^ (found >> 33)) * p2) & _MASK
-    found = ((found ^ (found >> 29)) * p3) & _MASK
-    return found ^ (found >> 32)
-
-
-def _rotated(value: int, bits: int) -> int:
-    return ((value << bits) | (value >> (_BITS - bits))) & _MASK
 
 
 _PARTS: Final = ("surplus_low", "surplus_middle", "surplus_high")
@@ -112,10 +74,10 @@ def whole_chain(paths: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
     None means that this is not proven: the rows must be looked at in buckets. Without a row, the
     result is None, too.
     """
-    has_rows = ROWS in paths.columns
-    sums = _sums(horizon, has_rows=has_rows)
-    found = looked_at(with_key(paths, key), horizon).agg(*sums).collect()[0]
-    if not found["rows"] or found["sound"] != found["rows"] or not _is_balanced(found, key):
+    sums = _sums(horizon, has_rows=ROWS in paths.columns)
+    summed = looked_at(with_key(paths, key), horizon).agg(*sums)
+    found = summed.withColumn("is_balanced", _is_balanced()).collect()[0]
+    if not found["rows"] or found["sound"] != found["rows"] or not found["is_balanced"]:
         return None
     bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
     return bucket if is_one_path([bucket], horizon) else None
@@ -136,37 +98,31 @@ def _sums(horizon: Horizon, *, has_rows: bool) -> list[Column]:
     is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & (F.col("chain_id") == horizon.chain_id)
     # A NULL counts as not sound, so that no NULL can hide from the sums.
     is_sound = is_own & (pid < row_id)
-    entering, leaving = F.xxhash64(KEY, "pid"), F.xxhash64(KEY, "id")
+    surpluses = zip(_PARTS, _parts_of("id"), _parts_of("pid"), strict=True)
     return [
+        F.max(KEY).alias(KEY),
         (F.sum(ROWS) if has_rows else F.count(F.lit(1))).alias("rows"),
         (F.sum(F.when(is_sound, F.col(ROWS))) if has_rows else F.count_if(is_sound)).alias("sound"),
         F.min("first_id" if has_rows else "id").alias("first_id"),
         F.max("id").alias("last_id"),
         F.min("pid").alias("pid"),
-        *(F.sum(surplus).alias(name) for name, surplus in _surpluses(leaving, entering)),
+        *(F.sum(leaving - entering).alias(name) for name, leaving, entering in surpluses),
     ]
 
 
-def _surpluses(leaving: Column, entering: Column) -> list[tuple[str, Column]]:
-    pairs = zip(_PARTS, _parts_of(leaving), _parts_of(entering), strict=True)
-    return [(name, leave - enter) for name, leave, enter in pairs]
-
-
-def _parts_of(hashed: Column) -> list[Column]:
+def _parts_of(node: str) -> list[Column]:
+    """Return the parts of the hash of the node in a column."""
+    hashed = F.xxhash64(KEY, node)
     low, middle, high = (F.shiftrightunsigned(hashed, shift) for shift in _SHIFTS)
     return [low.bitwiseAND(F.lit(_PART_MASK)), middle.bitwiseAND(F.lit(_PART_MASK)), high]
 
 
-def _is_balanced(found: Row, key: int) -> bool:
+def _is_balanced() -> Column:
     """Return whether ids plus {lowest pid} equal pids plus {highest id}, by all sums."""
-    leave, enter = node_hash(key, found["last_id"]), node_hash(key, found["pid"])
-    due = [_part(leave, shift) - _part(enter, shift) for shift in _SHIFTS]
-    return [found[name] for name in _PARTS] == due
-
-
-def _part(hashed: int, shift: int) -> int:
-    part = hashed >> shift
-    return part if shift == _SHIFTS[-1] else part & _PART_MASK
+    balanced = F.lit(True)
+    for name, leave, enter in zip(_PARTS, _parts_of("last_id"), _parts_of("pid"), strict=True):
+        balanced = balanced & (F.col(name) == leave - enter)
+    return balanced
 
 
 def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
@@ -237,7 +193,7 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
 
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
     opener = RowOpener(table.rows, horizon, how.key)
-    return link_faults(table.name, buckets, horizon, opener, how.leaf_bits)
+    return link_faults(table, buckets, horizon, opener, how.leaf_bits)
 
 
 def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
@@ -376,155 +332,3 @@ def _highest_of_blocks_before(firsts: DataFrame) -> Column:
         )
         before = block["id"] if before is None else max(before, block["id"])
     return highest
-
-
-# -- two sources against each other ----------------------------------------------------------------
-#
-# Two sources are compared row by row only where their fingerprints differ. Equal keys may be
-# anywhere; the sequencer would have answered the second row of a key with the first.
-
-_COMPARED: Final = tuple(name for name in CONTENT if name not in ("chain_id", "id"))
-
-
-def compare(
-    table: Table,
-    base: Table,
-    differing: Sequence[Bucket],
-    horizon: Horizon,
-    skips: Sequence[tuple[int, int]] = (),
-) -> Findings:
-    """Return what `table` lacks, has in surplus, or holds otherwise in the `differing` buckets."""
-    with as_broken(f"{table.name} against {base.name}"):
-        here = by_id(in_buckets(placed(table.rows, horizon), differing))
-        there = by_id(in_buckets(placed(base.rows, horizon), differing))
-        pairs = pairs_of(here, there)
-        for after, until in skips:
-            is_skipped = (F.col("id") > after) & (F.col("id") <= until)
-            pairs = pairs.where(~((F.col("kind") == Kind.LACKING.value) & is_skipped))
-        return findings_of(pairs, table.name, base.name)
-
-
-def forged_findings(name: str, forged: DataFrame, base: Table, horizon: Horizon) -> Findings:
-    """Return the rows of forged frames that `base` does not hold, or holds with other content."""
-    here = by_id(forged.distinct())
-    there = base.rows.where(F.col("chain_id") == horizon.chain_id)
-    with as_broken(f"{name} against {base.name}"):
-        pairs = pairs_of(here, by_id(there.join(here.select("id"), "id", "left_semi")))
-        return findings_of(pairs.where(F.col("kind") != Kind.LACKING.value), name, base.name)
-
-
-def findings_of(pairs: DataFrame, source: str, against: str) -> Findings:
-    """Return `pairs` as findings of `source`; all are counted, the first of each kind are kept."""
-    return sampled_rows(finding_frame(pairs, source=source, against=against))
-
-
-def by_id(rows: DataFrame) -> DataFrame:
-    """Return one row per id: how often it occurs, and its lowest and highest content."""
-    content = F.struct(*_COMPARED)
-    return rows.groupBy("id").agg(
-        F.count(F.lit(1)).alias("times"),
-        F.min(content).alias("lowest"),
-        F.max(content).alias("highest"),
-    )
-
-
-def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
-    """Return the ids at which the two differ, with the kind of difference and the lowest pid there.
-
-    The pid is that of the base, but for a row in surplus.
-    """
-    joined_findings = here.alias("h").join(there.alias("t"), "id", "full_outer")
-    own, base = (F.coalesce(F.col(f"{side}.times"), F.lit(0)) for side in "ht")
-    kind = (
-        F.when(own < base, Kind.LACKING.value)
-        .when(own > base, Kind.SURPLUS.value)
-        .when(_differs(), Kind.DIFFERING.value)
-    )
-    columns = F.array_compact(F.array(*map(_name_if_other, _COMPARED)))
-    named = F.when(own == base, columns)
-    pid = F.when(own > base, F.col("h.lowest.pid")).otherwise(F.col("t.lowest.pid"))
-    compared = joined_findings.select(
-        "id", pid.alias("pid"), kind.alias("kind"), named.alias("columns")
-    )
-    return compared.where(F.col("kind").isNotNull())
-
-
-def _differs() -> Column:
-    lowest = F.col("h.lowest").eqNullSafe(F.col("t.lowest"))
-    return ~(lowest & F.col("h.highest").eqNullSafe(F.col("t.highest")))
-
-
-def _name_if_other(name: str) -> Column:
-    lowest = F.col(f"h.lowest.{name}").eqNullSafe(F.col(f"t.lowest.{name}"))
-    highest = F.col(f"h.highest.{name}").eqNullSafe(F.col(f"t.highest.{name}"))
-    return F.when(~(lowest & highest), F.lit(name))
-
-
-_PARTITION_IDS: Final = 2_000_000
-"""Ids per part of the shuffle: about 100 MB of keys, which a task sorts in its memory."""
-
-_PARTITIONS_MAX: Final = 1_000
-"""Parts of the shuffle of a chain whose ids skip widely, or whose span is not known."""
-
-_CLIENT_KEY: Final = r"(?s)\A.+#(0|[1-9][0-9]*)\z"
-"""What `chain_kernel.model` splits, except for numbers that are too large."""
-
-
-def repeated_keys(table: Table, horizon: Horizon, window_rows: int, bits: int) -> Findings:
-    """Return the rows whose key an earlier row has, each with the nearest such row.
-
-    A free-form key may repeat once `window_rows` rows lie between; a client's number never.
-    Raises SourceBroken.
-    """
-    with as_broken(table.name):
-        rows = placed(table.rows, horizon).select("id", "key")
-        pairs = _pairs(rows, table.span).persist()
-        try:
-            is_near = _is_of_client() | (F.col("id") - F.col("before_id") <= window_rows)
-            found, far = pairs.where(is_near), pairs.where(~is_near)
-            if not far.isEmpty():
-                # Ids skip numbers, so few rows may lie between two ids that are far apart.
-                found = found.unionByName(_within(far, _places(rows, bits), window_rows))
-            repeated = found.select("id", F.array("before_id", "id").alias("ids"), "key")
-            frame = finding_frame(repeated, kind=Kind.REPEATED_KEY.value, source=table.name)
-            return sampled(frame)
-        finally:
-            pairs.unpersist()
-
-
-def _pairs(rows: DataFrame, span: int | None) -> DataFrame:
-    """Return the rows whose key an earlier row has, and the nearest such row."""
-    parts = _PARTITIONS_MAX if span is None else span // _PARTITION_IDS + 1
-    keyed = rows.where(F.col("key").isNotNull())
-    of_key = Window.partitionBy("key").orderBy("id")
-    ordered = keyed.repartition(min(parts, _PARTITIONS_MAX), "key").withColumn(
-        "before_id", F.lag("id").over(of_key)
-    )
-    # An id that occurs twice is a duplicate, not a second order.
-    return ordered.where(F.col("before_id") != F.col("id"))
-
-
-def _is_of_client() -> Column:
-    number = F.substring_index("key", "#", -1).try_cast("bigint")
-    return F.col("key").rlike(_CLIENT_KEY) & number.isNotNull()
-
-
-def _places(rows: DataFrame, bits: int) -> DataFrame:
-    """Return for each id which row of the chain it is, counted within ranges of 2^bits ids."""
-    ids = rows.select("id").distinct().withColumn("number", F.shiftright("id", bits))
-    nth = F.row_number().over(Window.partitionBy("number").orderBy("id"))
-    before = Window.orderBy("number").rowsBetween(Window.unboundedPreceding, -1)
-    sizes = ids.groupBy("number").agg(F.count(F.lit(1)).alias("size"))
-    offsets = sizes.select(
-        "number", F.coalesce(F.sum("size").over(before), F.lit(0)).alias("offset")
-    )
-    placed_ids = ids.withColumn("nth", nth).join(F.broadcast(offsets), "number")
-    return placed_ids.select("id", (F.col("offset") + F.col("nth")).alias("place"))
-
-
-def _within(pairs: DataFrame, places: DataFrame, window_rows: int) -> DataFrame:
-    """Return the pairs with fewer than `window_rows` rows between."""
-    earlier = places.select(F.col("id").alias("before_id"), F.col("place").alias("before_place"))
-    counted = pairs.join(places, "id").join(earlier, "before_id")
-    near = counted.where(F.col("place") - F.col("before_place") <= window_rows)
-    return near.select(*pairs.columns)

@@ -7,32 +7,33 @@ record batches of (offset, value) in, others out.
 from __future__ import annotations
 
 import json
-import math
-from contextlib import closing, contextmanager
+from contextlib import closing
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.options import java_kafka_options, spark_kafka_options
-from chain_kernel.errors import ConnectError, SourceBroken, TopicError
+from chain_kernel.clients.options import spark_kafka_options
+from chain_kernel.errors import SourceBroken
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, TopicRecord, place_of
+from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
     LATE,
     REPEATED,
     SIGNED,
+    TopicRecord,
     events_of,
     header_of,
     standing_of,
 )
 from chain_verifier.findings import Findings, Kind, joined_findings
-from chain_verifier.spark.errors import as_broken, is_overflow, spark_reason
+from chain_verifier.published_reader import PublishedReader, bounds_of
+from chain_verifier.spark.errors import as_broken, is_overflow
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
@@ -46,58 +47,12 @@ if TYPE_CHECKING:
 
     from chain_kernel.model import Event
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.checks.topic_frames import FrameKeys, FrameMark
+    from chain_verifier.checks.published import Bounds
+    from chain_verifier.checks.topic_frames import FrameKeys, FrameMark, Ranges
     from chain_verifier.config import TopicSource
     from chain_verifier.spark.database import DatabaseTable
 
     Decoder = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-
-
-_BYTES: Final = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-
-
-def bounds_of(spark: SparkSession, source: TopicSource, topic: str, partition: int) -> Bounds:
-    """Return the bounds of a partition. Raises ConnectError, or TopicError if it does not exist."""
-    jvm: Any = spark._jvm
-    with _consumer(jvm, source) as consumer:
-        found = consumer.partitionsFor(topic)
-        numbers = [] if found is None else [one.partition() for one in found]
-        if partition not in numbers:
-            raise TopicError("topic", f"{topic}, partition {partition}", "a topic that exists")
-        place = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
-        places = jvm.java.util.Collections.singletonList(place)
-        return Bounds(
-            first=consumer.beginningOffsets(places).get(place),
-            end=consumer.endOffsets(places).get(place),
-        )
-
-
-@contextmanager
-def _consumer(jvm: Any, source: TopicSource) -> Iterator[Any]:  # noqa: ANN401 - a Java object
-    kafka = KafkaConfig.of(source.kafka)
-    timeout_ms = math.ceil(source.connect_seconds * 1000)
-    settings = {
-        **java_kafka_options(kafka),
-        "client.id": kafka.client_id_of("verifier"),
-        "key.deserializer": _BYTES,
-        "value.deserializer": _BYTES,
-        "allow.auto.create.topics": "false",
-        "default.api.timeout.ms": str(timeout_ms),
-        "request.timeout.ms": str(timeout_ms),
-    }
-    try:
-        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
-        try:
-            yield consumer
-        finally:
-            consumer.close()
-    except (Py4JError, TypeError) as error:
-        reason = spark_reason(error)
-        if not (kafka.is_tls or kafka.is_sasl):
-            # Java waits for a broker that hangs up as it does for a missing one.
-            reason += "; does it ask for TLS or a login? security_protocol is PLAINTEXT"
-        expected = f"a broker that answers ({reason})"
-        raise ConnectError("kafka", kafka.bootstrap_servers, expected) from error
 
 
 HEADS_SCHEMA: Final = (
@@ -208,8 +163,6 @@ def record_reader(source: TopicSource, topic: str, partition: int, bounds: Bound
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        from chain_verifier.published_reader import PublishedReader
-
         types = [pa.int64(), pa.binary()]
         for _ in batches:
             with closing(PublishedReader(source, topic, partition)) as reader:
@@ -256,7 +209,7 @@ class TopicTable(PublishedTopic):
         self._database = database
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
-        self._bounds = bounds_of(spark, source, self._topic, self._partition)
+        self._bounds = bounds_of(source, self._topic, self._partition)
         self._records = self._by_connector
         with as_broken(self.name):
             try:
@@ -269,6 +222,7 @@ class TopicTable(PublishedTopic):
                 self._records = self._by_workers
                 self._log = self._read_frames()
             self._changed = self._changed_repeats()
+            self.may_lack: Ranges = () if database is None else database.skips()
 
     @property
     def rows(self) -> DataFrame:

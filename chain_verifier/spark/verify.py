@@ -7,154 +7,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from chain_kernel.text import silent
-from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
 from chain_verifier.config import (
-    CONNECTIONS_MAX,
     DatabaseSource,
     JournalSource,
     ParquetSource,
     TopicSource,
     require_sound,
 )
-from chain_verifier.findings import Findings, joined_findings
+from chain_verifier.findings import Findings
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
-from chain_verifier.spark import source_check
+from chain_verifier.spark import comparison, source_check
 from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import (
-    finding_frame,
     require_free,
-    sampled_rows,
     write_findings,
 )
-from chain_verifier.spark.session import open_session, watched_stages
+from chain_verifier.spark.keys import repeated_keys
+from chain_verifier.spark.seals import check_seals
+from chain_verifier.spark.session import open_session
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import Report
-    from chain_verifier.spark.session import ShowStages
     from chain_verifier.spark.table import Table
     from chain_verifier.verification import ScanPlan, ShowStep
 
-
-# -- seals -----------------------------------------------------------------------------------------
-
-MISFITS_SCHEMA: Final = (
-    "kind string, id bigint, until_id bigint, pid bigint, ids array<bigint>, count bigint, "
-    "expected_count bigint, epoch bigint, expected_epoch bigint, computed array<binary>"
-)
-"""One row for each thing that is wrong with a batch; `computed` are the seals that its rows gave,
-if they did not give the stored one.
-"""
-
-_MISFIT_COLUMNS: Final = tuple(column.split()[0] for column in MISFITS_SCHEMA.split(", "))
-
-
-def seal_checker(
-    genesis: bytes, twice: Collection[int]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """Return what takes batches sorted by id, each with what is stored of it, and yields one row
-    per misfit: rows that give another seal than the stored one, a batch with another number of
-    rows or another range than it states, an epoch that decreases.
-
-    The batches that end with an id in `twice` end one part, and are repeated before the next part,
-    so that the batches after them are judged by them: they are reported once.
-    """
-
-    def check(record_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        checked = BatchCheck(genesis)
-        for record_batch in record_batches:
-            misfits: list[dict[str, object]] = []
-            for batch in record_batch.to_pylist():
-                is_first = not checked.follows(batch)
-                found = checked.misfits(batch)
-                misfits += [] if is_first and batch["id"] in twice else found
-            yield _arrow(misfits)
-
-    return check
-
-
-def _arrow(misfits: list[dict[str, object]]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    kinds = {"kind": pa.string(), "ids": pa.list_(pa.int64()), "computed": pa.list_(pa.binary())}
-    schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in _MISFIT_COLUMNS])
-    full = [{name: misfit.get(name) for name in _MISFIT_COLUMNS} for misfit in misfits]
-    return pa.RecordBatch.from_pylist(full, schema=schema)
-
-
-_ARROW_ROWS: Final = 10_000
-"""Rows of usual batches that cross to Python at once: a few megabytes."""
-
-_ARROW_BATCHES: Final = 256
-"""Maximum number of batches that cross at once: if they are of uneven sizes, 256 of the largest
-usual ones (5,000 rows) are 150 MB."""
-
-
-def check_seals(
-    spark: SparkSession, table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]
-) -> Findings:
-    """Return every batch whose rows do not give its seal, its count, its range or its epoch.
-
-    Reads every column of every page once, as the seals cover them; nothing is unpacked, sorted or
-    shuffled. `kept` are seals that were exported. Raises SourceBroken.
-    """
-    with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
-        # Few for a whole chain; what is counted and what is shown comes from one look.
-        misfits = _misfits(spark, table, chain_id).persist()
-
-        def computed(last_id: int) -> list[bytes]:
-            of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
-            seals = misfits.where(of_batch).select(F.explode("computed")).collect()
-            return [bytes(seal) for (seal,) in seals]
-
-        try:
-            found = sampled_rows(finding_frame(misfits, source=table.name))
-            ends = gathered(seal_ends(table, chain_id, kept, computed))
-        finally:
-            misfits.unpersist()
-        return joined_findings([found, ends])
-
-
-def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
-    """Check batches against what is stored of them."""
-    batches, ends = table.sealed()
-    connections = min(CONNECTIONS_MAX, spark.sparkContext.defaultParallelism)
-    checker = seal_checker(genesis_of(table, chain_id), frozenset(ends))
-    return batches.coalesce(connections).mapInArrow(checker, MISFITS_SCHEMA)
-
-
-def _records_at_once(table: DatabaseTable) -> int:
-    rows_per_batch = table.head.rows_counted // max(1, table.head.batches_counted)
-    return min(_ARROW_BATCHES, _ARROW_ROWS // max(1, rows_per_batch) + 1)
-
-
-@contextmanager
-def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
-    """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    usual = spark.conf.get(name)
-    spark.conf.set(name, str(count))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, str(usual))
-
-
-# -- one run over one session ----------------------------------------------------------------------
 
 _LONG_RUN_BYTES: Final = 128 * 2**20
 """From this size on, a scan runs long enough for Java's thorough compiler to pay for itself
@@ -165,17 +52,14 @@ def verify(
     request: VerifyRequest,
     session: SparkSession | None = None,
     progress: ShowStep = silent,
-    stages: ShowStages | None = None,
 ) -> Report:
     """Verify the sources of `request`, each alone and then against each other.
 
     Starts Spark, and stops it afterwards, unless a `session` is given. `progress` receives one line
-    per step; `stages` receives, in a separate thread, how many tasks of Spark's running stages are
-    done, and of how many. Raises RefusedError (a source cannot be used, nothing was found out) or
-    SourceBroken (it broke off: nothing is known of the whole). A report means that everything was
-    read.
+    per step. Raises RefusedError (a source cannot be used, nothing was found out) or SourceBroken
+    (it broke off: nothing is known of the whole). A report means that everything was read.
     """
-    with _spark_for([request], session, progress, stages) as (spark, start_seconds):
+    with _spark_for([request], session, progress) as (spark, start_seconds):
         return Verification(request, SparkMode(spark, request), progress).run(start_seconds)
 
 
@@ -183,7 +67,6 @@ def verify_chains(
     chains: Sequence[VerifyRequest | Unverified],
     session: SparkSession | None = None,
     progress: ShowStep = silent,
-    stages: ShowStages | None = None,
 ) -> ChainsReport:
     """Verify several chains, one after the other, in one Spark.
 
@@ -193,7 +76,7 @@ def verify_chains(
     """
     began = time.monotonic()
     requests = [one for one in chains if not isinstance(one, Unverified)]
-    with _spark_for(requests, session, progress, stages) as (spark, start_seconds):
+    with _spark_for(requests, session, progress) as (spark, start_seconds):
 
         def verified(request: VerifyRequest) -> Report:
             progress(f"chain {request.chain_id}")
@@ -212,7 +95,6 @@ def _spark_for(
     requests: Sequence[VerifyRequest],
     session: SparkSession | None,
     progress: ShowStep,
-    stages: ShowStages | None,
 ) -> Iterator[tuple[SparkSession, float]]:
     """Yield a Spark that can read all sources, and how long its start took."""
     require_sound(requests)
@@ -223,8 +105,7 @@ def _spark_for(
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         _require_free(session, folders)
-        with watched_stages(session, stages):
-            yield session, 0.0
+        yield session, 0.0
         return
     progress("starting Spark")
     began = time.monotonic()
@@ -233,8 +114,7 @@ def _spark_for(
     with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
         start_seconds = time.monotonic() - began
         _require_free(own, folders)
-        with watched_stages(own, stages):
-            yield own, start_seconds
+        yield own, start_seconds
 
 
 def _require_free(spark: SparkSession, folders: Iterable[str]) -> None:
@@ -270,7 +150,7 @@ class SparkMode:
             return ParquetTable(self._spark, source)
 
     examine = staticmethod(source_check.examine)
-    compare = staticmethod(source_check.compare)
+    compare = staticmethod(comparison.compare)
 
     def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
         """Return the rows after `head`."""
@@ -283,7 +163,7 @@ class SparkMode:
         return (
             Findings()
             if forged is None
-            else source_check.forged_findings(topic.name, forged, base, horizon)
+            else comparison.forged_findings(topic.name, forged, base, horizon)
         )
 
     def check_seals(self, table: Table, kept: Sequence[KeptSeal]) -> Findings:
@@ -296,7 +176,7 @@ class SparkMode:
         self, table: Table, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
         """Return the rows whose key an earlier row has."""
-        return source_check.repeated_keys(table, horizon, window_rows, how.bits)
+        return repeated_keys(table, horizon, window_rows, how.bits)
 
     def write_findings(self, findings: Findings, folder: str) -> None:
         """Add all `findings` to the files in `folder`."""

@@ -1,4 +1,4 @@
-"""`chainctl config` and `completion`: what is set and by what, and what shells complete."""
+"""`chainctl config`: what is set, and by what."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chainctl.options import (
-    Command,
-    SuggestingGroup,
-    json_option,
-    sourced_settings,
-    uses_settings,
-)
-from chainctl.output import data_json, data_text, table, talk
+from chainctl.options import Group, json_option, sourced_settings, uses_settings
+from chainctl.output import data_json, table, talk
 from chainctl.settings import SETTING_NAMES, shown, unknown_variables
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def config() -> None:
     """What is set, and by what."""
 
@@ -44,21 +38,3 @@ def show(settings: Settings, as_json: bool) -> None:
             for name, value, source in rows
         ]
         table(("setting", "value", "source"), cells)
-
-
-@click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the script with which a shell completes commands, options and their values.
-
-    For bash, put `eval "$(chainctl completion bash)"` into ~/.bashrc, for zsh the same with zsh
-    into ~/.zshrc. For fish, store the script as ~/.config/fish/completions/chainctl.fish.
-    """
-    from click.shell_completion import get_completion_class
-
-    from chainctl.main import COMPLETION_VARIABLE, PROGRAM, cli
-
-    found = get_completion_class(shell)
-    if found is None:
-        raise click.UsageError(f"this version of click completes nothing in {shell}")
-    data_text(found(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())

@@ -1,4 +1,4 @@
-"""`chainctl console`: one page that shows the chains live, and acts on them by hand."""
+"""`chainctl console`: one page that shows the chains live."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from msgspec import Struct
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from chain_kernel.errors import SettingError
 from chain_kernel.files import open_regular
-from chainctl.demo_option import demo_option
+from chainctl.commands.stack import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen
@@ -25,6 +24,7 @@ from chainctl.units import Span
 if TYPE_CHECKING:
     import socket
 
+    from chainctl.console.app import Access
     from chainctl.console.feed import Feed
     from chainctl.settings import Settings
 
@@ -37,27 +37,19 @@ _REFRESH_SECONDS_MAX: Final = 60.0
 _TOKEN_CHARACTERS: Final = (16, 512)
 
 
-class ConsoleOptions(Struct, frozen=True, kw_only=True):
-    """What a call has asked for."""
-
-    address: Address
-    token: str
-    is_drawn: bool
-    """Whether the token is of this call alone, and nobody knows it yet."""
-    is_open: bool
-    refresh_seconds: float
-    report: Path | None
-
-
 @click.command(cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST",
-              help="Where to listen. Any other host than this machine needs --token-file, and "
-              "reading needs the token then, too.")  # fmt: skip
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Where to listen. Any other host than this machine needs --token-file.",
+)
 @click.option("--port", type=Integer(0, 65_535), default=8_086, show_default=True,
               help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Read the token that acts need from it.  [default: a new one, written to stderr]"
-              )  # fmt: skip
+              help="Read the token from it that readers elsewhere, or behind a proxy, need.  "
+              "[default: a new one, written to stderr]")  # fmt: skip
 @click.option("--refresh", "refresh_seconds", type=Span(), default="1s", metavar="SPAN",
               show_default=True, help="Look at the database again after SPAN (200ms to 60s), while "
               "a page is open.")  # fmt: skip
@@ -76,27 +68,21 @@ def console(
 ) -> None:
     """Serve a page that shows chains, receivers, gaps, outbox and verification live, until Ctrl-C.
 
-    It reads with the auditor's rights, and the outbox with its operator's. Acts (step-down,
-    takeover, unhalt, move, retry, ...) need the token and a reason, and the same rights as their
-    commands. There is no TLS: put a proxy with TLS before it, or use a tunnel.
+    It reads with the auditor's rights, and the outbox with its operator's. On this machine
+    everybody may look; elsewhere, and through a proxy, a browser asks for the token as a password.
+    There is no TLS: put a proxy with TLS before it, or use a tunnel.
     """
-    from chainctl.console.app import is_loopback
+    from chainctl.console.app import Access, is_loopback
     from outbox.service.config import draw_token
 
     if not _REFRESH_SECONDS_MIN <= refresh_seconds <= _REFRESH_SECONDS_MAX:
         raise SettingError("--refresh", refresh_seconds, "a span of 200ms to 60s")
-    is_open = is_loopback(host)
-    if not is_open and token_file is None:
+    if token_file is None and not is_loopback(host):
         raise SettingError("--host", host, "this machine's own, or --token-file beside it")
-    asked = ConsoleOptions(
-        address=Address(host, port),
-        token=draw_token() if token_file is None else _token_in(token_file),
-        is_drawn=token_file is None,
-        is_open=is_open,
-        refresh_seconds=refresh_seconds,
-        report=report,
-    )
-    run_async(_serve(settings, asked))
+    token = draw_token() if token_file is None else _token_in(token_file)
+    access = Access(token=token, is_open=is_loopback(host))
+    said = f"through a proxy, readers need this token: {token}" if token_file is None else ""
+    run_async(_serve(settings, Address(host, port), access, refresh_seconds, report, said))
 
 
 def _token_in(path: Path) -> str:
@@ -118,28 +104,30 @@ def _token_in(path: Path) -> str:
     return token
 
 
-async def _serve(settings: Settings, asked: ConsoleOptions) -> None:
-    from chainctl.console.app import Access, Console
+async def _serve(
+    settings: Settings,
+    address: Address,
+    access: Access,
+    refresh: float,
+    report: Path | None,
+    said: str,
+) -> None:
+    from chainctl.console.app import Console
     from chainctl.console.feed import Feed
     from chainctl.console.state_reader import StateReader
 
-    reader = StateReader(settings, asked.report)
+    reader = StateReader(settings, report)
     try:
         await reader.read()  # what keeps it from being read is refused now
-        listening = listen("--host, --port", asked.address)
-        bound = Address(asked.address.host, listening.getsockname()[1])
-        feed = Feed(
-            reader, asked.refresh_seconds, lambda error: error_line(error, settings.secrets())
-        )
-        cookie = f"orderchain_console_{bound.port}"  # browsers share cookies between ports
-        access = Access(token=asked.token, is_open=asked.is_open, cookie=cookie)
-        console = Console(settings, feed, access, asked.report)
+        listening = listen("--host, --port", address)
+        bound = Address(address.host, listening.getsockname()[1])
+        feed = Feed(reader, refresh, lambda error: error_line(error, settings.secrets()))
         talk(f"chainctl: the console is at http://{bound}/")
-        if asked.is_drawn:
-            talk(f"chainctl: acts need this token: {asked.token}")
+        if said:
+            talk(f"chainctl: {said}")
         report_ready(f"serves the console at http://{bound}/")
-        server = HttpServer(console, HttpLimits(connections_max=_CONNECTIONS_MAX))
-        await _run(server, feed, listening)
+        limits = HttpLimits(connections_max=_CONNECTIONS_MAX)
+        await _run(HttpServer(Console(feed, access, report), limits), feed, listening)
     finally:
         await reader.close()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,21 +25,22 @@ from chainctl.options import (
     some_chain_option,
     sourced_settings,
     uses_settings,
-    watch_option,
 )
-from chainctl.output import (
-    data_json,
-    installed_version,
-    repeated,
-    table,
-    talk,
-)
+from chainctl.output import installed_version, talk
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
-from chainctl.views import ChainLine, GapLine, ReceiverLine, read_receivers
+from chainctl.views import (
+    ChainLine,
+    GapLine,
+    ReceiverLine,
+    lines_of,
+    read_chains,
+    read_receivers,
+    write,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Coroutine, Mapping
 
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
@@ -58,13 +57,6 @@ CLOCK_SECONDS_MAX: Final = 1.0
 GAPS_EXAMINED: Final = 100
 """So many open gaps are looked at, the last ones: each receiver has one or two."""
 
-DISK_SHARE_MIN: Final = 0.1
-DISK_BYTES_MIN: Final = 2 * 10**9
-"""Free space below which a disk of this machine is reported: journals and archives need it."""
-
-CONNECTIONS_SHARE_MAX: Final = 0.9
-"""A share of the server's connections: above it, a service that reconnects may find none."""
-
 _DISK_FULL: Final = "53100"
 _MAY_NOT_WRITE: Final = {"42501", "25006"}
 """Codes of PostgreSQL: no privilege, and a transaction or a server that is read-only."""
@@ -72,7 +64,7 @@ _MAY_NOT_WRITE: Final = {"42501", "25006"}
 _SAFE: Final = {"fsync": "on", "full_page_writes": "on"}
 
 
-class DoctorLine(Struct, frozen=True, kw_only=True):
+class DoctorLine(Struct, frozen=True):
     """One thing that was looked at."""
 
     what: str
@@ -84,28 +76,17 @@ class DoctorLine(Struct, frozen=True, kw_only=True):
 
 @click.command(cls=Command)
 @some_chain_option
-@watch_option
 @json_option
 @uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
-def doctor(
-    settings: Settings, chain_id: int | None, watch_seconds: float | None, as_json: bool
-) -> ExitCode:
+def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
-    schema, replication, clock, connections, chains, topics, versions, disk. Nothing is changed, but
-    each topic gets one record without a value, which readers pass over.
+    schema, replication, clock, disk, chains, topics, versions. Nothing is changed, but each topic
+    gets one record without a value, which readers pass over.
 
     Exit code 1 when something would make a start fail.
     """
-    return repeated(watch_seconds, lambda: _show(settings, chain_id, as_json=as_json))
-
-
-def _show(settings: Settings, chain_id: int | None, *, as_json: bool) -> ExitCode:
     checks = run_async(_examine(settings, chain_id))
-    if as_json:
-        data_json(checks)
-    else:
-        rows = [(check.state, check.what, check.found, check.to_do) for check in checks]
-        table(("state", "what", "found", "to_do"), rows)
+    write(("state", "what", "found", "to_do"), checks, as_json=as_json)
     failed = sum(check.state == FAILED for check in checks)
     warnings = sum(check.state == WARNING for check in checks)
     talk(
@@ -116,44 +97,44 @@ def _show(settings: Settings, chain_id: int | None, *, as_json: bool) -> ExitCod
 
 
 async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]:
-    checks = [_python(), *_settings(sourced_settings()), _disk()]
+    checks = [_python(), *_settings(sourced_settings())]
     topics: list[str] = []
-    primary = await _guarded("database", partial(_database, settings), "see docs/operations.md")
+    primary = await _guarded("database", _database(settings), "see docs/operations.md")
     checks += primary
     if primary[0].state == OK:
-        checks += await _guarded("schema", partial(_schema, settings), "chainctl schema apply")
+        checks += await _guarded("schema", _schema(settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
-        checks += await _guarded("chains", partial(_chains, settings, chain_id, topics), needs)
+        checks += await _guarded("chains", _chains(settings, chain_id, topics), needs)
     for number, database in enumerate(settings.gap_database, 1):
         what = f"gap database {number}"
-        checks += await _guarded(what, partial(_other, settings, database, GAP_READER, what), "")
+        checks += await _guarded(what, _other(settings, database, GAP_READER, what), "")
     if settings.audit_database:
         what, database = "audit database", settings.audit_database
-        checks += await _guarded(what, partial(_other, settings, database, AUDITOR, what), "")
-    checks += await _guarded("kafka", partial(_topics, settings, topics), "see --kafka")
+        checks += await _guarded(what, _other(settings, database, AUDITOR, what), "")
+    checks += await _guarded("kafka", _topics(settings, topics), "see --kafka")
     return checks
 
 
 async def _guarded(
-    what: str, look: Callable[[], Awaitable[list[DoctorLine]]], to_do: str
+    what: str, look: Coroutine[Any, Any, list[DoctorLine]], to_do: str
 ) -> list[DoctorLine]:
     """Return what `look` finds, or one failed check with the reason."""
     try:
-        return await look()
+        return await look
     except (OrderchainError, OSError, TimeoutError) as error:
         return [_failed(what, error_line(error), to_do)]
 
 
 def _ok(what: str, found: str) -> DoctorLine:
-    return DoctorLine(what=what, state=OK, found=found)
+    return DoctorLine(what, OK, found)
 
 
 def _warning(what: str, found: str, to_do: str) -> DoctorLine:
-    return DoctorLine(what=what, state=WARNING, found=found, to_do=to_do)
+    return DoctorLine(what, WARNING, found, to_do)
 
 
 def _failed(what: str, found: str, to_do: str) -> DoctorLine:
-    return DoctorLine(what=what, state=FAILED, found=found, to_do=to_do)
+    return DoctorLine(what, FAILED, found, to_do)
 
 
 # This machine.
@@ -180,27 +161,12 @@ def _settings(sourced: SourcedSettings) -> list[DoctorLine]:
     if path is not None:
         of_file = [name for name in SETTING_NAMES if sourced.sources[name] == path]
         secrets = {name for name in of_file if is_secret(name)}
-        if secrets and Path(path).stat().st_mode & _FOR_OTHERS:
+        if secrets and Path(path).stat().st_mode & 0o007:
             found = f"others can read {path}, which may hold a password"
             checks.append(_warning("settings", found, f"chmod 600 {path}"))
         else:
             checks.append(_ok("settings", f"{counted(len(of_file), 'setting')} of {path}"))
     return checks
-
-
-_FOR_OTHERS: Final = 0o007
-
-
-def _disk() -> DoctorLine:
-    folder = Path.cwd()
-    usage = shutil.disk_usage(folder)
-    what, found = (
-        f"disk of {folder}",
-        f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f}",
-    )
-    if usage.free < max(DISK_BYTES_MIN, usage.total * DISK_SHARE_MIN):
-        return _warning(what, found, "free space before journals and archives stop")
-    return _ok(what, found)
 
 
 # The database.
@@ -218,7 +184,6 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             *await _durability(connection),
             await look_at_replication(connection),
             await _room(connection),
-            await _connections(connection),
         ]
 
 
@@ -235,11 +200,7 @@ async def _login(connection: Connection) -> list[DoctorLine]:
         checks.append(_failed("database", "a standby, which takes no orders", to_do))
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        checks.append(
-            _failed(
-                "roles", f"missing: {missing}", "chainctl grants print | psql --single-transaction"
-            )
-        )
+        checks.append(_failed("roles", f"missing: {missing}", "chainctl grants print | psql"))
     name, roles = found["login"], ", ".join(found["roles"])
     if found["is_superuser"]:
         to_do = "give each service a login of its own (docs/permissions.md)"
@@ -305,14 +266,10 @@ async def _durability(connection: Connection) -> list[DoctorLine]:
         unsafe["synchronous_commit"] = settings["synchronous_commit"]
     if not unsafe:
         return [_ok("durability", "a commit survives a crash")]
-    return [
-        DoctorLine(
-            what="durability",
-            state=WARNING if set(unsafe) == {"synchronous_commit"} else FAILED,
-            found=", ".join(f"{name} = {value}" for name, value in unsafe.items()),
-            to_do="switch it on in postgresql.conf: acknowledged orders would be lost",
-        )
-    ]
+    found = ", ".join(f"{name} = {value}" for name, value in unsafe.items())
+    judge = _warning if set(unsafe) == {"synchronous_commit"} else _failed
+    to_do = "switch it on in postgresql.conf: acknowledged orders would be lost"
+    return [judge("durability", found, to_do)]
 
 
 async def look_at_replication(connection: Connection) -> DoctorLine:
@@ -347,33 +304,23 @@ async def _room(connection: Connection) -> DoctorLine:
     return _ok(what, "it has room")
 
 
-async def _connections(connection: Connection) -> DoctorLine:
-    used, limit = await connection.fetchrow(SQL["connections"])
-    found = f"{used} of {limit} are in use"
-    if used > limit * CONNECTIONS_SHARE_MAX:
-        to_do = "raise max_connections, or find who holds them (pg_stat_activity)"
-        return _warning("connections", found, to_do)
-    return _ok("connections", found)
-
-
 async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -> list[DoctorLine]:
     """Look at chains, leaders and receivers; the topics of the chains are added to `topics`."""
     async with connected_to(settings.audit_dsn(), settings.connect_seconds, AUDITOR) as connection:
-        rows = await connection.fetch(SQL["chain_status"], chain_id)
+        chains = await read_chains(connection, chain_id)
         gaps = await connection.fetch(SQL["gaps"], chain_id, None, True, None, GAPS_EXAMINED)
         receivers = await read_receivers(connection, chain_id)
         marks = await connection.fetch(SQL["contradicted_marks"], chain_id)
-    if not rows:
+    if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
-    chains = list(map(ChainLine.of, rows))
     topics += [chain.topic for chain in chains]
     return [
         *map(_leader, chains),
         *(_late(chain) for chain in chains if chain.is_late),
         *(_halted(each) for each in receivers if each.state == "halted"),
         *(_contradicted(each) for each in receivers if each.state == "contradicted"),
-        *(_lacking_rows(gap) for gap in map(GapLine.of, gaps) if gap.outcome == "missing"),
+        *(_lacking_rows(gap) for gap in lines_of(GapLine, gaps) if gap.outcome == "missing"),
         *map(_contradicted_mark, marks),
     ]
 
@@ -387,7 +334,8 @@ def _leader(chain: ChainLine) -> DoctorLine:
 
 
 def _late(chain: ChainLine) -> DoctorLine:
-    found = f"published {chain.published}"
+    rows = counted(chain.unpublished_rows, "row")
+    found = f"{rows} wait to be published, for {chain.unpublished_seconds:.1f} s"
     return _warning(f"orders of chain {chain.chain}", found, "docs/runbooks/lagging-kafka.md")
 
 
@@ -444,13 +392,11 @@ async def _topics(settings: Settings, names: list[str]) -> list[DoctorLine]:
     fit: list[str] = []
     async with connected_topics(kafka, settings.connect_seconds) as topics:
         for name in names:
-            found = await _guarded(
-                f"topic {name}", partial(_topic, topics, name), "chainctl chain create N"
-            )
+            found = await _guarded(f"topic {name}", _topic(topics, name), "chainctl chain create N")
             fit += [name for check in found if check.state != FAILED]
             checks += found
     if fit:
-        checks += await _guarded("records", partial(_records, kafka, fit), "see --kafka")
+        checks += await _guarded("records", _records(kafka, fit), "see --kafka")
     return checks
 
 
@@ -496,19 +442,12 @@ async def _topic(topics: Topics, name: str) -> list[DoctorLine]:
     minimum = found.settings.get("min.insync.replicas", "1")
     text = f"{counted(found.replicas, 'replica')}, min.insync.replicas {minimum}"
     if copies == 0:
-        return [
-            _failed(what, f"{text}: no record is ever acknowledged", "lower min.insync.replicas")
-        ]
+        text = f"{text}: no record is ever acknowledged"
+        return [_failed(what, text, "lower min.insync.replicas")]
     limit = int(found.settings["max.message.bytes"])
     if limit < FRAME_BYTES_MIN:
-        found_limit = f"{text}, max.message.bytes {limit}: not every order fits"
-        return [
-            _warning(
-                what,
-                found_limit,
-                f"raise max.message.bytes to {TOPIC_SETTINGS['max.message.bytes']}",
-            )
-        ]
+        to_do = f"raise max.message.bytes to {TOPIC_SETTINGS['max.message.bytes']}"
+        return [_warning(what, f"{text}, max.message.bytes {limit}: not every order fits", to_do)]
     if copies == 1:
         return [_warning(what, text, "3 replicas and min.insync.replicas=2 outlive a broker")]
     return [_ok(what, text)]

@@ -4,49 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_kernel.errors import SettingError
-from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.database import SQL, acting_on, looking
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.options import (
-    Command,
-    acts_by_hand,
-    chain_option,
-    json_option,
-    uses_settings,
-    watch_option,
-)
-from chainctl.output import data, data_json, repeated, talk
+from chainctl.options import Command, acts_by_hand, chain_option, json_option, uses_settings
+from chainctl.output import data, data_json, talk
 from chainctl.units import Span
-from chainctl.views import ChainLine, leader_state, picked, write_facts, write_table
+from chainctl.views import ChainLine, plain, read_chains, write, write_facts
 
 if TYPE_CHECKING:
     from chainctl.options import ActByHand
     from chainctl.settings import Settings
 
 
-_LEADER: Final = (
-    "chain", "leader", "leader_state", "leader_life", "leader_since", "last_beat_seconds",
-    "lease_seconds", "epoch", "backend",
-)  # fmt: skip
+_LEADER: Final = ("chain", "leader", "leader_state", "leader_since", "last_beat_seconds",
+                  "lease_seconds", "epoch", "backend")  # fmt: skip
+_TERMS: Final = ("epoch", "owner", "began", "after_id", "timeline")
 _TERMS_SHOWN: Final = 10
 _LOOK_SECONDS: Final = 0.2
-
-
-class TermLine(Struct, frozen=True, kw_only=True):
-    """One term of a chain."""
-
-    epoch: int
-    owner: str
-    began: str
-    after_id: int
-    timeline: int | None
 
 
 class LeaderAct(Struct, frozen=True, kw_only=True):
@@ -68,19 +50,16 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
 @chain_option
 @click.option("--check", "is_check", is_flag=True, help="Return exit code 1 if nobody leads.")
 @click.option(
-    "--max-beat", "max_beat", type=Span(), metavar="SPAN",
+    "--max-beat",
+    "max_beat",
+    type=Span(),
+    metavar="SPAN",
     help="As --check, with this as the longest time since the last beat, not the lease.",
-)  # fmt: skip
-@watch_option
+)
 @json_option
 @uses_settings("database", "connect_seconds")
 def leader(
-    settings: Settings,
-    chain_id: int,
-    is_check: bool,
-    max_beat: float | None,
-    watch_seconds: float | None,
-    as_json: bool,
+    settings: Settings, chain_id: int, is_check: bool, max_beat: float | None, as_json: bool
 ) -> ExitCode:
     """Show who leads a chain, since when, how alive that process is, and the last terms.
 
@@ -88,23 +67,19 @@ def leader(
     off), `handed over` or `never led`. With --check or --max-beat it is a check for cron and
     Nagios.
     """
-
-    def show() -> ExitCode:
-        chain, terms = run_async(_terms(settings, chain_id))
-        shown = picked(chain, _LEADER)
-        if as_json:
-            data_json({**shown, "terms": terms})
-        else:
-            write_facts(shown)
-            if terms:
-                data("")
-                write_table(TermLine.__struct_fields__, terms)
-        if not (is_check or max_beat is not None) or _is_led(chain, max_beat):
-            return ExitCode.CLEAN
-        talk(f"chainctl: nobody leads chain {chain_id}: {chain.leader_life}")
-        return ExitCode.FINDINGS
-
-    return repeated(watch_seconds, show)
+    chain, terms = run_async(_terms(settings, chain_id))
+    shown = {column: getattr(chain, column) for column in _LEADER}
+    if as_json:
+        data_json({**shown, "terms": terms})
+    else:
+        write_facts(shown)
+        if terms:
+            data("")
+            write(_TERMS, terms)
+    if not (is_check or max_beat is not None) or _is_led(chain, max_beat):
+        return ExitCode.CLEAN
+    talk(f"chainctl: nobody leads chain {chain_id}: {chain.leader_life}")
+    return ExitCode.FINDINGS
 
 
 def _is_led(chain: ChainLine, max_beat: float | None) -> bool:
@@ -176,20 +151,11 @@ def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> Ex
     return ExitCode.FINDINGS if done.is_over is False else ExitCode.CLEAN
 
 
-async def _terms(settings: Settings, chain_id: int) -> tuple[ChainLine, list[TermLine]]:
+async def _terms(settings: Settings, chain_id: int) -> tuple[ChainLine, list[dict[str, Any]]]:
     async with looking(settings, chain_id) as connection:
-        chain = ChainLine.of(await connection.fetchrow(SQL["chain_status"], chain_id))
+        (chain,) = await read_chains(connection, chain_id)
         terms = await connection.fetch(SQL["terms"], chain_id, _TERMS_SHOWN)
-    return chain, [
-        TermLine(
-            epoch=term["epoch"],
-            owner=term["owner"],
-            began=utc(term["began_at"]),
-            after_id=term["after_id"],
-            timeline=term["timeline"],
-        )
-        for term in terms
-    ]
+    return chain, list(map(plain, terms))
 
 
 async def change_leader(
@@ -219,16 +185,11 @@ async def _after_its_end(
     until = time.monotonic() + seconds
     while True:
         async with looking(settings, done.chain) as connection:
-            chain = await connection.fetchrow(SQL["chain_status"], done.chain)
-        if chain["epoch"] != done.epoch:
-            is_led = leader_state(chain) in ("leads", "steps down")
-            return replace(
-                done,
-                is_over=True,
-                next_leader=chain["owner"] if is_led else None,
-                next_epoch=chain["epoch"] if is_led else None,
-            )
-        if what == "step-down" and chain["released"]:
+            (chain,) = await read_chains(connection, done.chain)
+        if chain.epoch != done.epoch:
+            leader, epoch = (chain.leader, chain.epoch) if chain.is_led else (None, None)
+            return replace(done, is_over=True, next_leader=leader, next_epoch=epoch)
+        if what == "step-down" and chain.leader_state == "handed over":
             return replace(done, is_over=True)
         if time.monotonic() >= until:
             return replace(done, is_over=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -10,74 +9,53 @@ from msgspec import Struct
 
 from chain_kernel.errors import SettingError
 from chain_kernel.limits import ID_MAX
-from chain_kernel.model import Event
-from chain_kernel.seal import event_pages, next_seal
 from chain_kernel.text import counted
-from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.database import SQL, acting_on, fetch_of_chain, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
     Command,
+    Group,
     Integer,
-    SuggestingGroup,
     acts_by_hand,
     chain_option,
     json_option,
     limit_option,
     since_option,
     uses_settings,
-    watch_option,
 )
-from chainctl.output import data_json, repeated, talk
+from chainctl.output import data_json, talk
 from chainctl.units import Span
-from chainctl.views import (
-    AGREEING,
-    GapLine,
-    GapSum,
-    ReceiverLine,
-    read_agreements,
-    read_receivers,
-    write,
-)
+from chainctl.views import AGREEING, GapLine, ReceiverLine, lines_of, read_receivers, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from chainctl.database import Connection
     from chainctl.options import ActByHand
     from chainctl.settings import Settings
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 # -- lag ------------------------------------------------------------------------------------------
 
 _LAG_COLUMNS: Final = (
-    "receiver", "head_delivered", "behind_ids", "behind_rows", "behind_seconds", "updated",
-    "halted",
+    "receiver", "head_delivered", "checkpoint", "agrees", "behind_rows", "behind_seconds",
+    "updated", "halted",
 )  # fmt: skip
 
 
-class LagBounds(Struct, frozen=True, kw_only=True):
-    """How far behind a receiver may be; None: no bound."""
+def too_far(line: ReceiverLine, seconds: float | None, rows: int | None) -> str | None:
+    """Return why `line` is outside these bounds, where they are given; None when it is within.
 
-    seconds: float | None = None
-    rows: int | None = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is a bound at all."""
-        return self.seconds is not None or self.rows is not None
-
-    def broken_by(self, line: ReceiverLine) -> str | None:
-        """Return why `line` is outside the bounds; None when it is within. A halt is outside."""
-        if line.halted:
-            return f"has halted: {line.halted}"
-        if self.seconds is not None and line.behind_seconds > self.seconds:
-            return f"is {line.behind_seconds:,.1f} s behind, above {self.seconds:g}"
-        if self.rows is not None and line.behind_rows > self.rows:
-            return f"is {counted(line.behind_rows, 'row')} behind, above {self.rows:,}"
-        return None
+    A halt is outside of any.
+    """
+    if line.halted:
+        return f"has halted: {line.halted}"
+    if seconds is not None and line.behind_seconds > seconds:
+        return f"is {line.behind_seconds:,.1f} s behind, above {seconds:g}"
+    if rows is not None and line.behind_rows > rows:
+        return f"is {counted(line.behind_rows, 'row')} behind, above {rows:,}"
+    return None
 
 
 @click.command(cls=Command)
@@ -91,7 +69,6 @@ class LagBounds(Struct, frozen=True, kw_only=True):
     "--max-rows", type=Integer(0, ID_MAX), metavar="COUNT",
     help="Return exit code 1 if a receiver is further behind, or has halted.",
 )  # fmt: skip
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def lag(
@@ -100,29 +77,26 @@ def lag(
     name: str | None,
     max_seconds: float | None,
     max_rows: int | None,
-    watch_seconds: float | None,
     as_json: bool,
 ) -> ExitCode:
-    """Show how far each receiver's checkpoint is behind the head of the chain.
+    """Show how far each receiver's checkpoint is behind the head of the chain, and whether the
+    database agrees with it.
 
     Receivers that keep their checkpoints in the database, or report to it, are shown. With
     --max-seconds or --max-rows it is a check for cron and Nagios.
     """
-    bounds = LagBounds(seconds=max_seconds, rows=max_rows)
-
-    def show() -> ExitCode:
-        lines = run_async(_lag(settings, chain_id, name))
-        write(_LAG_COLUMNS, lines, as_json=as_json)
-        if not bounds.is_given:
-            return ExitCode.CLEAN
-        broken = [(line.receiver, why) for line in lines if (why := bounds.broken_by(line))]
-        for receiver, why in broken:
+    lines = run_async(_lag(settings, chain_id, name))
+    write(_LAG_COLUMNS, lines, as_json=as_json)
+    if max_seconds is None and max_rows is None:
+        return ExitCode.CLEAN
+    outside = [(each.receiver, too_far(each, max_seconds, max_rows)) for each in lines]
+    for receiver, why in outside:
+        if why is not None:
             talk(f"chainctl: receiver {receiver!r} of chain {chain_id} {why}")
-        if not lines:
-            talk(f"chainctl: chain {chain_id} has no receiver, expected one to check")
-        return ExitCode.FINDINGS if broken or not lines else ExitCode.CLEAN
-
-    return repeated(watch_seconds, show)
+    if not lines:
+        talk(f"chainctl: chain {chain_id} has no receiver, expected one to check")
+    is_clean = lines and not any(why for _, why in outside)
+    return ExitCode.CLEAN if is_clean else ExitCode.FINDINGS
 
 
 async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[ReceiverLine]:
@@ -149,41 +123,25 @@ _GAP_COLUMNS: Final = (
 )  # fmt: skip
 @since_option
 @limit_option
-@click.option("--sum", "is_summed", is_flag=True, help="Sum up by receiver, cause and outcome.")
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def gaps(
     settings: Settings,
     chain_id: int,
-    is_summed: bool,
-    watch_seconds: float | None,
+    name: str | None,
+    is_open: bool,
+    since_seconds: float | None,
+    limit: int,
     as_json: bool,
-    **chosen: Any,  # noqa: ANN401 - click's own
 ) -> None:
     """Show the gaps that receivers have met, and their outcome.
 
     Each receiver that keeps its checkpoint in the database, or reports to it, stores its last gaps
     there.
     """
-    columns = GapSum.__struct_fields__ if is_summed else _GAP_COLUMNS
-
-    def show() -> None:
-        lines = run_async(_gaps(settings, chain_id, chosen, is_summed=is_summed))
-        write(columns, lines, as_json=as_json)
-
-    repeated(watch_seconds, show)
-
-
-async def _gaps(
-    settings: Settings, chain_id: int, chosen: Mapping[str, Any], *, is_summed: bool
-) -> list[GapLine] | list[GapSum]:
-    filters = (chain_id, chosen["name"], chosen["is_open"], chosen["since_seconds"])
-    async with looking(settings, chain_id) as connection:
-        if is_summed:
-            return list(map(GapSum.of, await connection.fetch(SQL["gap_sums"], *filters)))
-        rows = await connection.fetch(SQL["gaps"], *filters, chosen["limit"])
-    return list(map(GapLine.of, rows))
+    chosen = (name, is_open, since_seconds, limit)
+    rows = run_async(fetch_of_chain(settings, chain_id, "gaps", *chosen))
+    write(_GAP_COLUMNS, lines_of(GapLine, rows), as_json=as_json)
 
 
 # -- acts -----------------------------------------------------------------------------------------
@@ -202,29 +160,9 @@ class ReceiverAct(Struct, frozen=True, kw_only=True):
     now: str
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def receivers() -> None:
     """Receivers that keep their checkpoint in the database: see them, and change their state."""
-
-
-@receivers.command("list", short_help="List the receivers of a chain.")
-@chain_option
-@watch_option
-@json_option
-@uses_settings("database", "connect_seconds")
-def list_(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
-    """List the receivers of a chain: checkpoint, halt, lag, and whether the database agrees.
-
-    `agrees` says whether the checkpoint's seal is the one that the database has there.
-    """
-    columns = (
-        "receiver", "head_delivered", "checkpoint", "agrees", "behind_rows", "updated", "halted",
-    )  # fmt: skip
-
-    repeated(
-        watch_seconds,
-        lambda: write(columns, run_async(_lag(settings, chain_id, None)), as_json=as_json),
-    )
 
 
 @receivers.command(short_help="Remove a receiver that no longer exists.")
@@ -291,9 +229,8 @@ def unhalt(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
     """Let a halted receiver start again.
 
     It starts at its checkpoint; where the database still contradicts that, it halts again. Nothing
-    is skipped. Whether the database contradicts it now is shown, with --dry-run too, as far as its
-    checkpoint and the batch after it show. The act is stored with actor, reason and time. Needs the
-    owner's rights.
+    is skipped. Whether the database contradicts the checkpoint now is shown, with --dry-run too.
+    The act is stored with actor, reason and time. Needs the owner's rights.
     """
     done = run_async(change_receiver(settings, chain_id, name, "unhalt", act, None))
     lifted = "would be lifted" if act.is_dry_run else "is lifted"
@@ -323,8 +260,10 @@ async def change_receiver(
                 raise SettingError("--name", name, f"a halted receiver of chain {chain_id}")
             why = str(halt["detail"]).removeprefix(f"chain {chain_id}: ")
             was, now = f"{_halt_text(halt)}: {why}", "may start"
-            if contradiction := await _contradiction(connection, chain_id, name, halt["at_id"]):
-                now = f"may start, and halts again: {contradiction}"
+            places = await read_receivers(connection, chain_id, name)
+            if contradictions := [each.agrees for each in places if each.agrees not in AGREEING]:
+                how = f"the database contradicts its checkpoint ({contradictions[0]})"
+                now = f"may start, and halts again: {how}"
         else:
             place = await connection.fetchrow(SQL["receiver"], chain_id, name)
             halt = await connection.fetchrow(SQL["halt_of"], chain_id, name)
@@ -344,42 +283,6 @@ async def change_receiver(
         was=was,
         now=now,
     )
-
-
-async def _contradiction(connection: Connection, chain_id: int, name: str, halted_at: int) -> str:
-    """Return how the database contradicts a receiver now: at its checkpoint, or in the batch after
-    it. Empty if it does in neither; later batches are not looked at.
-    """
-    agreement = (await read_agreements(connection, chain_id)).get((chain_id, name), "yes")
-    if agreement not in AGREEING:
-        return f"the database contradicts its checkpoint ({agreement})"
-    place = await connection.fetchrow(SQL["receiver"], chain_id, name)
-    after_id = halted_at if place is None else place["head_delivered"]
-    batch = await connection.fetchrow(SQL["batch_after"], chain_id, after_id)
-    if batch is None:
-        return ""
-    first_id, last_id = batch["first_id"], batch["last_id"]
-    rows = await connection.fetch(SQL["rows_of"], chain_id, first_id - 1, last_id)
-    if _gives_its_seal(batch, rows):
-        return ""
-    return f"rows {first_id} to {last_id} are not those that were sealed"
-
-
-def _gives_its_seal(batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the stored rows of a batch give the seal that is stored after it."""
-    if len(rows) != batch["row_count"] or any(None in row.values() for row in rows):
-        return False
-    found = next_seal(
-        batch["seal_before"],
-        epoch=batch["epoch"],
-        first_id=batch["first_id"],
-        last_id=batch["last_id"],
-        row_count=batch["row_count"],
-        committed_at_us=(batch["committed_at"] - _EPOCH) // timedelta(microseconds=1),
-        pages=event_pages([Event(**row) for row in rows]),
-    )
-    is_same: bool = found == batch["seal"]
-    return is_same
 
 
 async def _forget(connection: Connection, chain_id: int, name: str, *, is_known: bool) -> str:
@@ -432,4 +335,4 @@ def _halt_text(halt: Mapping[str, Any]) -> str:
 
 
 def _unknown(chain_id: int, name: str) -> SettingError:
-    return SettingError("NAME", name, f"a receiver of chain {chain_id} (see receivers list)")
+    return SettingError("NAME", name, f"a receiver of chain {chain_id} (see chainctl lag)")

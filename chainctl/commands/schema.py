@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,14 +13,13 @@ from chainctl.admin import apply_schema
 from chainctl.database import SQL, connected_to
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.options import SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data, data_json, data_text, talk
 from chainctl.schema.parts import (
     DATABASE_SECTION,
     PARTS,
     apply_steps,
     differences,
-    expected_objects,
     grants_sql,
     migrations_of,
     numbers_below,
@@ -43,14 +42,6 @@ _APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
 STEP_SECONDS: Final = 60.0
 """Deadline of one statement of an upgrade: it may rewrite a table."""
 
-_QUERY_OF_KIND: Final = {
-    "role": "roles",
-    "table": "tables",
-    "view": "views",
-    "function": "functions",
-}
-
-
 part_option: Final = click.option(
     "--part",
     "part_name",
@@ -61,7 +52,7 @@ part_option: Final = click.option(
 )
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def schema() -> None:
     """The engine's tables, functions, roles and grants."""
 
@@ -116,24 +107,15 @@ def check(
     part = PARTS[part_name]
     found = run_async(_check(settings, part, own_roles))
     if as_json:
-        data_json(
-            {
-                "version": part.version,
-                "missing": found.missing,
-                "differences": found.differences,
-                "objects": len(found.objects),
-            }
-        )
+        data_json({"version": part.version, "differences": found})
     else:
-        for line in (*(f"{name}: missing" for name in found.missing), *found.differences):
+        for line in found:
             data(line)
-    if not found.missing and not found.differences:
-        talk(f"chainctl: {_label(part)}: {counted(len(found.objects), 'object')} as shipped")
-    if found.missing:
-        talk(f"chainctl: missing: {', '.join(found.missing)}")
-    if found.differences:
-        talk(f"chainctl: {counted(len(found.differences), 'difference')} from what was shipped")
-    return ExitCode.FINDINGS if found.missing or found.differences else ExitCode.CLEAN
+    if not found:
+        talk(f"chainctl: {_label(part)}: as shipped")
+        return ExitCode.CLEAN
+    talk(f"chainctl: {counted(len(found), 'difference')} from what was shipped")
+    return ExitCode.FINDINGS
 
 
 @schema.command()
@@ -198,37 +180,17 @@ async def _require_there(connection: Connection, part: SchemaPart) -> Version:
     return version
 
 
-class _Found(NamedTuple):
-    objects: list[tuple[str, str, bool]]
-    """Kind and name of everything that should be there, and whether it is."""
-    missing: list[str]
-    differences: list[str]
-    """How what is there differs from what was shipped."""
-
-
-async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...]) -> _Found:
-    """Return what is there of `part`. Raises SchemaError where it is of another version."""
+async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...]) -> list[str]:
+    """Return how the database differs from `part`. Raises SchemaError for another version."""
     async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         version = await _require_there(connection, part)
         require_version(version._asdict(), part.version, part.name)
-        there = {
-            kind: {row[0] for row in await connection.fetch(SQL[query])}
-            for kind, query in _QUERY_OF_KIND.items()
-        }
+        if version.upgrade_to is not None:  # it was shipped as neither
+            return [f"{_label(part)}: an upgrade to {version.upgrade_to} is under way"]
+        found = differences(await read_facts(connection, part), shipped_facts(part), own_roles)
+        found += map(": ".join, await numbers_below(connection, part))
         steps = await _steps(connection, part)
-        if version.upgrade_to is None:
-            changed = differences(
-                await read_facts(connection, part), shipped_facts(part), own_roles
-            )
-            changed += map(": ".join, await numbers_below(connection, part))
-        else:  # it is between two versions, and was shipped as neither
-            changed = [f"{_label(part)}: an upgrade to {version.upgrade_to} is under way"]
-    expected_there = expected_objects(part.text(), part.roles)
-    found = [(kind, name, name in there[kind]) for kind, name in expected_there]
-    found += [("step", step, is_done) for step, is_done in steps]
-    missing = [f"{kind} {name}" for kind, name, is_there in found if not is_there]
-    known = tuple(f"{name}{end}" for name in missing for end in (":", "("))
-    return _Found(found, missing, [line for line in changed if not line.startswith(known)])
+    return found + [f"step {step}: missing" for step, is_done in steps if not is_done]
 
 
 async def _apply(settings: Settings, part: SchemaPart) -> tuple[bool, list[str]]:
@@ -257,7 +219,7 @@ def _label(part: SchemaPart) -> str:
 # -- grants ---------------------------------------------------------------------------------------
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def grants() -> None:
     """The roles of the engine, and what each may do."""
 

@@ -1,4 +1,4 @@
-"""`chainctl stack`: real servers on this machine."""
+"""`chainctl stack`: real servers on this machine, and `--demo` for what the last demo has left."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from chain_kernel.errors import SettingError
 from chainctl.exits import ExitCode
-from chainctl.options import SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data_json, data_text, table, talk
+from chainctl.settings import DEMO, ENVIRONMENT_PREFIX, load_settings
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
     from local_stack import LocalStack, StackStatus
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def stack() -> None:
     """A real PostgreSQL and a real Kafka on this machine, reached on loopback only."""
 
@@ -113,3 +115,35 @@ def _quoted(value: str) -> str:
     """Return `value` for a shell, always in quotes."""
     quoted = shlex.quote(value)
     return quoted if quoted.startswith("'") else f"'{quoted}'"
+
+
+# -- what the last demo has left ------------------------------------------------------------------
+
+
+def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Make what the last demo has left the default of every option. Raises SettingError."""
+    if not wanted or context.resilient_parsing:
+        return
+    from local_stack.last_demo import last_demo
+
+    stack = stack_of(load_settings().settings)
+    left = last_demo(stack)
+    if left is None:
+        raise SettingError("--demo", str(stack.directory), "the folder of a stack with a demo")
+    servers = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in stack.environment().items()
+    }
+    context.meta[DEMO] = servers | {"gap_database": (servers["gap_database"],)}
+    context.default_map = dict(context.default_map or {}) | {
+        "chain_id": left.chain,
+        "chains": [left.chain],
+        "path": left.second_journal,
+        "sources": left.sources,
+    }
+
+
+demo_option: Final = click.option(
+    "--demo", is_flag=True, is_eager=True, expose_value=False, callback=_take_last_demo,
+    help="Take servers, chain and files from the last demo, where no option names others.",
+)  # fmt: skip

@@ -1,124 +1,72 @@
-"""`chainctl status` and `top`: the state of one chain, and of all of them."""
+"""`chainctl status`: the state of one chain, or of all of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct
 from msgspec.structs import asdict
 
+from chainctl.commands.stack import demo_option
 from chainctl.database import SQL, looking
-from chainctl.demo_option import demo_option
 from chainctl.event_loop import run_async
-from chainctl.options import (
-    Command,
-    chain_option,
-    json_option,
-    some_chain_option,
-    uses_settings,
-    watch_option,
-)
-from chainctl.output import data, data_json, repeated
-from chainctl.units import Span
-from chainctl.views import (
-    ChainLine,
-    ReceiverLine,
-    read_receivers,
-    write_facts,
-    write_table,
-)
+from chainctl.options import Command, json_option, some_chain_option, uses_settings
+from chainctl.output import data, data_json
+from chainctl.views import ChainLine, ReceiverLine, read_chains, read_receivers, write, write_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from chainctl.settings import Settings
 
 
-_RECEIVER_COLUMNS: Final = (
-    "receiver", "head_delivered", "behind_ids", "behind_rows", "behind_seconds", "updated",
-    "checkpoint", "halted",
-)  # fmt: skip
-_INTAKE_COLUMNS: Final = ("source", "position", "rejects")
-_CHAIN_COLUMNS: Final = (
-    "chain", "leader", "leader_state", "last_beat_seconds", "epoch", "head_persisted",
-    "unpublished_rows", "unpublished_seconds", "last_commit",
-)  # fmt: skip
-_LAG_COLUMNS: Final = ("chain", "receiver", "behind_rows", "behind_seconds", "halted")
-
-_TOP_SPAN: Final = "2s"
-
-
-@click.command(cls=Command)
-@chain_option
-@watch_option
-@demo_option
-@json_option
-@uses_settings("database", "connect_seconds")
-def status(settings: Settings, chain_id: int, watch_seconds: float | None, as_json: bool) -> None:
-    """Show the state of a chain: its heads, its leader, its receivers, its intakes."""
-
-    def show() -> None:
-        chain, receivers, intakes = run_async(_state(settings, chain_id))
-        if as_json:
-            data_json({**asdict(chain), "receivers": receivers, "intakes": intakes})
-            return
-        write_facts(chain)
-        for columns, lines in ((_RECEIVER_COLUMNS, receivers), (_INTAKE_COLUMNS, intakes)):
-            if lines:
-                data("")
-                write_table(columns, lines)
-
-    repeated(watch_seconds, show)
+_RECEIVERS: Final = ("chain", "receiver", "head_delivered", "behind_rows", "behind_seconds",
+                     "updated", "checkpoint", "halted")  # fmt: skip
+_INTAKES: Final = ("source", "position", "rejects")
+_CHAINS: Final = ("chain", "leader", "leader_state", "last_beat_seconds", "epoch", "head_persisted",
+                  "published", "last_commit")  # fmt: skip
 
 
 @click.command(cls=Command)
 @some_chain_option
-@click.option(
-    "--watch", "watch_seconds", type=Span(), metavar="SPAN", default=_TOP_SPAN,
-    show_default=True, help="Show it again after each SPAN.",
-)  # fmt: skip
-@click.option("--once", is_flag=True, help="Show it once and end.")
+@demo_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def top(
-    settings: Settings, chain_id: int | None, watch_seconds: float, once: bool, as_json: bool
-) -> None:
-    """Show all chains with their leaders and receivers, until Ctrl-C."""
+def status(settings: Settings, chain_id: int | None, as_json: bool) -> None:
+    """Show the state of a chain: its heads, its leader, its receivers, its intakes.
 
-    def show() -> None:
-        chains, receivers = run_async(_overview(settings, chain_id))
-        if as_json:
-            data_json({"chains": chains, "receivers": receivers})
-            return
-        write_table(_CHAIN_COLUMNS, chains)
-        data("")
-        write_table(_LAG_COLUMNS, receivers)
+    Without --chain, show a line for each chain and each receiver.
+    """
+    chains, receivers, intakes = run_async(_read(settings, chain_id))
+    if as_json and chain_id is None:
+        data_json({"chains": chains, "receivers": receivers})
+    elif as_json:
+        data_json({**_facts(chains[0]), "receivers": receivers, "intakes": intakes})
+    else:
+        if chain_id is None:
+            write(_CHAINS, chains)
+        else:
+            write_facts(_facts(chains[0]))
+        tables: tuple[tuple[Sequence[str], Sequence[Any]], ...] = (
+            (_RECEIVERS, receivers), (_INTAKES, intakes),
+        )  # fmt: skip
+        for columns, lines in tables:
+            if lines:
+                data("")
+                write(columns, lines)
 
-    repeated(None if once else watch_seconds, show)
+
+def _facts(chain: ChainLine) -> dict[str, Any]:
+    """Return what is shown of one chain: also in words how late it is published."""
+    return {**asdict(chain), "published": chain.published}
 
 
-class IntakeLine(Struct, frozen=True, kw_only=True):
-    """How far an intake was read."""
-
-    source: str
-    position: int
-    rejects: int
-
-
-async def _state(
-    settings: Settings, chain_id: int
-) -> tuple[ChainLine, list[ReceiverLine], list[IntakeLine]]:
-    """Return the chain, its receivers and its intakes, of one snapshot."""
+async def _read(
+    settings: Settings, chain_id: int | None
+) -> tuple[list[ChainLine], list[ReceiverLine], list[Mapping[str, Any]]]:
+    """Return the chains, their receivers, and the intakes of one chain, of one snapshot."""
     async with looking(settings, chain_id) as connection:
-        chain = ChainLine.of(await connection.fetchrow(SQL["chain_status"], chain_id))
+        chains = await read_chains(connection, chain_id)
         receivers = await read_receivers(connection, chain_id)
         intakes = await connection.fetch(SQL["intakes"], chain_id)
-    return chain, receivers, [IntakeLine(**row) for row in intakes]
-
-
-async def _overview(
-    settings: Settings, chain_id: int | None
-) -> tuple[list[ChainLine], list[ReceiverLine]]:
-    """Return every chain, and every receiver with its lag, of one snapshot."""
-    async with looking(settings, chain_id) as connection:
-        chains = await connection.fetch(SQL["chain_status"], chain_id)
-        return list(map(ChainLine.of, chains)), await read_receivers(connection, chain_id)
+    return chains, receivers, [dict(row) for row in intakes]

@@ -1,1 +1,1 @@
-"""The console: one page that shows a database live, and acts on it by hand."""
+"""The console: one page that shows a database live."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -39,10 +39,6 @@ class Reader(Protocol):
         """Return a snapshot. Raises OrderchainError where there is none now."""
         ...
 
-    def expire(self) -> None:
-        """Read everything the next time."""
-        ...
-
 
 class Feed:
     """The last state, and who waits for the next one.
@@ -68,7 +64,6 @@ class Feed:
         self._number = 0
         self._changes = b""
         self._news = asyncio.Event()
-        self._hurried = asyncio.Event()
         self._wanted = asyncio.Event()
         self._rests = True
         self._is_closed = False
@@ -81,16 +76,8 @@ class Feed:
             await self._wanted.wait()
             pause = await self._look()
             self._rests = False
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._hurried.wait()
-            self._hurried.clear()
+            await asyncio.sleep(pause)
             self._rests = not self._wanted.is_set()
-
-    def hurry(self) -> None:
-        """Look at everything at once: somebody has changed something."""
-        self._reader.expire()
-        self._hurried.set()
 
     def close(self) -> None:
         """End all streams."""

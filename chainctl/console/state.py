@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from chain_kernel.text import counted
 from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
+from outbox.acts import InboxCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
 
 Fields = dict[str, Any]
 Document = dict[str, dict[str, Fields]]
@@ -37,40 +39,6 @@ class OutboxLine(Struct, frozen=True, kw_only=True):
     """Those that nobody has sent though they fell due a minute ago; None of finished ones."""
     overdue_seconds: float | None
     trouble: str | None
-
-
-class StuckDelivery(Struct, frozen=True, kw_only=True):
-    """A delivery that waits for a person."""
-
-    message_id: str
-    consumer: str
-    destination: str
-    tries: int
-    last_error: str | None
-
-
-class InboxLine(Struct, frozen=True, kw_only=True):
-    """What waits for one consumer of this database."""
-
-    consumer: str
-    parked: int
-    """Messages that wait for a retry, or for one before them with their key."""
-    dead: int
-    """Messages that it has given up: they wait for a person."""
-
-
-class LetterLine(Struct, frozen=True, kw_only=True):
-    """A dead letter, as `chainctl outbox dead list` shows it."""
-
-    message_id: str
-    consumer: str
-    destination: str
-    topic: str
-    key: str | None
-    failures: int
-    reason: str
-    last_error: str
-    dead_at: str
 
 
 class VerifiedLine(Struct, frozen=True, kw_only=True):
@@ -97,19 +65,6 @@ class ReportFile(Struct, frozen=True, kw_only=True):
     """Whether all was whole; None for a page that does not say it."""
 
 
-class MessageAct(Struct, frozen=True, kw_only=True):
-    """What somebody did to a message by hand, as `outbox acts` and `outbox dead acts` show it."""
-
-    of: Literal["delivery", "dead letter"]
-    act_id: int
-    act: str
-    message_id: str
-    consumer: str
-    actor: str
-    reason: str
-    acted_at: str
-
-
 class Overview(Struct, frozen=True, kw_only=True):
     """All that the console shows of a database."""
 
@@ -123,13 +78,8 @@ class Overview(Struct, frozen=True, kw_only=True):
     gaps: tuple[GapLine, ...] = ()
     """The last ones of all receivers, and the last ones that are not filled."""
     acts: tuple[ActLine, ...] = ()
-    message_acts: tuple[MessageAct, ...] = ()
     outbox: tuple[OutboxLine, ...] = ()
-    stuck: tuple[StuckDelivery, ...] = ()
-    """The oldest abnormal deliveries."""
-    inboxes: tuple[InboxLine, ...] = ()
-    letters: tuple[LetterLine, ...] = ()
-    """The newest dead letters."""
+    inboxes: tuple[InboxCount, ...] = ()
     verified: tuple[VerifiedLine, ...] = ()
     report: ReportFile | None = None
     absent: dict[str, str] = {}
@@ -141,7 +91,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     level: Literal["bad", "warn"]
     section: str
-    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox`, `letters` or
+    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox`, `inboxes` or
     `verified`."""
     chain: int | None
     text: str
@@ -172,8 +122,7 @@ def _of_chains(chains: Iterable[ChainLine]) -> Iterator[Notice]:
             text = f"{name}: {leader} is silent. A standby takes over, if one runs."
             yield Notice(level="bad", section="chains", chain=line.chain, text=text)
         elif line.is_late:
-            why = "they wait for the broker" if line.is_led else "nobody leads"
-            text = f"{name}: committed orders are published late: {why}."
+            text = f"{name}: published {line.published}."
             yield Notice(level="warn", section="chains", chain=line.chain, text=text)
 
 
@@ -233,13 +182,13 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
         yield Notice(level="bad", section="outbox", chain=None, text=text)
 
 
-def _of_inboxes(inboxes: Iterable[InboxLine]) -> Iterator[Notice]:
+def _of_inboxes(inboxes: Iterable[InboxCount]) -> Iterator[Notice]:
     for line in inboxes:
         if line.dead:
             are = "It is a dead letter" if line.dead == 1 else "They are dead letters"
             many = counted(line.dead, "message")
             text = f"Consumer {line.consumer}: it has given up {many}. {are}."
-            yield Notice(level="bad", section="letters", chain=None, text=text)
+            yield Notice(level="bad", section="inboxes", chain=None, text=text)
 
 
 def _of_verification(snapshot: Overview) -> Iterator[Notice]:
@@ -299,46 +248,31 @@ def document(snapshot: Overview) -> Document:
     return {
         "chains": {
             str(line.chain): {
-                **msgspec.structs.asdict(line),
+                **asdict(line),
                 "orders_per_second": snapshot.paces.get(line.chain),
             }
             for line in snapshot.chains
         },
         "receivers": {
-            f"{line.chain}/{line.receiver}": {**msgspec.structs.asdict(line), "state": line.state}
+            f"{line.chain}/{line.receiver}": {**asdict(line), "state": line.state}
             for line in snapshot.receivers
         },
         "gaps": {
             f"{gap.chain}/{gap.receiver}/{gap.after_id}": {
-                **msgspec.structs.asdict(gap),
+                **asdict(gap),
                 "blocks": gap in blocked,
             }
             for gap in snapshot.gaps
         },
-        "acts": {str(act.act_id): msgspec.structs.asdict(act) for act in snapshot.acts},
-        "message_acts": {
-            f"{act.of}/{act.act_id}": msgspec.structs.asdict(act) for act in snapshot.message_acts
-        },
+        "acts": {str(act.act_id): asdict(act) for act in snapshot.acts},
         "outbox": {
-            f"{line.destination or ''}/{line.status}": msgspec.structs.asdict(line)
-            for line in snapshot.outbox
+            f"{line.destination or ''}/{line.status}": asdict(line) for line in snapshot.outbox
         },
-        "stuck": {
-            f"{each.message_id}/{each.consumer}": msgspec.structs.asdict(each)
-            for each in snapshot.stuck
-        },
-        "inboxes": {line.consumer: msgspec.structs.asdict(line) for line in snapshot.inboxes},
-        "letters": {
-            f"{each.message_id}/{each.consumer}": msgspec.structs.asdict(each)
-            for each in snapshot.letters
-        },
-        "verified": {str(line.chain): msgspec.structs.asdict(line) for line in snapshot.verified},
-        "report": {"last": msgspec.structs.asdict(snapshot.report)} if snapshot.report else {},
+        "inboxes": {line.consumer: asdict(line) for line in snapshot.inboxes},
+        "verified": {str(line.chain): asdict(line) for line in snapshot.verified},
+        "report": {"last": asdict(snapshot.report)} if snapshot.report else {},
         "absent": {part: {"why": why} for part, why in snapshot.absent.items()},
-        "notices": {
-            f"{number:04}": msgspec.structs.asdict(each)
-            for number, each in enumerate(notices(snapshot))
-        },
+        "notices": {f"{number:04}": asdict(each) for number, each in enumerate(notices(snapshot))},
         "about": {"database": {"id": snapshot.database_id, "read_at": snapshot.read_at}},
     }
 

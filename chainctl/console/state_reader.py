@@ -6,9 +6,8 @@ import html
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
@@ -18,26 +17,24 @@ from chain_kernel.errors import RefusedError
 from chain_kernel.files import open_regular
 from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
-from chainctl.console.state import (
-    InboxLine,
-    LetterLine,
-    Look,
-    MessageAct,
-    OutboxLine,
-    Overview,
-    ReportFile,
-    StuckDelivery,
-    VerifiedLine,
+from chainctl.console.state import Look, OutboxLine, Overview, ReportFile, VerifiedLine
+from chainctl.database import SQL, database_id, require_server, utc
+from chainctl.locks import naming_lock_holders
+from chainctl.schema.parts import has_part
+from chainctl.views import (
+    ActLine,
+    ChainLine,
+    GapLine,
+    ReceiverLine,
+    lines_of,
+    read_chains,
+    read_receivers,
 )
-from chainctl.database import SQL, database_id, naming_lock_holders, require_server, utc
-from chainctl.messages import has_part
-from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine, read_receivers
 from outbox import acts
 from outbox.roles import OUTBOX_OPERATOR
-from outbox.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from chainctl.database import Connection
@@ -65,7 +62,6 @@ SHARE: Final = 9
 
 GAPS_SHOWN: Final = 200
 ACTS_SHOWN: Final = 50
-STUCK_SHOWN: Final = 200
 """Rows of a list: a screen or four. The commands show all of them."""
 
 _HEAD_BYTES: Final = 8_192
@@ -91,24 +87,6 @@ class Ledger(Struct, frozen=True):
 
     gaps: tuple[GapLine, ...] = ()
     acts: tuple[ActLine, ...] = ()
-
-
-class Outbox(Struct, frozen=True):
-    """The deliveries."""
-
-    is_there: bool = False
-    counts: tuple[OutboxLine, ...] = ()
-    stuck: tuple[StuckDelivery, ...] = ()
-    acts: tuple[MessageAct, ...] = ()
-
-
-class Inboxes(Struct, frozen=True):
-    """What consumers have parked or given up."""
-
-    is_there: bool = False
-    counts: tuple[InboxLine, ...] = ()
-    letters: tuple[LetterLine, ...] = ()
-    acts: tuple[MessageAct, ...] = ()
 
 
 class _Part(Generic[_T]):
@@ -166,8 +144,12 @@ class StateReader:
         self._verified = _Part[tuple[VerifiedLine, ...]](
             (), self._read_verified, VERIFIED_SECONDS, AUDITOR
         )
-        self._outbox = _Part(Outbox(), _read_outbox, OUTBOX_SECONDS, OUTBOX_OPERATOR)
-        self._inboxes = _Part(Inboxes(), _read_inboxes, OUTBOX_SECONDS, OUTBOX_OPERATOR)
+        self._outbox = _Part[tuple[OutboxLine, ...] | None](
+            None, _read_outbox, OUTBOX_SECONDS, OUTBOX_OPERATOR
+        )
+        self._inboxes = _Part[tuple[acts.InboxCount, ...] | None](
+            None, _read_inboxes, OUTBOX_SECONDS, OUTBOX_OPERATOR
+        )
 
     async def read(self) -> Overview:
         """Return the state.
@@ -176,15 +158,10 @@ class StateReader:
         from being read where the database has no outbox and no inbox either.
         """
         await self._session.run(self._look)
-        has_messages = self._outbox.value.is_there or self._inboxes.value.is_there
+        has_messages = (self._outbox.value, self._inboxes.value) != (None, None)
         if self._chains.refusal is not None and not has_messages:
             raise self._chains.refusal
         return self._snapshot()
-
-    def expire(self) -> None:
-        """Read every part the next time: somebody has changed something."""
-        for part in (self._chains, self._ledger, self._verified, self._outbox, self._inboxes):
-            part.due = 0.0
 
     async def close(self) -> None:
         """Close the connection; never raises."""
@@ -210,11 +187,11 @@ class StateReader:
             "chains": self._chains.refusal,
             "gaps": self._ledger.refusal,
             "outbox": self._outbox.refusal,
-            "letters": self._inboxes.refusal,
+            "inboxes": self._inboxes.refusal,
             "verified": self._verified.refusal,
         }
         absent = {name: str(refusal) for name, refusal in parts.items() if refusal is not None}
-        if not self._outbox.value.is_there and "outbox" not in absent:
+        if self._outbox.value is None and "outbox" not in absent:
             absent["outbox"] = "this database has no outbox"
         chains = None if "chains" in absent else self._chains.value
         return Overview(
@@ -225,11 +202,8 @@ class StateReader:
             receivers=() if chains is None else chains.receivers,
             gaps=self._ledger.value.gaps,
             acts=self._ledger.value.acts,
-            message_acts=self._outbox.value.acts + self._inboxes.value.acts,
-            outbox=self._outbox.value.counts,
-            stuck=self._outbox.value.stuck,
-            inboxes=self._inboxes.value.counts,
-            letters=self._inboxes.value.letters,
+            outbox=self._outbox.value or (),
+            inboxes=self._inboxes.value or (),
             verified=self._verified.value,
             report=None if self._report is None else report_file(self._report),
             absent=absent,
@@ -238,13 +212,13 @@ class StateReader:
     async def _read_chains(self, connection: Connection) -> Chains:
         at = await connection.fetchval(SQL["clock"])
         identity = await database_id(connection)
-        rows = await connection.fetch(SQL["chain_status"], None)
-        look = Look(at, {row["chain_id"]: row["last_id"] for row in rows})
+        chains = await read_chains(connection, None)
+        look = Look(at, {line.chain: line.head_persisted for line in chains})
         return Chains(
             read_at=datetime.fromtimestamp(at, UTC),
             database_id=str(identity),
             look=look,
-            chains=tuple(map(ChainLine.of, rows)),
+            chains=tuple(chains),
             paces=await self._paces(connection, look),
             receivers=tuple(await read_receivers(connection, None)),
         )
@@ -270,80 +244,25 @@ class StateReader:
 async def _read_ledger(connection: Connection) -> Ledger:
     filters = (None, None)
     rows = {
-        (row["chain_id"], row["receiver"], row["after_id"]): row
+        (row["chain"], row["receiver"], row["after_id"]): row
         for is_open in (False, True)
         for row in await connection.fetch(SQL["gaps"], *filters, is_open, None, GAPS_SHOWN)
     }
     found = await connection.fetch(SQL["acts"], None, None, ACTS_SHOWN)
-    return Ledger(
-        tuple(map(GapLine.of, rows.values())),
-        tuple(map(ActLine.of, found)),
-    )
+    return Ledger(tuple(lines_of(GapLine, [*rows.values()])), tuple(lines_of(ActLine, found)))
 
 
-async def _read_outbox(connection: Connection) -> Outbox:
+async def _read_outbox(connection: Connection) -> tuple[OutboxLine, ...] | None:
     if not await has_part(connection, "outbox"):
-        return Outbox()
+        return None
     counts = await acts.read_counts(connection, OVERDUE_SECONDS)
-    abnormal = acts.DeliveryFilter(statuses=(Status.ABNORMAL,), limit=STUCK_SHOWN)
-    return Outbox(
-        is_there=True,
-        counts=tuple(OutboxLine(**row) for row in counts),
-        stuck=tuple(
-            StuckDelivery(
-                message_id=str(each.message_id),
-                consumer=each.consumer,
-                destination=each.destination,
-                tries=each.tries,
-                last_error=each.last_error,
-            )
-            for each in await acts.find(connection, abnormal)
-        ),
-        acts=_message_acts("delivery", await acts.last_acts(connection, None, ACTS_SHOWN)),
-    )
+    return tuple(OutboxLine(**row) for row in counts)
 
 
-def _message_acts(
-    of: Literal["delivery", "dead letter"], rows: Iterable[Mapping[str, Any]]
-) -> tuple[MessageAct, ...]:
-    return tuple(
-        MessageAct(
-            of=of,
-            act_id=row["act_id"],
-            act=row["act"],
-            message_id=str(row["message_id"]),
-            consumer=row["consumer"],
-            actor=row["actor"],
-            reason=row["reason"],
-            acted_at=utc(row["acted_at"]),
-        )
-        for row in rows
-    )
-
-
-async def _read_inboxes(connection: Connection) -> Inboxes:
+async def _read_inboxes(connection: Connection) -> tuple[acts.InboxCount, ...] | None:
     if not await has_part(connection, "inbox"):
-        return Inboxes()
-    found = acts.DeadLetters(connection)
-    return Inboxes(
-        is_there=True,
-        counts=tuple(InboxLine(**msgspec.structs.asdict(each)) for each in await found.inboxes()),
-        letters=tuple(
-            LetterLine(
-                message_id=str(each.message_id),
-                consumer=each.consumer,
-                destination=each.destination,
-                topic=each.topic,
-                key=each.key,
-                failures=each.failures,
-                reason=each.reason,
-                last_error=each.last_error,
-                dead_at=utc(each.dead_at),
-            )
-            for each in await found.list(acts.DeadLetterFilter(limit=STUCK_SHOWN))
-        ),
-        acts=_message_acts("dead letter", await found.last_acts(None, ACTS_SHOWN)),
-    )
+        return None
+    return tuple(await acts.DeadLetters(connection).inboxes())
 
 
 async def _verified_of(connection: Connection, chain_id: int) -> VerifiedLine:

@@ -21,6 +21,7 @@ from chain_kernel.sql import (
     SCHEMA_VERSION,
     load_sql,
     renumbering,
+    require_version,
     schema_sql,
 )
 from chainctl.database import SQL
@@ -223,6 +224,18 @@ async def read_version(connection: Connection, part: SchemaPart) -> Version | No
     row = await connection.fetchrow(SQL[part.version_table])
     # 0 for a table without its row: no version that we know.
     return Version(0, None) if row is None else Version(row["version"], row["upgrade_to"])
+
+
+async def has_part(connection: Connection, name: str) -> bool:
+    """Return whether the database has the tables of a part of the schema.
+
+    Raises SchemaError where they are of another version than ours.
+    """
+    part = PARTS[name]
+    if not await connection.fetchval(SQL["has_table"], part.version_table):
+        return False
+    require_version(await connection.fetchrow(SQL[part.version_table]), part.version, part.name)
+    return True
 
 
 async def apply_steps(

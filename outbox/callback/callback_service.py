@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clock import Clock
     from chain_kernel.monitoring import Sample
-    from outbox.callback.calls import SenderCalls
+    from outbox.callback.calls import HttpSenderCalls
     from outbox.callback.config import CallbackConfig, Reply
 
 
@@ -117,7 +117,7 @@ class CallbackService:
     """What the service does with records and with time; see `CallbackIntake` for Kafka."""
 
     def __init__(
-        self, config: CallbackConfig, calls: SenderCalls, *, clock: Clock | None = None
+        self, config: CallbackConfig, calls: HttpSenderCalls, *, clock: Clock | None = None
     ) -> None:
         self._counters = CallbackStats()
         self._config = config

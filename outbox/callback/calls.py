@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -31,11 +31,12 @@ from outbox.http_call import ask
 from outbox.records import PROOF_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from outbox.callback.checked_sender import CheckedSender
+    from outbox.service.config import Client
 
 
 _T = TypeVar("_T")
@@ -64,52 +65,18 @@ class Refusals(Struct):
     refused: list[UUID]
 
 
-class Addressee(Protocol):
-    """How one sender is reached."""
-
-    @property
-    def callback_url(self) -> str:
-        """The URL that `/resend` and `/confirmed` are appended to; empty: it has none."""
-        ...
-
-    @property
-    def call_token(self) -> str:
-        """The token that we show to it."""
-        ...
-
-
-class SenderCalls(Protocol):
-    """How senders are called. Both raise RetryError or RefusedError if there was no answer."""
-
-    async def resend(
-        self, sender: str, consumer: str, message_ids: Sequence[UUID]
-    ) -> Mapping[UUID, Reply]:
-        """Ask to resend messages. Those that are left out were not answered."""
-        ...
-
-    async def confirmed(
-        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
-    ) -> Collection[UUID]:
-        """Report that a consumer has applied messages, with its proof of each.
-
-        Returns once the sender has stored it. Returns those whose proofs are wrong, which are not
-        stored.
-        """
-        ...
-
-
 class HttpSenderCalls:
-    """Calls senders at their addresses."""
+    """Calls senders at their addresses. Raises RetryError or RefusedError if there is no answer."""
 
-    def __init__(self, address: Callable[[str], Addressee], seconds: float) -> None:
-        """`address` returns how a sender is reached, by name; it raises SettingError."""
+    def __init__(self, address: Callable[[str], Client], seconds: float) -> None:
+        """`address` returns a sender by its name; it raises SettingError."""
         self._address = address
         self._seconds = seconds
 
     async def resend(
         self, sender: str, consumer: str, message_ids: Sequence[UUID]
     ) -> Mapping[UUID, Reply]:
-        """See `SenderCalls.resend`."""
+        """Ask to resend messages. Those that are left out were not answered."""
         content = CalledMessages(consumer, list(message_ids))
         replies = (await self._ask(sender, "resend", content, Replies)).replies
         return {each: replies[str(each)] for each in message_ids if str(each) in replies}
@@ -117,7 +84,11 @@ class HttpSenderCalls:
     async def confirmed(
         self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
     ) -> list[UUID]:
-        """See `SenderCalls.confirmed`."""
+        """Report that a consumer has applied messages, with its proof of each.
+
+        Returns once the sender has stored it. Returns those whose proofs are wrong, which are not
+        stored.
+        """
         shown = [proof.hex() for proof in proofs.values()]
         content = CalledMessages(consumer, list(proofs), shown)
         return (await self._ask(sender, "confirmed", content, Refusals)).refused

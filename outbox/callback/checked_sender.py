@@ -26,13 +26,12 @@ from outbox.message import Message, draw_message_ids, smallest_id
 from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
-from outbox.sender.config import RelayStats
 from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
 from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import AbnormalDelivery, ConfirmOutcome, RelayStore, messages_of
-from outbox.sender.sweep import Alerts
+from outbox.sender.sweep import report_abnormal
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -87,7 +86,6 @@ class CheckedSender(ServiceOfParts):
         self._store = RelayStore(config, lambda: None)
         self._session = OutboxSession(config, "mode 5")
         self._sender = MessageSender(config.kafka, config.send_seconds)
-        self._alerts = Alerts(config, RelayStats())
         self._checks = Destination(name=_CHECKS, topic=checked.check_topic, confirm="none")
         self._oldest = smallest_id(0)
         self._tally = Tally("left to the callback service and the sweep")
@@ -122,7 +120,6 @@ class CheckedSender(ServiceOfParts):
         self._parts.begin("send", self._parcel_sender.run())
         self._parts.begin("broker", endless("broker", self._parcel_sender.watch_broker))
         self._parts.begin("outbox", endless("outbox", self._keep_looking))
-        self._parts.begin("alerts", self._alerts.run())
         self._parts.begin("topics", durability.keep_looking(self._topics))
 
     async def _look(self) -> None:
@@ -149,11 +146,7 @@ class CheckedSender(ServiceOfParts):
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(self._config.stop_seconds):
-                    await self._parts.during(self._finished)
-
-    async def _finished(self) -> None:
-        await self._parcel_sender.finish()
-        await self._alerts.finish()
+                    await self.settle()
 
     @asynccontextmanager
     async def transaction(self, connection: Connection) -> AsyncIterator[BusinessTransaction]:
@@ -182,7 +175,7 @@ class CheckedSender(ServiceOfParts):
 
     async def settle(self) -> None:
         """Return once everything handed over is sent. Raises PartEnded."""
-        await self._parts.during(self._finished)
+        await self._parts.during(self._parcel_sender.finish)
 
     # ------------------------------------------------------------ what the callback service calls
 
@@ -244,12 +237,17 @@ class CheckedSender(ServiceOfParts):
             )
         if not self._is_known(messages):
             await self._look()
-        messages = [
-            each for each in messages if each.destination in self._parcel_sender.destinations
-        ]
+        groups: dict[str, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(message.destination, []).append(message)
+        known, oldest = self._parcel_sender.destinations, await self._store.oldest_unfinished()
         sent: set[UUID] = set()
-        oldest = await self._store.oldest_unfinished()
-        results = await self._sender.send(messages, self._parcel_sender.destinations, oldest)
+        sends = [
+            self._sender.send(group, known[name], oldest)
+            for name, group in groups.items()
+            if name in known
+        ]
+        results = [each for some in await asyncio.gather(*sends) for each in some]
         for batch in results:
             if batch.error is None:
                 sent |= {message.message_id for message in batch.messages}
@@ -265,7 +263,7 @@ class CheckedSender(ServiceOfParts):
     def _report_abnormal(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counters.abnormal += len(rows)
-            self._alerts.report([AbnormalDelivery(*row) for row in rows])
+            report_abnormal([AbnormalDelivery(*row) for row in rows])
 
     # ------------------------------------------------------------------------------ after a commit
 
@@ -275,12 +273,12 @@ class CheckedSender(ServiceOfParts):
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         """Send the checks first: a check without its message is fixed, the reverse is not."""
         checks = self._checks_of(messages, destination)
-        for sent in await self._sender.send(checks, {_CHECKS: self._checks}, self._oldest):
+        for sent in await self._sender.send(checks, self._checks, self._oldest):
             if (error := sent.error) is not None:
                 if not isinstance(error, TopicTrouble):
                     error = RetryError(f"the check record was not taken: {error!r}")
                 return [Sent(destination.topic, -1, messages, error=error)]
-        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+        return await self._sender.send(messages, destination, self._oldest)
 
     def _checks_of(self, messages: Sequence[Message], destination: Destination) -> list[Message]:
         if not destination.consumers:

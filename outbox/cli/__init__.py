@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import click
 
-from chainctl.options import SuggestingGroup
+from chainctl.options import Group
 from outbox.cli.dead_letters import group as dead
 from outbox.cli.deliveries import (
     abandon,
     acts,
-    failed,
     list_,
     resend,
     retry,
@@ -20,7 +19,7 @@ from outbox.cli.destinations import group as destination
 from outbox.cli.relay import keep, relay
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def outbox() -> None:
     """Messages that must arrive, in any order: the sender's side, and a consumer's dead letters."""
 
@@ -32,7 +31,6 @@ for _each in (
     list_,
     show,
     acts,
-    failed,
     retry,
     abandon,
     resend,

@@ -11,21 +11,20 @@ from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.messages import act_on_letters, letters_of
 from chainctl.options import (
+    Group,
     Integer,
-    SuggestingGroup,
     act_by_hand,
     json_option,
     limit_option,
     options,
     since_option,
     uses_settings,
-    watch_option,
 )
-from chainctl.output import data, data_json, repeated, table, talk
+from chainctl.output import data, data_json, table, talk
 from chainctl.units import Span
 from outbox.acts import DeadLetterFilter
+from outbox.cli.connections import act_on_letters, letters_of
 from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ PAYLOAD_SHOWN: Final = 500
 """Characters shown of a payload that is text; --json shows all of it."""
 
 
-@click.group("dead", cls=SuggestingGroup)
+@click.group("dead", cls=Group)
 def group() -> None:
     """Dead letters of a consumer: messages whose tries are used up.
 
@@ -72,28 +71,23 @@ _chosen: Final = options(
 @group.command("list")
 @_chosen
 @click.option("--abandoned", is_flag=True, help="Those that were abandoned too.")
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def list_(
     settings: Settings,
     abandoned: bool,
-    watch_seconds: float | None,
     as_json: bool,
     **chosen: Any,  # noqa: ANN401 - the options of `_chosen`
 ) -> None:
     """List dead letters, the newest first."""
 
-    def show_letters() -> None:
-        wanted = _filter(with_abandoned=abandoned, **chosen)
-        found = _asked(settings, lambda letters: letters.list(wanted))
-        if as_json:
-            data_json(found)
-            return
-        columns = ("message_id", "consumer", "dead", "why", "failures", "last_error")
-        table(columns, list(map(_cells_of, found)))
-
-    repeated(watch_seconds, show_letters)
+    wanted = _filter(with_abandoned=abandoned, **chosen)
+    found = _asked(settings, lambda letters: letters.list(wanted))
+    if as_json:
+        data_json(found)
+        return
+    columns = ("message_id", "consumer", "dead", "why", "failures", "last_error")
+    table(columns, list(map(_cells_of, found)))
 
 
 def _cells_of(letter: DeadLetter) -> tuple[object, ...]:
@@ -130,14 +124,12 @@ def show(settings: Settings, message_id: UUID, consumer: str | None, as_json: bo
 @group.command()
 @since_option
 @limit_option
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def acts(
     settings: Settings,
     since_seconds: float | None,
     limit: int,
-    watch_seconds: float | None,
     as_json: bool,
 ) -> None:
     """Show what people did about dead letters, and why; the last first.
@@ -146,11 +138,8 @@ def acts(
     """
     columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
 
-    def show_acts() -> None:
-        found = _asked(settings, lambda letters: letters.last_acts(since_seconds, limit))
-        listed(found, columns, as_json)
-
-    repeated(watch_seconds, show_acts)
+    found = _asked(settings, lambda letters: letters.last_acts(since_seconds, limit))
+    listed(found, columns, as_json)
 
 
 @group.command()

@@ -12,7 +12,6 @@ from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
-from chainctl.messages import act_on_deliveries, outbox_of
 from chainctl.options import (
     Command,
     Integer,
@@ -24,20 +23,18 @@ from chainctl.options import (
     reason_option,
     since_option,
     uses_settings,
-    watch_option,
 )
-from chainctl.output import data, data_json, repeated, table, talk
+from chainctl.output import data, data_json, table, talk
 from chainctl.units import Span
 from outbox.acts import (
     COUNTED,
     DeliveryFilter,
-    failed_messages,
     find,
     last_acts,
     look,
     read_counts,
-    why_unchanged,
 )
+from outbox.cli.connections import act_on_deliveries, outbox_of
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -155,48 +152,35 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
     "--overdue", "overdue_seconds", type=Span(), default="1m", show_default=True, metavar="SPAN",
     help="A delivery is overdue if nobody has sent it for so long since it fell due.",
 )  # fmt: skip
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def status(
-    settings: Settings, overdue_seconds: float, watch_seconds: float | None, as_json: bool
-) -> ExitCode:
+def status(settings: Settings, overdue_seconds: float, as_json: bool) -> ExitCode:
     """Show how many deliveries have which status, and what is wrong with their destinations.
 
-    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is not heard of,
-    or no relay runs while deliveries are overdue.
+    Exit code 1 when some are abnormal or overdue, a topic is missing, or no relay runs while
+    deliveries are overdue.
     """
 
-    def show() -> ExitCode:
-        found = asked(settings, read_counts, overdue_seconds)
-        listed(found, COUNTED, as_json)
-        is_wrong = any(
-            row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found
-        )
-        return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
-
-    return repeated(watch_seconds, show)
+    found = asked(settings, read_counts, overdue_seconds)
+    listed(found, COUNTED, as_json)
+    is_wrong = any(row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found)
+    return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
 
 
 @click.command("list", cls=Command)
 @filtered
 @click.option("--key", metavar="KEY", help="Only those of messages with this key.")
 @status_option
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def list_(
     settings: Settings,
-    watch_seconds: float | None,
     as_json: bool,
     **given: Any,  # noqa: ANN401
 ) -> None:
     """List deliveries, the oldest first; finished ones only by their --status or --id."""
 
-    def show_deliveries() -> None:
-        listed(asked(settings, find, chosen_filter(given)), _COLUMNS, as_json)
-
-    repeated(watch_seconds, show_deliveries)
+    listed(asked(settings, find, chosen_filter(given)), _COLUMNS, as_json)
 
 
 @click.command(cls=Command)
@@ -249,14 +233,12 @@ _ACT_COLUMNS: Final = (
 @click.command(cls=Command)
 @since_option
 @limit_option
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
 def acts(
     settings: Settings,
     since_seconds: float | None,
     limit: int,
-    watch_seconds: float | None,
     as_json: bool,
 ) -> None:
     """Show what people did to messages by hand, and why; the last first.
@@ -264,34 +246,15 @@ def acts(
     Acts are kept forever, also those on messages that are no longer stored.
     """
 
-    def show_acts() -> None:
-        found = list(map(_act_of, asked(settings, last_acts, since_seconds, limit)))
-        if not as_json:
-            found = [{**r, "change": f"{r['from_status']} -> {r['to_status']}"} for r in found]
-        listed(found, _ACT_COLUMNS, as_json)
-
-    repeated(watch_seconds, show_acts)
+    found = list(map(_act_of, asked(settings, last_acts, since_seconds, limit)))
+    if not as_json:
+        found = [{**r, "change": f"{r['from_status']} -> {r['to_status']}"} for r in found]
+    listed(found, _ACT_COLUMNS, as_json)
 
 
 def _act_of(row: Mapping[str, Any]) -> dict[str, Any]:
     statuses = {name: Status(row[name]).name.lower() for name in ("from_status", "to_status")}
     return {**row, **statuses}
-
-
-@click.command(cls=Command)
-@click.option(
-    "--limit", type=Integer(1, 1_000), default=100, show_default=True, metavar="N",
-    help="Show at most so many messages.",
-)  # fmt: skip
-@json_option
-@uses_settings("database", "connect_seconds")
-def failed(settings: Settings, limit: int, as_json: bool) -> None:
-    """Show what businesses would have sent that failed, the newest first.
-
-    It is kept where a business asks for it. Payloads come with --json, as base64.
-    """
-    columns = ("failed_at", "outcome", "message_id", "destination", "key", "error")
-    listed(asked(settings, failed_messages, limit), columns, as_json)
 
 
 # -- acts, each with actor and reason -------------------------------------------------------------
@@ -336,5 +299,6 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
         listed(changed, ("message_id", "consumer", "status"), given["as_json"])
     if changed:
         return ExitCode.CLEAN
-    talk(f"chainctl: {asked(settings, why_unchanged, what, wanted)}")
+    takes = "that are on their way" if what == "resend" else "that are abnormal"
+    talk(f"chainctl: {what} changes deliveries {takes}, and none of those is chosen")
     return ExitCode.FINDINGS

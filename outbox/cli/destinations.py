@@ -9,11 +9,11 @@ import msgspec
 
 from chain_kernel.errors import SettingError
 from chainctl.event_loop import run_async
-from chainctl.messages import outbox_of
-from chainctl.options import Integer, SuggestingGroup, json_option, uses_settings
+from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
-from outbox.cli.deliveries import asked, cell, listed
+from outbox.cli.connections import outbox_of
+from outbox.cli.deliveries import cell, listed
 from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MONTH: Final = Span(30 * 86_400)
 
 
-@click.group("destination", cls=SuggestingGroup)
+@click.group("destination", cls=Group)
 def group() -> None:
     """Where messages may go."""
 
@@ -83,7 +83,7 @@ def group() -> None:
 def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - click's own
     """Set a destination up, or change what is given and nothing else.
 
-    A new one needs --topic. Fields that were never given have the defaults, which `show` shows.
+    A new one needs --topic. Fields that were never given have their defaults.
     """
     name, create_topics = given.pop("name"), given.pop("create_topics")
     partitions = given.pop("partitions")
@@ -112,40 +112,13 @@ async def _set(
     return msgspec.structs.asdict(done)
 
 
-@group.command()
-@click.argument("name")
-@json_option
-@uses_settings("database", "connect_seconds")
-def show(settings: Settings, name: str, as_json: bool) -> None:
-    """Show every field of a destination."""
-    for row in run_async(_destinations(settings)):
-        if row["name"] == name:
-            fields_listed(row, as_json)
-            return
-    raise SettingError("name", name, "a destination that was set up")
-
-
 @group.command("list")
 @json_option
 @uses_settings("database", "connect_seconds")
 def list_destinations(settings: Settings, as_json: bool) -> None:
-    """Show the destinations; `show` shows all fields of one, and --json of all."""
+    """Show the destinations; --json shows all fields."""
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
     listed(run_async(_destinations(settings)), columns, as_json)
-
-
-@group.command()
-@click.argument("name")
-@uses_settings("database", "connect_seconds")
-def remove(settings: Settings, name: str) -> None:
-    """Remove a destination that no delivery waits for; its topics and its history stay.
-
-    Messages to it are refused from then on.
-    """
-    from outbox.sender.upkeep import remove_destination
-
-    asked(settings, remove_destination, name)
-    talk(f"chainctl: destination {name} is removed")
 
 
 @group.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,35 +10,21 @@ import msgspec
 from msgspec import Struct
 
 from chain_kernel.errors import SettingError
-from chain_kernel.files import read_bounded
-from chain_kernel.text import counted
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import (
-    Command,
-    Integer,
-    SuggestingGroup,
-    json_option,
-    options,
-    uses_settings,
-)
+from chainctl.options import Command, Group, Integer, json_option, options, uses_settings
 from chainctl.output import data, data_json, talk
-from chainctl.settings import checked_dsn, variable_of
 from chainctl.units import Size, Span
 from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
-    from outbox import InboxLog, Relay
     from outbox.callback.config import CallbackConfig
     from outbox.sender.upkeep import UpkeepReport
     from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
-
-_URL_BYTES_MAX: Final = 4096
-
 
 _unsafe_durability: Final = click.option(
     "--unsafe-durability", is_flag=True,
@@ -50,16 +35,6 @@ relaying: Final = options(
     click.option("--group", "name", metavar="NAME", help="Kafka group of this database's relays."),
     click.option(
         "--sweep-seconds", type=Span(3_600), metavar="SPAN", help="Wait so long between sweeps."
-    ),
-    click.option(
-        "--alert-webhook-file", type=click.Path(path_type=Path), metavar="FILE",
-        help="Read from it the URL that gets a POST when messages become abnormal. "
-        f"[or env: {variable_of('alert_webhook')}]",
-    ),
-    click.option(
-        "--consumer-log", "consumer_logs", multiple=True, metavar="NAME=FILE",
-        help="A consumer whose inbox the relay may look into, and a file that holds the libpq URL "
-        "of its database: what was applied is not sent again. May be repeated.",
     ),
     _unsafe_durability,
 )  # fmt: skip
@@ -83,51 +58,12 @@ retaining: Final = options(
 """Gives a command the rules of retention."""
 
 
-def alert_webhook(settings: Settings, path: Path | None) -> str:
-    """Return the URL in the file `path`, else that of the settings; empty without one.
-
-    Raises SettingError, which shows nothing of it.
-    """
-    if path is None:
-        return settings.alert_webhook
-    return _url_in(path, "--alert-webhook-file")
-
-
-def consumer_logs(given: tuple[str, ...]) -> dict[str, InboxLog]:
-    """Return the inboxes to look into, by consumer, for `NAME=FILE` each. Raises SettingError."""
-    from outbox import InboxLog
-
-    found: dict[str, InboxLog] = {}
-    for each in given:
-        name, equals, path = each.partition("=")
-        if not (name and equals and path) or name in found:
-            raise SettingError("--consumer-log", each, "NAME=FILE, each name once")
-        url = _url_in(Path(path), "--consumer-log")
-        dsn = checked_dsn("--consumer-log", url, f"the file {path}")
-        found[name] = InboxLog(dsn, name)
-    return found
-
-
-def _url_in(path: Path, flag: str) -> str:
-    """Return the URL that a file holds. Raises SettingError, which shows nothing of it."""
-    try:
-        content = read_bounded(path, _URL_BYTES_MAX)
-    except OSError as error:
-        expected = f"a readable file: {error.strerror or type(error).__name__}"
-        raise SettingError(flag, str(path), expected) from None
-    url = content.decode("ascii", "replace").strip()
-    if not url.isprintable() or not url.isascii() or not url:
-        raise SettingError(flag, str(path), "a file that holds one URL")
-    return url
-
-
 # -- outbox relay, keep ---------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
 @relaying
 @retaining
-@click.option("--alert-command", metavar="PROGRAM", help="Run it then, with JSON on stdin.")
 @http_option
 @json_option
 @uses_settings("database", "kafka", "connect_seconds", "log_format")
@@ -143,41 +79,24 @@ async def _relay(settings: Settings, given: dict[str, Any], as_json: bool) -> No
     from outbox import Relay, RelayConfig
 
     http = given.pop("http")
-    webhook = alert_webhook(settings, given.pop("alert_webhook_file"))
-    logs = consumer_logs(given.pop("consumer_logs"))
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "alert_command" in chosen:
-        chosen["alert_command"] = (chosen["alert_command"],)
     config = RelayConfig(
         database=settings.database_dsn(),
         kafka=settings.kafka_config(),
         connect_seconds=settings.connect_seconds,
-        alert_webhook=webhook,
         **chosen,
     )
-    running = Relay(config, consumer_logs=logs)
+    running = Relay(config)
     try:
-        async with AsyncExitStack() as closing:
-            for log in logs.values():
-                closing.push_async_callback(log.close)
-            watch = await closing.enter_async_context(watched(http))
+        async with watched(http) as watch:
             watch.add(running)
-            await closing.enter_async_context(under_way(running))
-            talk("chainctl: the relay runs")
-            watch.report(lambda: _progress_of(running))
-            report_ready("relays messages")
-            await running.run()
+            async with under_way(running):
+                talk("chainctl: the relay runs")
+                report_ready("relays messages")
+                await running.run()
     finally:
         if as_json:
             data_json(running.stats())
-
-
-def _progress_of(running: Relay) -> str:
-    stats = running.stats()
-    return (
-        f"{counted(stats.sent, 'message')} sent, {stats.consumed} deliveries confirmed, "
-        f"{stats.abnormal} abnormal, {running.waiting} waiting"
-    )
 
 
 @click.command(cls=Command)
@@ -216,7 +135,7 @@ class Token(Struct, frozen=True, kw_only=True):
     token_sha256: str
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def messages() -> None:
     """The message service: the outbox over HTTP."""
 
@@ -294,23 +213,18 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
 
     clients = read_clients(clients_path)
     callback = _callback_config(settings, given) if given["callback"] else None
-    logs = consumer_logs(given["consumer_logs"])
-    run_async(_serve(_service_config(settings, given), clients, callback, logs))
+    run_async(_serve(_service_config(settings, given), clients, callback))
 
 
 async def _serve(
     config: ServiceConfig,
     clients: Clients,
     callback: CallbackConfig | None,
-    logs: dict[str, InboxLog],
 ) -> None:
     from outbox.service.server import MessageService
 
-    async with AsyncExitStack() as stack:
-        for log in logs.values():
-            stack.push_async_callback(log.close)
-        service = MessageService(config, clients, callback=callback, consumer_logs=logs)
-        await stack.enter_async_context(under_way(service))
+    service = MessageService(config, clients, callback=callback)
+    async with under_way(service):
         talk(f"chainctl: messages are served at {service.address}")
         report_ready(f"serves messages at {service.address}")
         await service.run()
@@ -330,7 +244,6 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
             database=settings.database_dsn(),
             kafka=settings.kafka_config(),
             connect_seconds=settings.connect_seconds,
-            alert_webhook=alert_webhook(settings, given["alert_webhook_file"]),
             unsafe_durability=given["unsafe_durability"],
             **relay,
         ),

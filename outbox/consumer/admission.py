@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chain_kernel.clients.postgres import Connection
-    from chain_kernel.clock import Clock
-    from outbox.consumer.attempts import Outcomes
-    from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Attempt, Delivery, Pace
-    from outbox.consumer.filters import Filter
-    from outbox.consumer.in_hand import KeyQueues
-    from outbox.consumer.inbox import ConsumerConnections, Inbox
+    from outbox.consumer.attempts import Attempt, Outcomes
+    from outbox.consumer.delivery import Delivery
 
 
 class _InboxAnswer(NamedTuple):
@@ -42,14 +37,7 @@ class _InboxAnswer(NamedTuple):
 class Admission:
     """Opens the attempts of one consumer: parked messages that are due, and received new ones."""
 
-    config: ConsumerConfig
-    inbox: Inbox
-    connections: ConsumerConnections
-    fast_filter: Filter
-    clock: Clock
     outcomes: Outcomes
-    queues: KeyQueues[Delivery]
-    pace: Pace
     _look_at: float = field(default=0.0, init=False)
     """By the loop's clock: when parked messages are looked for next."""
     _is_fresh_next: bool = field(default=False, init=False)
@@ -66,10 +54,10 @@ class Admission:
     async def _parked(self) -> Attempt | None:
         """Return a parked message whose time has come. A backlog of them leaves others a turn."""
         now = asyncio.get_running_loop().time()
-        if now < self._look_at or (self._is_fresh_next and self.queues.has_ready):
+        if now < self._look_at or (self._is_fresh_next and self.outcomes.queues.has_ready):
             self._is_fresh_next = False
             return None
-        self._look_at = now + self.config.retry_poll_seconds
+        self._look_at = now + self.outcomes.config.retry_poll_seconds
         attempt = await self._open_parked()
         if attempt is not None:
             self._look_at = 0.0
@@ -77,7 +65,7 @@ class Admission:
         return attempt
 
     async def _fresh(self, most: int) -> Attempt | None:
-        taken = self.queues.take(most)
+        taken = self.outcomes.queues.take(most)
         if not taken:
             return None
         end = 1 if taken[0].is_alone else len(taken)
@@ -86,7 +74,7 @@ class Admission:
                 end = at
                 break
         if end < len(taken):
-            self.queues.put_back(taken[end:])
+            self.outcomes.queues.put_back(taken[end:])
         return await self._open_fresh(taken[:end])
 
     # -- parked messages -------------------------------------------------------------------------
@@ -94,44 +82,43 @@ class Admission:
     async def _open_parked(self) -> Attempt | None:
         """Take a parked message whose time has come; None if there is none, or no database."""
         try:
-            connection = await self.connections.take()
+            connection = await self.outcomes.connections.take()
         except AWAY as error:
-            self.pace.interrupted(error)
+            self.outcomes.pace.interrupted(error)
             return None
         try:
-            async with self.connections.deadline():
+            async with self.outcomes.connections.deadline():
                 return await self._take_parked(connection)
         except BaseException as error:
-            self.connections.drop(connection)
+            self.outcomes.connections.drop(connection)
             if not isinstance(error, AWAY):
                 raise
-            self.pace.interrupted(error)
+            self.outcomes.pace.interrupted(error)
             return None
 
     async def _take_parked(self, connection: Connection) -> Attempt | None:
-        is_idempotent = self.config.idempotent
+        is_idempotent = self.outcomes.config.idempotent
         outer = connection.transaction(isolation="read_committed")
         await outer.start()
-        delivery = await self.inbox.take_due(connection, self.clock.wall_ns())
+        delivery = await self.outcomes.inbox.take_due(connection, self.outcomes.clock.wall_ns())
         if delivery is None:
             await outer.rollback()
-            self.connections.give_back(connection)
+            self.outcomes.connections.give_back(connection)
             return None
         inner = connection.transaction()
         await inner.start()
-        if not is_idempotent and not await self.inbox.record(connection, delivery):
+        if not is_idempotent and not await self.outcomes.inbox.record(connection, delivery):
             # Applied before: by another worker that had it while this one parked it.
             await inner.rollback()
             await self.outcomes.unpark(connection, delivery)
             await outer.commit()
-            self.connections.check_commit(connection)
-            self.connections.give_back(connection)
+            self.outcomes.connections.check_commit(connection)
+            self.outcomes.connections.give_back(connection)
             self.outcomes.confirm([delivery])
             return None
         return ParkedAttempt(
             deliveries=[delivery], connection=None if is_idempotent else connection,
-            locking=connection, outer=outer, inner=inner, connections=self.connections,
-            fast_filter=self.fast_filter, outcomes=self.outcomes, pace=self.pace,
+            locking=connection, outer=outer, inner=inner, outcomes=self.outcomes,
         )  # fmt: skip
 
     # -- received messages -----------------------------------------------------------------------
@@ -143,11 +130,11 @@ class Admission:
         """
         first, copies = _apart(taken)
         if copies:
-            self.queues.put_back(copies)
+            self.outcomes.queues.put_back(copies)
         try:
             asked = await self._ask_filter(first)
         except BaseException:
-            self.queues.put_back(first)
+            self.outcomes.queues.put_back(first)
             raise
         if not asked:
             return None
@@ -164,14 +151,12 @@ class Admission:
             return None
         return FreshAttempt(
             deliveries=opened.claimed, connection=opened.connection,
-            transaction=opened.transaction, connections=self.connections,
-            fast_filter=self.fast_filter, outcomes=self.outcomes, queues=self.queues,
-            pace=self.pace,
+            transaction=opened.transaction, outcomes=self.outcomes,
         )  # fmt: skip
 
     async def _ask_filter(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Deal with what the filter settles; return the others."""
-        seen = await self.fast_filter.see([delivery.message_id for delivery in deliveries])
+        seen = await self.outcomes.fast_filter.see([delivery.message_id for delivery in deliveries])
         asked = []
         for delivery, word in zip(deliveries, seen, strict=True):
             match by_filter(word, looked_before=delivery.looked_before):
@@ -191,7 +176,7 @@ class Admission:
             # Most likely another worker has one of them, and is slow.
             await self._put_back(asked, None, leaves_alone=True)
         except AWAY as error:
-            self.pace.interrupted(error)
+            self.outcomes.pace.interrupted(error)
             await self._put_back(asked, None)
         except BaseException:
             await self._put_back(asked, None)
@@ -199,31 +184,31 @@ class Admission:
         return None
 
     async def _ask_database(self, asked: list[Delivery]) -> _InboxAnswer:
-        connection = await self.connections.take()
+        connection = await self.outcomes.connections.take()
         transaction = None
         claimed = asked
         others: list[Delivery] = []
         stored: Mapping[UUID, StoredDelivery] = {}
         try:
-            async with self.connections.deadline():
-                if self.config.idempotent:
-                    ours = await self.inbox.admit(connection, asked)
+            async with self.outcomes.connections.deadline():
+                if self.outcomes.config.idempotent:
+                    ours = await self.outcomes.inbox.admit(connection, asked)
                 else:
                     transaction = connection.transaction(isolation="read_committed")
                     await transaction.start()
-                    ours = await self.inbox.claim(connection, asked)
+                    ours = await self.outcomes.inbox.claim(connection, asked)
                 if len(ours) < len(asked):
                     claimed = [delivery for delivery in asked if delivery.message_id in ours]
                     others = [delivery for delivery in asked if delivery.message_id not in ours]
-                    stored = await self.inbox.judge(connection, others)
+                    stored = await self.outcomes.inbox.judge(connection, others)
                 if transaction is not None and not claimed:
                     await transaction.rollback()
         except BaseException:
             # What a cancelled or failed statement leaves on the wire is not worth finding out.
-            self.connections.drop(connection)
+            self.outcomes.connections.drop(connection)
             raise
         if transaction is None or not claimed:
-            self.connections.give_back(connection)
+            self.outcomes.connections.give_back(connection)
             opened = _InboxAnswer(claimed, others, stored, None, None)
         else:
             opened = _InboxAnswer(claimed, others, stored, connection, transaction)
@@ -237,10 +222,10 @@ class Admission:
         The process that wrote it may have been cut off while it waited for the standby.
         """
         try:
-            await self.connections.barrier()
+            await self.outcomes.connections.barrier()
         except BaseException:
             if opened.connection is not None:
-                self.connections.drop(opened.connection)
+                self.outcomes.connections.drop(opened.connection)
             raise
 
     async def _put_back(
@@ -252,14 +237,14 @@ class Admission:
     ) -> None:
         """Give back messages that were not worked on, and the transaction that claimed them."""
         if connection is not None:
-            self.connections.drop(connection)
+            self.outcomes.connections.drop(connection)
         try:
-            await self.fast_filter.clear([delivery.message_id for delivery in deliveries])
+            await self.outcomes.fast_filter.clear([delivery.message_id for delivery in deliveries])
         finally:
             if leaves_alone:
                 self._leave_alone(deliveries)
             else:
-                self.queues.put_back(deliveries)
+                self.outcomes.queues.put_back(deliveries)
 
     # -- messages that are not worked on ---------------------------------------------------------
 
@@ -274,11 +259,11 @@ class Admission:
             known = stored.get(delivery.message_id, StoredDelivery())
             sorted_out[by_database(is_claimed=False, stored=known)].append(delivery)
         done = sorted_out.pop(InboxDecision.DONE)
-        await self.fast_filter.done([delivery.message_id for delivery in done])
+        await self.outcomes.fast_filter.done([delivery.message_id for delivery in done])
         for delivery in done:
             self._repeated(delivery)
         rest = [delivery for some in sorted_out.values() for delivery in some]
-        await self.fast_filter.clear([delivery.message_id for delivery in rest])
+        await self.outcomes.fast_filter.clear([delivery.message_id for delivery in rest])
         for delivery in sorted_out[InboxDecision.WAIT]:
             self._set_aside(delivery)
         outcomes = self.outcomes
@@ -287,7 +272,7 @@ class Admission:
         await self._held(sorted_out[InboxDecision.TOO_OLD], outcomes.bury_too_old)
         for delivery in sorted_out[InboxDecision.DEAD]:
             outcomes.finish(delivery)
-        self.queues.release(sorted_out[InboxDecision.DEAD])
+        self.outcomes.queues.release(sorted_out[InboxDecision.DEAD])
 
     async def _held(
         self, deliveries: list[Delivery], settle: Callable[[list[Delivery]], Awaitable[None]]
@@ -298,17 +283,17 @@ class Admission:
         try:
             await settle(deliveries)
         except AWAY as error:
-            self.pace.interrupted(error)
-            self.queues.put_back(deliveries)
+            self.outcomes.pace.interrupted(error)
+            self.outcomes.queues.put_back(deliveries)
             return
         except BaseException:
-            self.queues.put_back(deliveries)
+            self.outcomes.queues.put_back(deliveries)
             raise
-        self.queues.release(deliveries)
+        self.outcomes.queues.release(deliveries)
 
     def _repeated(self, delivery: Delivery) -> None:
         self.outcomes.repeated([delivery])
-        self.queues.release([delivery])
+        self.outcomes.queues.release([delivery])
 
     def _leave_alone(self, deliveries: list[Delivery]) -> None:
         """Look at messages later, one by one: a free one must not wait for a worker's one."""
@@ -317,12 +302,12 @@ class Admission:
             return
         for delivery in deliveries:
             delivery.is_alone = True
-        self.queues.put_back(deliveries)
+        self.outcomes.queues.put_back(deliveries)
 
     def _set_aside(self, delivery: Delivery) -> None:
         """Leave a message alone for a while: another worker is on it."""
         delivery.looked_before = True
-        self.pace.leave_alone(partial(self.queues.put_back, [delivery]))
+        self.outcomes.pace.leave_alone(partial(self.outcomes.queues.put_back, [delivery]))
 
 
 def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:

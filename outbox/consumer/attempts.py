@@ -62,7 +62,7 @@ class _Failure(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Outcomes:
-    """What the deliveries of one consumer come to.
+    """What the deliveries of one consumer come to, and what attempts on them share.
 
     The methods that store something raise the errors of a database that is away; then nothing is
     counted, confirmed or finished.
@@ -74,6 +74,9 @@ class Outcomes:
     clock: Clock
     progress: ConsumeProgress
     confirms: ConfirmSender
+    fast_filter: Filter
+    queues: KeyQueues[Delivery]
+    pace: Pace
     stats: ConsumerStats
 
     def __post_init__(self) -> None:
@@ -250,52 +253,57 @@ _BROKEN: Final = "25P02"
 
 
 @dataclass(kw_only=True, eq=False)
-class _Attempt(ABC):
-    """What attempts have in common; see `delivery.Attempt`."""
+class Attempt(ABC):
+    """Messages that a handler works on now."""
 
     deliveries: Sequence[Delivery]
     connection: Connection | None
-    connections: ConsumerConnections
-    fast_filter: Filter
+    """In the transaction that the effect joins; None for an idempotent handler."""
     outcomes: Outcomes
-    pace: Pace
 
     async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`. If cancelled in it, it still runs to its end."""
+        """Roll back, and ask for a retry. Raises nothing for a database that is away.
+
+        If there are several messages, one of them has failed, and it is not known which: they come
+        again, each alone. If cancelled in it, it still runs to its end.
+        """
         await uninterrupted(self._fail(error))
+
+    @abstractmethod
+    async def succeed(self) -> None:
+        """Commit, and take note. Raises nothing for a database that is away."""
 
     @abstractmethod
     async def _fail(self, error: BaseException) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
-class FreshAttempt(_Attempt):
+class FreshAttempt(Attempt):
     """Messages as they were received, claimed in an open transaction."""
 
     transaction: Any
     """A transaction of asyncpg, which is untyped."""
-    queues: KeyQueues[Delivery]
 
     async def succeed(self) -> None:
         """See `Attempt.succeed`. A commit whose answer is lost is settled by the next claim."""
         if self.connection is not None:
             try:
-                async with self.connections.deadline():
+                async with self.outcomes.connections.deadline():
                     await self.transaction.commit()
-                self.connections.check_commit(self.connection)
+                self.outcomes.connections.check_commit(self.connection)
             except AWAY as error:
                 await uninterrupted(self._end_unless_committed(error))
                 return
             except BaseException:  # cancelled: as if the answer were lost
                 await uninterrupted(self._leave())
                 raise
-            self.connections.give_back(self.connection)
-        self.pace.worked()
+            self.outcomes.connections.give_back(self.connection)
+        self.outcomes.pace.worked()
         # Nothing is awaited between the commit and this: if cut off there, the messages would be
         # applied and yet unfinished forever.
         self.outcomes.applied(self.deliveries)
-        self.queues.release(self.deliveries)
-        await self.fast_filter.done([delivery.message_id for delivery in self.deliveries])
+        self.outcomes.queues.release(self.deliveries)
+        await self.outcomes.fast_filter.done([delivery.message_id for delivery in self.deliveries])
 
     async def _fail(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -320,47 +328,47 @@ class FreshAttempt(_Attempt):
             self._break_off(broken)
             return
         except BaseException:
-            self.queues.put_back(self.deliveries)
+            self.outcomes.queues.put_back(self.deliveries)
             raise
-        self.pace.worked()
-        self.queues.release(self.deliveries)
+        self.outcomes.pace.worked()
+        self.outcomes.queues.release(self.deliveries)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
         if _is_own_fault(error):
             await self._fail(error)
             return
-        self.pace.interrupted(error)
+        self.outcomes.pace.interrupted(error)
         await self._leave()
 
     async def _leave(self) -> None:
         """Take the messages back. If they were committed, the next claim finds them applied."""
         if self.connection is not None:
-            self.connections.drop(self.connection)
+            self.outcomes.connections.drop(self.connection)
         await self._clear()
-        self.queues.put_back(self.deliveries)
+        self.outcomes.queues.put_back(self.deliveries)
 
     async def _clear(self) -> None:
-        await self.fast_filter.clear([delivery.message_id for delivery in self.deliveries])
+        await self.outcomes.fast_filter.clear([delivery.message_id for delivery in self.deliveries])
 
     def _break_off(self, error: BaseException) -> None:
-        self.pace.interrupted(error)
-        self.queues.put_back(self.deliveries)
+        self.outcomes.pace.interrupted(error)
+        self.outcomes.queues.put_back(self.deliveries)
 
     def _part(self) -> None:
         for delivery in self.deliveries:
             delivery.is_alone = True
-        self.queues.put_back(self.deliveries)
+        self.outcomes.queues.put_back(self.deliveries)
 
     async def _roll_back(self) -> None:
         if self.connection is not None:
             with suppress(*AWAY):
-                async with self.connections.deadline():
+                async with self.outcomes.connections.deadline():
                     await self.transaction.rollback()
-            self.connections.give_back(self.connection)
+            self.outcomes.connections.give_back(self.connection)
 
 
 @dataclass(kw_only=True, eq=False)
-class ParkedAttempt(_Attempt):
+class ParkedAttempt(Attempt):
     """A parked message whose time has come; its row is locked, so nobody else tries it."""
 
     locking: Connection
@@ -373,13 +381,13 @@ class ParkedAttempt(_Attempt):
         """See `Attempt.succeed`."""
         (delivery,) = self.deliveries
         try:
-            async with self.connections.deadline():
+            async with self.outcomes.connections.deadline():
                 # What is checked only at the commit is checked here, where it can be undone.
                 await self.locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 await self.inner.commit()
                 await self.outcomes.unpark(self.locking, delivery)
                 await self.outer.commit()
-            self.connections.check_commit(self.locking)
+            self.outcomes.connections.check_commit(self.locking)
         except AWAY as error:
             if _is_own_fault(error):
                 await self.fail(error)
@@ -387,38 +395,38 @@ class ParkedAttempt(_Attempt):
                 self._break_off(error)
             return
         except BaseException:  # cancelled: it is still parked, or applied
-            self.connections.drop(self.locking)
+            self.outcomes.connections.drop(self.locking)
             raise
-        self.connections.give_back(self.locking)
-        self.pace.worked()
+        self.outcomes.connections.give_back(self.locking)
+        self.outcomes.pace.worked()
         self.outcomes.applied(self.deliveries)
-        await self.fast_filter.done([delivery.message_id])
+        await self.outcomes.fast_filter.done([delivery.message_id])
 
     async def _fail(self, error: BaseException) -> None:
         (delivery,) = self.deliveries
         if isinstance(error, asyncio.CancelledError):
-            self.connections.drop(self.locking)
+            self.outcomes.connections.drop(self.locking)
             return
         if is_interruption(error, self.locking):
             self._break_off(error)
             return
         outcomes = self.outcomes
         try:
-            async with self.connections.deadline():
+            async with outcomes.connections.deadline():
                 await self.inner.rollback()
                 until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
                 await self.outer.commit()
-            self.connections.check_commit(self.locking)
+            self.outcomes.connections.check_commit(self.locking)
         except AWAY as broken:
             self._break_off(broken)
             return
-        self.connections.give_back(self.locking)
+        self.outcomes.connections.give_back(self.locking)
         outcomes.failed_again(delivery, until_ns)
 
     def _break_off(self, error: BaseException) -> None:
         """Leave all as it was: the row is free again, and nothing is counted."""
-        self.connections.drop(self.locking)
-        self.pace.interrupted(error)
+        self.outcomes.connections.drop(self.locking)
+        self.outcomes.pace.interrupted(error)
 
 
 def _is_own_fault(error: BaseException) -> bool:

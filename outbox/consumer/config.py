@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -14,13 +14,22 @@ from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
 from chain_kernel.monitoring import counter_field, counters
 from outbox.consumer.decisions import RetryLevels
-from outbox.consumer.delivery import TrustedSenders
 from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic, default_confirm_topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class TrustedSenders(NamedTuple):
+    """What a record must show to be believed."""
+
+    confirm_topics: frozenset[str]
+    """It must name one of these, or none. Otherwise a stranger's record could have the consumer
+    write to any topic that its login may write to."""
+    keys: tuple[bytes, ...]
+    """It must be made with one of these; empty: everyone is believed."""
 
 
 class ConsumerConfig(Config, frozen=True, kw_only=True):

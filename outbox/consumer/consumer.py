@@ -2,10 +2,11 @@
 
 It is idempotent: each message of its topics takes effect once, and is confirmed.
 
+    async def handler(delivery, connection):
+        await connection.execute(...)  # the effect
+
     async with Consumer(config) as consumer:
-        async for delivery in consumer:
-            async with delivery.transaction() as connection:
-                await connection.execute(...)  # the effect
+        await consumer.run(handler)
 
 The id of the message is recorded in the same transaction, so effect and record are committed
 together or not at all. Messages come in no particular order; those of one key come one after the
@@ -34,7 +35,7 @@ from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import Outcomes
 from outbox.consumer.config import METRICS, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
-from outbox.consumer.delivery import HandlerScope, Pace
+from outbox.consumer.delivery import Pace
 from outbox.consumer.filters import Filter, MemoryFilter
 from outbox.consumer.in_hand import KeyQueues
 from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
@@ -43,12 +44,12 @@ from outbox.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from random import Random
     from uuid import UUID
 
     from chain_kernel.monitoring import Sample
+    from outbox.consumer.attempts import Attempt
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.delivery import Attempt, Delivery
+    from outbox.consumer.delivery import Delivery
     from outbox.consumer.in_hand import Partition
 
     Handler = Callable[[Delivery, Any], Awaitable[None]]
@@ -103,22 +104,14 @@ class InboxRetention:
 
 _LOSS: Final = "confirms that are lost there have their messages sent again"
 
-TURN_SECONDS: Final = 0.2
-"""How often a loop checks whether one of its deliveries has ended, in case it is not notified."""
-
 
 class Consumer(ClosedAtExit):
-    """One process of a consumer. Use it in one of three forms, and no two of them at once:
-
-    `async for delivery in consumer`, `await consumer.run(handler)`, `await consumer.run_many(...)`.
+    """One process of a consumer: `await consumer.run(handler)`, or `run_many`, not both at once.
 
     Each of them may be cancelled at any time, and called again: nothing is lost, and nothing takes
     effect twice. When a part of the consumer that must live ends, each of them raises its error,
     and keeps raising it.
     """
-
-    _random: Random | None = None
-    """Draws the jitter of pauses; None: one of their own does."""
 
     def __init__(
         self,
@@ -132,7 +125,7 @@ class Consumer(ClosedAtExit):
         self._filter = filter or MemoryFilter()
         self._connections = ConsumerConnections(config)
         self._counters = ConsumerStats()
-        self._pace = Pace(config.busy_seconds, self._counters, self._random)
+        self._pace = Pace(config.busy_seconds, self._counters)
         self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)
@@ -140,11 +133,6 @@ class Consumer(ClosedAtExit):
         self._parts = Parts("consumer", self._pace.wake)
         self._confirm_loop: ConfirmLoop | None = None
         self._confirming: asyncio.Task[None] | None = None
-        # The delivery that a loop waits for. A cancelled wait leaves it to the next one: if it were
-        # cut off each time, one that takes longer than the caller's patience would never come.
-        self._opening: asyncio.Task[Delivery | None] | None = None
-        self._waiting = asyncio.Lock()
-        self._handed: set[HandlerScope[Any]] = set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -161,7 +149,7 @@ class Consumer(ClosedAtExit):
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = RecordIntake(
                 config=self._config, source=self._source, queues=self._queues, pace=self._pace,
-                clock=self._clock, stats=self._counters, random=self._random,
+                clock=self._clock, stats=self._counters,
             )  # fmt: skip
             retention = InboxRetention(
                 config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
@@ -208,13 +196,13 @@ class Consumer(ClosedAtExit):
         return None
 
     def stop(self) -> None:
-        """Hand out nothing more: a loop ends, `run` returns when its handlers are done."""
+        """Begin nothing more: `run` returns when its handlers are done."""
         self._pace.stop()
 
     async def close(self) -> None:
         """Stop, confirm and commit what is finished, and close; also when cancelled. Never raises.
 
-        What was handed out and is not finished is rolled back, and comes again at the next start.
+        What was begun and is not finished comes again at the next start.
         """
         self.stop()
         await uninterrupted(self._close())
@@ -225,13 +213,13 @@ class Consumer(ClosedAtExit):
                 closing.callback(self._admission.outcomes.log_rest)
             for close in (
                 self._connections.close, self._filter.close, self._confirms.close,
-                self._source.close, self._end_confirms, self._abandon_handed,
+                self._source.close, self._end_confirms,
             ):  # fmt: skip
                 closing.push_async_callback(close)
             self._parts.expect_end("confirms")
             self._parts.cancel(self._parts.names - {"confirms"})
 
-    # -- three forms -----------------------------------------------------------------------------
+    # -- two forms -----------------------------------------------------------------------------
 
     async def run(self, handler: Handler) -> None:
         """Give each message to `handler` until `stop`, `at_once` of them at a time.
@@ -259,33 +247,6 @@ class Consumer(ClosedAtExit):
             await result_of(handler(attempt.deliveries, attempt.connection))
 
         await self._run(self._config.batch_max, all_of)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delivery:
-        """Return the next delivery. If cancelled, it loses none: the next call returns it."""
-        async with self._waiting:
-            if self._opening is None:
-                self._opening = asyncio.create_task(self._hand_out(), name="orderchain next")
-            # Not awaited directly: its cancellation and ours must not be mixed up.
-            await asyncio.wait([self._opening])
-            opening, self._opening = self._opening, None
-        delivery = opening.result()
-        if delivery is None:
-            raise StopAsyncIteration
-        return delivery
-
-    async def _hand_out(self) -> Delivery | None:
-        await self._await_turn()
-        attempt = await self._next(1)
-        if attempt is None:
-            return None
-        (delivery,) = attempt.deliveries
-        scope: HandlerScope[Any] = HandlerScope(attempt, self._ended)
-        self._handed.add(scope)
-        delivery.scope = scope
-        return delivery
 
     # -- work ------------------------------------------------------------------------------------
 
@@ -333,23 +294,6 @@ class Consumer(ClosedAtExit):
                 await pace.wait(admission.look_seconds)
         return None
 
-    async def _await_turn(self) -> None:
-        """Wait until fewer than `at_once` deliveries are handed out and not finished."""
-        if self._config.at_once == 1:
-            for scope in list(self._handed):
-                if not scope.was_entered:
-                    expected = "`async with delivery.transaction()`, or `.attempt()`"
-                    refusal = SettingError("delivery", "not worked on", expected)
-                    await scope.abandon(asyncio.CancelledError())
-                    raise refusal
-        while len(self._handed) >= self._config.at_once and not self._pace.is_stopping:
-            self._raise_failure()
-            await self._pace.wait(TURN_SECONDS)
-
-    def _ended(self, scope: HandlerScope[Any]) -> None:
-        self._handed.discard(scope)
-        self._pace.wake()
-
     # -- partitions that go ----------------------------------------------------------------------
 
     def _drop(self, gone: frozenset[Partition]) -> None:
@@ -391,28 +335,15 @@ class Consumer(ClosedAtExit):
     def _admission_to(self, inbox: Inbox) -> Admission:
         outcomes = Outcomes(
             config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
-            progress=self._source.progress, confirms=self._confirms, stats=self._counters,
+            progress=self._source.progress, confirms=self._confirms, fast_filter=self._filter,
+            queues=self._queues, pace=self._pace, stats=self._counters,
         )  # fmt: skip
-        return Admission(
-            config=self._config, inbox=inbox, connections=self._connections,
-            fast_filter=self._filter, clock=self._clock, outcomes=outcomes, queues=self._queues,
-            pace=self._pace,
-        )  # fmt: skip
+        return Admission(outcomes=outcomes)
 
     async def _look_at_topics(self) -> None:
         durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
         confirms = self._confirms
         await durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
-
-    async def _abandon_handed(self) -> None:
-        """Roll back what was handed out, or is about to be, and is not finished."""
-        if (opening := self._opening) is not None:
-            await asyncio.wait([opening], timeout=self._config.close_seconds)
-            opening.cancel()
-            await asyncio.wait([opening])
-            self._opening = None
-        for scope in list(self._handed):
-            await scope.abandon(asyncio.CancelledError())
 
     async def _end_confirms(self) -> None:
         if self._confirm_loop is None or self._confirming is None:

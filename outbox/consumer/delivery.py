@@ -6,27 +6,22 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from msgspec import Struct
 
 from chain_kernel.clients.postgres import DriverUUID
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import SettingError
 from chain_kernel.text import SummedLog, reason_of
-from chain_kernel.tracing import following
 from outbox.errors import BadRecord
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from random import Random
-    from types import TracebackType
+    from collections.abc import Callable
 
     from chain_kernel.clients.kafka import ConsumerRecord
-    from chain_kernel.clients.postgres import Connection
-    from outbox.consumer.config import ConsumerStats
+    from outbox.consumer.config import ConsumerStats, TrustedSenders
 
 
 _log = logging.getLogger(__name__)
@@ -36,82 +31,6 @@ PAUSE_SECONDS_MIN: Final = 0.05
 
 PAUSE_SECONDS_MAX: Final = 2.0
 """Longest pause while a database stays away: how late its return may be noticed."""
-
-Given = TypeVar("Given")
-
-
-class Attempt(Protocol):
-    """Messages that a handler works on now."""
-
-    @property
-    def deliveries(self) -> Sequence[Delivery]:
-        """What the handler is given."""
-        ...
-
-    @property
-    def connection(self) -> Connection | None:
-        """In the transaction that the effect joins; None for an idempotent handler."""
-        ...
-
-    async def succeed(self) -> None:
-        """Commit, and take note. Raises nothing for a database that is away."""
-        ...
-
-    async def fail(self, error: BaseException) -> None:
-        """Roll back, and ask for a retry. Raises nothing for a database that is away.
-
-        If there are several messages, one of them has failed, and it is not known which: they come
-        again, each alone.
-        """
-        ...
-
-
-class HandlerScope(Generic[Given]):
-    """`async with` it: at the end of the block the message is applied, or its retry is asked for.
-
-    An error that the block raises is the message's failure: it is counted and logged, its message
-    is parked, and the loop goes on. Only what is no `Exception`, such as a cancellation, passes
-    through.
-    """
-
-    def __init__(self, attempt: Attempt, ended: Callable[[HandlerScope[Given]], None]) -> None:
-        self.was_entered = False
-        self._attempt = attempt
-        self._ended = ended
-        self._trace = following(attempt.deliveries[0].headers)
-
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether the effect joins no transaction of ours."""
-        return self._attempt.connection is None
-
-    async def __aenter__(self) -> Given:
-        if self.was_entered:
-            raise SettingError("delivery", "worked on before", "one block for each delivery")
-        self.was_entered = True
-        self._trace.__enter__()
-        return cast("Given", self._attempt.connection)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        self._trace.__exit__(None, None, None)
-        try:
-            if error is None:
-                await self._attempt.succeed()
-            else:
-                await self._attempt.fail(error)
-        finally:
-            self._ended(self)
-        return isinstance(error, Exception)
-
-    async def abandon(self, error: BaseException) -> None:
-        """End a message whose block was never entered, or never left."""
-        await self._attempt.fail(error)
-        self._ended(self)
 
 
 class Delivery(Struct, eq=False):
@@ -142,22 +61,6 @@ class Delivery(Struct, eq=False):
     """Whether another worker held it, and was given time."""
     queue_key: bytes = b""
     """What it is worked on in turn with: its key, or itself if it has none."""
-    scope: Any = None
-    """The block of `transaction` or `attempt`, if a loop got this delivery."""
-
-    def transaction(self) -> HandlerScope[Connection]:
-        """`async with delivery.transaction() as connection`: the effect, and its record, as one.
-
-        Only for deliveries of `async for`. An error that the block raises is this message's
-        failure, and does not reach the loop.
-        """
-        scope: HandlerScope[Connection] = self._scope(is_idempotent=False)
-        return scope
-
-    def attempt(self) -> HandlerScope[None]:
-        """`async with delivery.attempt()`: the same for a consumer that says it is idempotent."""
-        scope: HandlerScope[None] = self._scope(is_idempotent=True)
-        return scope
 
     def __post_init__(self) -> None:
         """Name the queue: keys begin with a letter, so none is taken for an id of 16 bytes."""
@@ -178,24 +81,6 @@ class Delivery(Struct, eq=False):
     def place(self) -> tuple[str, int]:
         """The topic and partition that it came from."""
         return self.topic, self.partition
-
-    def _scope(self, *, is_idempotent: bool) -> Any:  # noqa: ANN401
-        if self.scope is None:
-            raise SettingError("delivery", "a handler's", "one that `async for` has given")
-        if self.scope.is_idempotent != is_idempotent:
-            expected = "`attempt` if the consumer is idempotent, else `transaction`"
-            raise SettingError("block", "the other one", expected)
-        return self.scope
-
-
-class TrustedSenders(NamedTuple):
-    """What a record must show to be believed."""
-
-    confirm_topics: frozenset[str]
-    """It must name one of these, or none. Otherwise a stranger's record could have the consumer
-    write to any topic that its login may write to."""
-    keys: tuple[bytes, ...]
-    """It must be made with one of these; empty: everyone is believed."""
 
 
 def read_delivery(
@@ -231,16 +116,14 @@ def read_delivery(
 class Pace:
     """When the workers of one consumer go on."""
 
-    def __init__(
-        self, busy_seconds: float, stats: ConsumerStats, random: Random | None = None
-    ) -> None:
+    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
         """`busy_seconds`: how long a message that another worker has is left alone."""
         self.is_stopping = False
         self._busy_seconds = busy_seconds
         self._stats = stats
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
-        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random=random)
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
         self._outage = SummedLog(_log, logging.WARNING)
 
     @property

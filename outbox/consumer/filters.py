@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -30,44 +30,27 @@ MEMORY_IDS_MAX: Final = 200_000
 """Ids that the in-process filter remembers by default: about 30 MB."""
 
 
-class Filter(Protocol):
-    """Remembers message ids for a while. No method raises for a filter that is down."""
+class Filter:
+    """Remembers message ids for a while. No method raises for a filter that is down.
+
+    This one knows nothing: each message is looked up in the database.
+    """
 
     async def see(self, message_ids: Sequence[UUID]) -> list[Seen]:
         """Return what is known of each id; new ones are known as being worked on from now on."""
-        ...
-
-    async def done(self, message_ids: Sequence[UUID]) -> None:
-        """Remember ids as applied: their transaction has committed."""
-        ...
-
-    async def clear(self, message_ids: Sequence[UUID]) -> None:
-        """Forget ids that are not being worked on any more, and were not applied."""
-        ...
-
-    async def close(self) -> None:
-        """Release connections. Never raises."""
-        ...
-
-
-class NoFilter:
-    """Knows nothing: each message is looked up in the database."""
-
-    async def see(self, message_ids: Sequence[UUID]) -> list[Seen]:
-        """See `Filter.see`."""
         return [Seen.NEW] * len(message_ids)
 
     async def done(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.done`."""
+        """Remember ids as applied: their transaction has committed."""
 
     async def clear(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.clear`."""
+        """Forget ids that are not being worked on any more, and were not applied."""
 
     async def close(self) -> None:
-        """See `Filter.close`."""
+        """Release connections. Never raises."""
 
 
-class MemoryFilter:
+class MemoryFilter(Filter):
     """Remembers the last ids in this process: between half of `ids_max` and all of it."""
 
     def __init__(self, ids_max: int = MEMORY_IDS_MAX) -> None:
@@ -105,9 +88,6 @@ class MemoryFilter:
                 if generation.get(message_id) is Seen.WORKING:
                     del generation[message_id]
 
-    async def close(self) -> None:
-        """See `Filter.close`."""
-
     def _remember(self, message_ids: Iterable[UUID], seen: Seen) -> None:
         for message_id in message_ids:
             self._young[message_id] = seen
@@ -137,7 +117,7 @@ class RedisFilterConfig(Config, frozen=True, kw_only=True):
         return f"RedisFilterConfig({mask_dsn(self.url)}, {self.consumer!r})"
 
 
-class RedisFilter:
+class RedisFilter(Filter):
     """Remembers ids in Redis, by `SET NX` with an expiry.
 
     Needs the extra `redis`. Its memory may vanish at any time, but it must never go back: it must

@@ -44,7 +44,6 @@ from outbox.sender.message_sender import TopicTroubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from random import Random
     from uuid import UUID
 
     from chain_kernel.clients.kafka import ConsumerRecord
@@ -296,7 +295,6 @@ class RecordIntake:
     pace: Pace
     clock: Clock
     stats: ConsumerStats
-    random: Random | None = None
     _oldest: dict[str, UUID | None] = field(default_factory=dict, init=False)
     """By topic, since the last `take_oldest`."""
 
@@ -313,7 +311,7 @@ class RecordIntake:
 
     async def _take_all(self) -> None:
         config, queues = self.config, self.queues
-        pauses = Backoff(*BROKER_PAUSE_SECONDS, random=self.random)
+        pauses = Backoff(*BROKER_PAUSE_SECONDS)
         while True:
             room = config.held_max - queues.held
             if room <= 0 or queues.held_bytes >= config.held_bytes_max:

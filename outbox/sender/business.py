@@ -1,4 +1,4 @@
-"""The caller's business transaction: stores messages in it, and keeps those of one that failed.
+"""The caller's business transaction: stores messages in it.
 
 Stored messages exist if the business change does. They are sent only if its commit is certain. A
 commit may have failed without an error (PostgreSQL rolls a broken transaction back when it is asked
@@ -6,22 +6,15 @@ to commit, and says so in a word that drivers ignore); it may be in memory only
 (`synchronous_commit = off`), or on the primary only (the wait for the standby was cut off). What
 may be sent later is left to the sweep: the commit of its claim waits for the disk and the standby,
 and so for everything that was committed before it.
-
-The messages that a failed business would have sent are kept for people to look at, if it asks for
-that. The business's own transaction is rolled back, with everything in it. So the messages are
-written afterwards, on a connection of the relay, and in the background: the business gets its own
-error at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 from binascii import b2a_base64
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import msgspec
 
@@ -34,32 +27,24 @@ from chain_kernel.clients.postgres import (
 )
 from chain_kernel.clients.session import is_durable, watch_for_cancelled_waits
 from chain_kernel.errors import SettingError
-from chain_kernel.text import counted, printable, reason_of
-from outbox.destination import HEADERS_BYTES_MAX, MESSAGES_MAX, PAYLOAD_BYTES_MAX
+from chain_kernel.text import counted
+from outbox.destination import MESSAGES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import (
     Message,
     check_message,
     check_name,
     draw_message_ids,
-    storable,
     traced,
 )
-from outbox.sender.store import FailedMessage
 from outbox.session import SYNCHRONOUS, columns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from uuid import UUID
 
     from chain_kernel.clients.postgres import Connection, Record
-    from outbox.sender.config import RelayStats
-    from outbox.sender.store import RelayStore
 
-
-_CONSTRAINT_CLASS: Final = "23"
-_REFUSED_COMMITS: Final = frozenset({"40001", "40P01", "25P02"})
-"""Other answers to a commit that mean that there was none: could not serialize, deadlock, a broken
-transaction."""
 
 _FULL: Final = "53000"
 """The SQLSTATE that outbox_add_many raises; the server itself has longer codes for what it runs out
@@ -180,20 +165,15 @@ class BusinessTransaction:
         connection: Connection,
         claim: UUID | None,
         check: Callable[[], None] = lambda: None,
-        *,
-        remembers: bool = False,
     ) -> None:
-        """`check` raises if nothing may be added any more; `remembers`: see `given`."""
+        """`check` raises if nothing may be added any more."""
         self._connection = connection
         self._check = check
         self.claim = claim
         """The token by which they are claimed as they are stored; None: any relay that finds them
         sends them."""
         self.messages: list[Message] = []
-        self.given: list[Message] = []
-        """The messages that were given, refused ones included, if it remembers them."""
         self.was_used = False
-        self._remembers = remembers
         self._not_awaited = 0
 
     def add(
@@ -228,8 +208,6 @@ class BusinessTransaction:
         self._not_awaited -= 1
         self._check()
         messages = traced(messages)
-        if self._remembers:
-            self.given += messages
         # Set before it is known whether they are stored: if the statement is cut off, it may break
         # the transaction, and its caller may go on to commit.
         self.was_used = True
@@ -251,8 +229,6 @@ class BusinessCommit:
     """Whether anything follows from the commit. Set it before the end of the block."""
     is_durable: bool = False
     """Whether it is on disk: not if the session has `synchronous_commit` off."""
-    has_begun: bool = False
-    """Whether it was requested: an error before that rolls the transaction back for certain."""
     was_cut: bool = False
     """Whether its wait for a synchronous standby was cut off."""
 
@@ -261,27 +237,20 @@ class BusinessCommit:
         """Whether it is certain, so that what follows from it may be made known."""
         return self.is_durable and not self.was_cut
 
-    def is_rolled_back(self, error: BaseException) -> bool:
-        """Whether `error` has rolled the transaction back, rather than left its outcome unknown."""
-        state = sqlstate_of(error)
-        is_refused = state in _REFUSED_COMMITS or state.startswith(_CONSTRAINT_CLASS)
-        return is_refused or not self.has_begun
-
 
 @asynccontextmanager
 async def watched_transaction(
-    connection: Connection, commit: BusinessCommit | None = None
+    connection: Connection,
 ) -> AsyncIterator[BusinessCommit]:
     """Hold a transaction that commits at the end of the block, and record the outcome.
 
     If the block has caught an error that broke the transaction, this raises instead of committing.
     Raises SettingError inside of another transaction, whose commit would be the one that counts.
-    The outcome is kept in the caller's `commit`, so that it is available after an error, too.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: what it adds is sent at the end of this one"
         raise SettingError("connection", "in a transaction", expected)
-    commit = commit or BusinessCommit()
+    commit = BusinessCommit()
     with watch_for_cancelled_waits(connection) as was_cancelled:
         async with connection.transaction():
             yield commit
@@ -289,80 +258,4 @@ async def watched_transaction(
                 # As late as possible: what the block has set for its transaction counts.
                 ((setting,),) = await fetch_of_owner(connection, SYNCHRONOUS)
                 commit.is_durable = is_durable(setting)
-            commit.has_begun = True
         commit.was_cut = commit.matters and was_cancelled()
-
-
-FAILED_MESSAGES_MAX: Final = 100
-"""Messages kept of one business: enough to see what it was doing. An import of a million has one
-error."""
-
-WAITING_MAX: Final = 1_000
-"""Messages that may wait for the database: as many as it keeps. Further ones are only counted."""
-
-WRITE_MAX: Final = 50
-"""Messages of one statement: with the largest payloads 25 MB."""
-
-_TEXT_CHARACTERS_MAX: Final = 2_000
-
-
-class FailedBusiness:
-    """Keeps what it is given until it is written."""
-
-    def __init__(self, store: RelayStore, stats: RelayStats) -> None:
-        self._store = store
-        self._stats = stats
-        self._waiting: list[FailedMessage] = []
-        self._some = asyncio.Event()
-        self._written = asyncio.Lock()
-
-    def keep(self, error: BaseException, messages: Sequence[Message], *, is_known: bool) -> None:
-        """Keep messages that were to be sent. `is_known`: the business was surely rolled back."""
-        now = datetime.now(UTC)
-        outcome = "rolled back" if is_known else "unknown"
-        reason = printable(f"{type(error).__name__}: {reason_of(error)}", _TEXT_CHARACTERS_MAX)
-        room = min(FAILED_MESSAGES_MAX, WAITING_MAX - len(self._waiting))
-        for message in messages[:room]:
-            self._waiting.append(_row(now, outcome, reason, message))
-        self._stats.failed_dropped += max(len(messages) - room, 0)
-        self._some.set()
-
-    async def run(self) -> None:
-        """Write what comes, until cancelled. Raises RetryError: then call it again."""
-        while True:
-            await self._some.wait()
-            await self.write()
-
-    async def write(self) -> None:
-        """Write everything that waits. Raises RetryError; then it keeps waiting."""
-        async with self._written:
-            while self._waiting:
-                part = self._waiting[:WRITE_MAX]
-                await self._store.keep_failed(part)
-                del self._waiting[: len(part)]
-                self._stats.failed_kept += len(part)
-            self._some.clear()
-
-
-def _row(at: datetime, outcome: str, error: str, message: Message) -> FailedMessage:
-    """Return a message as it is kept, whatever it holds: that may be why it was refused."""
-    payload: Any = message.payload
-    if not isinstance(payload, bytes):
-        payload = repr(payload).encode(errors="backslashreplace")
-    return FailedMessage(
-        at,
-        outcome,
-        error,
-        message.message_id if isinstance(message.message_id, UUID) else None,
-        storable(message.destination, _TEXT_CHARACTERS_MAX),
-        None if message.key is None else storable(message.key, _TEXT_CHARACTERS_MAX),
-        None if message.headers is None else storable(_as_kept(message.headers), HEADERS_BYTES_MAX),
-        payload[:PAYLOAD_BYTES_MAX],
-    )
-
-
-def _as_kept(headers: object) -> str:
-    try:
-        return msgspec.json.encode(headers).decode()
-    except (TypeError, ValueError):  # no JSON, or text that is no UTF-8
-        return repr(headers)

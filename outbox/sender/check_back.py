@@ -33,6 +33,7 @@ from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
+from outbox.sender.sweep import report_abnormal
 from outbox.session import OutboxSession, columns
 from outbox.statuses import Change, Status, sources
 
@@ -143,13 +144,11 @@ class CheckBack:
         config: CheckingConfig | None = None,
         *,
         clock: Clock | None = None,
-        on_abnormal: Callable[[Sequence[AbnormalDelivery]], None] | None = None,
     ) -> None:
         self._config = config or CheckingConfig()
         self._session = OutboxSession(database, "check-back")
         self._ask = ask
         self._clock = clock or SystemClock()
-        self._report = on_abnormal or _log_abnormal
 
     async def run(self) -> None:
         """Make checks forever; a database error is logged, and waited out."""
@@ -229,18 +228,10 @@ class CheckBack:
                 SQL["checks_used_up"], *given, token, _UNDECIDED[Change.CHECKS_USED_UP]
             )
             if rows:
-                self._report([AbnormalDelivery(*row) for row in rows])
+                report_abnormal([AbnormalDelivery(*row) for row in rows])
 
     def _now(self) -> datetime:
         return time_of(self._clock.wall_ns())
-
-
-def _log_abnormal(abnormal: Sequence[AbnormalDelivery]) -> None:
-    for each in abnormal:
-        _log.error(
-            "message %s for %s is abnormal: %s",
-            each.message_id, printable(each.destination), printable(each.reason),
-        )  # fmt: skip
 
 
 WAIT_SECONDS: Final = 2.0

@@ -64,9 +64,6 @@ class KeepConfig(RetentionConfig, frozen=True, kw_only=True):
         return f"KeepConfig(database={DatabaseConfig.of(self.database).shown!r})"
 
 
-_ADDRESS_CHARS_MAX: Final = 4096
-
-
 class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """The settings of a relay. Several may run side by side on the same tables."""
 
@@ -108,10 +105,6 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """How often partitions are made and dropped, the outbox is measured, and the destinations are
     read again."""
 
-    silent_seconds: Seconds = 300.0
-    """A consumer that is not heard from for so long, although messages wait for it, is reported: in
-    the log, by the alerts, and in `chainctl outbox status`."""
-
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""
@@ -119,11 +112,6 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     statement_seconds: Seconds = 30.0
     stop_seconds: Seconds = 10.0
     """Deadline of a stop. The next sweep sends what is not sent by then."""
-
-    alert_webhook: Annotated[str, Meta(max_length=_ADDRESS_CHARS_MAX)] = ""
-    """URL that gets a POST with JSON when deliveries become abnormal."""
-    alert_command: tuple[str, ...] = ()
-    """Program and arguments that are run then, with the same JSON on stdin."""
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
@@ -174,21 +162,11 @@ class RelayStats:
         "Records on confirm topics that were dropped.", "reason"
     )
     broker_away: int = counter_field("Times that the broker was found to be away.")
-    silent: int = counter_field(
-        "Reports of consumers that were not heard from although messages waited for them."
-    )
     survivors: int = counter_field("Unfinished messages that were moved out of dropped partitions.")
     partitions_dropped: int = counter_field("Partitions dropped.")
-    failed_kept: int = counter_field(
-        "Messages of failed businesses that were kept for people to look at."
-    )
-    failed_dropped: int = counter_field(
-        "Messages of failed businesses that were not kept, since there were too many."
-    )
     found_full: int = counter_field(
         "Rounds of retention that found the outbox full, so that nothing more is added."
     )
-    alerts_failed: int = counter_field("Alerts that could not be delivered.")
 
 
 METRICS: Final = counters("orderchain_outbox_relay", RelayStats)

@@ -236,28 +236,35 @@ class MessageSender:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def send(
-        self,
-        messages: Sequence[Message],
-        destinations: dict[str, Destination],
-        oldest_unfinished: UUID,
+        self, messages: Sequence[Message], destination: Destination, oldest_unfinished: UUID
     ) -> list[Sent]:
         """Send messages, and return their outcomes; never raises an error of the broker.
 
-        Nothing below `oldest_unfinished` is sent any more, except some of these messages.
-
-        Each destination must be in `destinations`. An error in one batch does not affect others,
-        but if `is_broken` says so, `renew` the producer.
+        Nothing below `oldest_unfinished` is sent any more, except some of these messages. An error
+        in one batch does not affect others, but if `is_broken` says so, `renew` the producer.
         """
-        groups: dict[str, list[Message]] = {}
-        for message in messages:
-            groups.setdefault(message.destination, []).append(message)
-        done = await asyncio.gather(
-            *(
-                self._send_group(destinations[name], group, oldest_unfinished)
-                for name, group in groups.items()
-            )
-        )
-        return [sent for group in done for sent in group]
+        if (trouble := self.troubles.pause_of(destination.topic)) is not None:
+            return [Sent(destination.topic, -1, list(messages), error=trouble)]
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                producer = self._producer or await self._open()
+                partitions = await partitions_of(producer, destination.topic, self.troubles)
+        except TopicTrouble as error:
+            return [Sent(destination.topic, -1, list(messages), error=error)]
+        except SEND_ERRORS as error:
+            refused = self._refused(destination.topic, error)
+            return [Sent(destination.topic, -1, list(messages), error=refused)]
+        key = self.confirm_key if destination.confirm == "required" else None
+        oldest_sent = min(oldest_unfinished, *map(_ID, messages))
+        headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
+        database_key = self.confirm_key
+        macs = None if database_key is None else MacMaker(database_key, destination, headers)
+        batches: list[tuple[Sent, BatchBuilder]] = []
+        for partition, share in self._shares(messages, partitions):
+            batches += _build(producer, destination.topic, partition, share, headers, key, macs)
+        await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
+        done = [sent for sent, _ in batches]
+        return await self._split_too_large(destination, done, oldest_unfinished)
 
     async def look_at(self, topic: str) -> TopicTrouble | None:
         """Ask the broker for a topic; return what is wrong with it, None if nothing is known."""
@@ -285,32 +292,6 @@ class MessageSender:
         await self.renew()
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
-
-    async def _send_group(
-        self, destination: Destination, messages: list[Message], oldest: UUID
-    ) -> list[Sent]:
-        if (trouble := self.troubles.pause_of(destination.topic)) is not None:
-            return [Sent(destination.topic, -1, messages, error=trouble)]
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                producer = self._producer or await self._open()
-                partitions = await partitions_of(producer, destination.topic, self.troubles)
-        except TopicTrouble as error:
-            return [Sent(destination.topic, -1, messages, error=error)]
-        except SEND_ERRORS as error:
-            refused = self._refused(destination.topic, error)
-            return [Sent(destination.topic, -1, messages, error=refused)]
-        key = self.confirm_key if destination.confirm == "required" else None
-        oldest_sent = min(oldest, *map(_ID, messages))
-        headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
-        database_key = self.confirm_key
-        macs = None if database_key is None else MacMaker(database_key, destination, headers)
-        batches: list[tuple[Sent, BatchBuilder]] = []
-        for partition, share in self._shares(messages, partitions):
-            batches += _build(producer, destination.topic, partition, share, headers, key, macs)
-        await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
-        done = [sent for sent, _ in batches]
-        return await self._split_too_large(destination, done, oldest)
 
     async def _send_batch(
         self, producer: AIOKafkaProducer, sent: Sent, built: BatchBuilder
@@ -341,14 +322,14 @@ class MessageSender:
             count = len(sent.messages)
             if isinstance(sent.error, MessageSizeTooLargeError) and count > 1:
                 for half in (sent.messages[: count // 2], sent.messages[count // 2 :]):
-                    kept += await self._send_group(destination, half, oldest)
+                    kept += await self.send(half, destination, oldest)
             else:
                 kept.append(sent)
         return kept
 
     def _shares(
-        self, messages: list[Message], partitions: list[int]
-    ) -> list[tuple[int, list[Message]]]:
+        self, messages: Sequence[Message], partitions: list[int]
+    ) -> list[tuple[int, Sequence[Message]]]:
         """Return messages by partition: one key, one partition; others go to one in turn."""
         self._turn += 1
         keyless = partitions[self._turn % len(partitions)]
@@ -397,7 +378,7 @@ def _build(
     producer: AIOKafkaProducer,
     topic: str,
     partition: int,
-    messages: list[Message],
+    messages: Sequence[Message],
     common: Headers,
     confirm_key: bytes | None,
     macs: MacMaker | None,

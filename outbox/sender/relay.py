@@ -23,9 +23,7 @@ from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids, smallest_id, traced
 from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.sender.business import (
-    BusinessCommit,
     BusinessTransaction,
-    FailedBusiness,
     watched_transaction,
 )
 from outbox.sender.config import METRICS, WAITING, RelayStats
@@ -33,7 +31,7 @@ from outbox.sender.message_sender import MessageSender
 from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 from outbox.sender.results import AckWriter, ConfirmIntake
 from outbox.sender.store import RelayStore
-from outbox.sender.sweep import Alerts, Sweep
+from outbox.sender.sweep import Sweep
 from outbox.sender.upkeep import Retention
 from outbox.session import OutboxSession
 
@@ -53,10 +51,6 @@ if TYPE_CHECKING:
 
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
-
-_SILENT_AGAIN_SECONDS: Final = 3_600.0
-"""After so long a consumer that is not heard from is reported again."""
-
 
 _READ_SECONDS: Final = 15.0
 """How often the deliveries are counted at most: the count reads an index entry per delivery."""
@@ -118,7 +112,6 @@ class Relay(ServiceOfParts):
         self._woken = asyncio.Event()
         self._store = RelayStore(config, self._woken.set)
         self._sender = MessageSender(config.kafka, config.send_seconds)
-        self._alerts = Alerts(config, self.counters)
         self._acks = AckWriter(config, self._store, self.counters)
         self._oldest = smallest_id(0)
         self._parcel_sender = ParcelSender(
@@ -135,7 +128,6 @@ class Relay(ServiceOfParts):
             self._store,
             self._parcel_sender,
             self.counters,
-            self._alerts,
             consumer_logs or {},
         )
         troubles = self._sender.troubles
@@ -145,7 +137,6 @@ class Relay(ServiceOfParts):
         self._retention = Retention(
             config, self._store.writing, clock or SystemClock(), self.counters
         )
-        self._failed = FailedBusiness(self._store, self.counters)
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
         self._unfinished = UnfinishedDeliveries(config)
         self._parts = Parts("relay")
@@ -164,15 +155,11 @@ class Relay(ServiceOfParts):
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called.
         """
-        yield from self.own_samples()
-        yield from self._unfinished.samples()
-
-    def own_samples(self) -> Iterator[Sample]:
-        """Yield those of `samples` that say nothing about other processes."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {})
         yield from WAITING.samples(self.waiting, {})
+        yield from self._unfinished.samples()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why it sends nothing; None when it does."""
@@ -196,9 +183,7 @@ class Relay(ServiceOfParts):
             raise
         self._parts = Parts("relay")
         works: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
-            ("alerts", self._alerts.run),
             ("acks", self._acks.run),
-            ("failed", self._failed.run),
             ("send", self._parcel_sender.run),
             ("broker", self._parcel_sender.watch_broker),
             ("confirms", self._intake.run),
@@ -223,7 +208,6 @@ class Relay(ServiceOfParts):
             await self._parts.end(2 * self._config.stop_seconds)
             self._parcel_sender.drop_waiting()
             await self._last(self._acks.write)
-            await self._last(self._failed.write)
 
     async def _last(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do something before the end, if that can be done in time."""
@@ -232,18 +216,12 @@ class Relay(ServiceOfParts):
                 await work()
 
     @asynccontextmanager
-    async def transaction(
-        self, connection: Connection, *, keep_failed: bool = False
-    ) -> AsyncIterator[BusinessTransaction]:
+    async def transaction(self, connection: Connection) -> AsyncIterator[BusinessTransaction]:
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
         A send error is never raised here. If it is not certain that the commit will last (the
         connection broke, the session has `synchronous_commit` off, a wait for a standby was cut
         off), nothing is sent from here, and the sweep finds what was stored.
-
-        `keep_failed`: if the business fails, its error and the messages that it would have sent,
-        refused ones included, are kept in `outbox_failed` for people to look at (`chainctl outbox
-        failed`), for as long as finished ones. They are written in the background.
 
         Raises PartEnded when a part of the relay has ended; SettingError inside of a transaction;
         and errors of the database, also if the block has caught an error that broke the
@@ -253,20 +231,11 @@ class Relay(ServiceOfParts):
         # Claimed for us as it is stored: one write less. If we can't send, it is due at once for
         # any relay that can.
         has_room = self._parts.are_begun and self._parcel_sender.has_room
-        business = BusinessTransaction(
-            connection, uuid4() if has_room else None, self._parts.check, remembers=keep_failed
-        )
-        commit = BusinessCommit()
-        try:
-            async with watched_transaction(connection, commit):
-                yield business
-                business.check_awaited()
-                commit.matters = business.was_used
-        except BaseException as error:
-            if business.given:
-                is_known = commit.is_rolled_back(error)
-                self._failed.keep(error, business.given, is_known=is_known)
-            raise
+        business = BusinessTransaction(connection, uuid4() if has_room else None, self._parts.check)
+        async with watched_transaction(connection) as commit:
+            yield business
+            business.check_awaited()
+            commit.matters = business.was_used
         if business.messages and business.claim is not None:
             parcel = Parcel(business.claim, business.messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
@@ -279,13 +248,9 @@ class Relay(ServiceOfParts):
         return await self._sweep.sweep(everything=everything)
 
     async def keep(self) -> None:
-        """Make and drop partitions, and read the destinations again, now. Raises RetryError.
-
-        It reports consumers that are not heard from.
-        """
+        """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
         self._parcel_sender.destinations = await self._store.destinations()
         self._intake.refresh()
-        await self._report_silent()
         await self._retention.keep()
 
     async def settle(self) -> None:
@@ -298,11 +263,9 @@ class Relay(ServiceOfParts):
     async def _settled(self) -> None:
         await self._parcel_sender.finish()
         await self._acks.write()
-        await self._failed.write()
-        await self._alerts.finish()
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
-        return await self._sender.send(messages, {destination.name: destination}, self._oldest)
+        return await self._sender.send(messages, destination, self._oldest)
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -317,12 +280,6 @@ class Relay(ServiceOfParts):
         await self._durability.keep_looking(
             lambda: topics_of(self._parcel_sender.destinations.values())
         )
-
-    async def _report_silent(self) -> None:
-        seconds = self._config.silent_seconds
-        if silent := await self._store.silent(seconds, _SILENT_AGAIN_SECONDS):
-            self.counters.silent += len(silent)
-            self._alerts.report_silent(silent, seconds)
 
     async def _keep_troubles(self) -> None:
         """Store the topics in trouble where people look for them."""
@@ -466,4 +423,4 @@ class FireAfterCommit(ServiceOfParts):
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         # No table shows what other processes still have to send: only time does.
         oldest = smallest_id(time.time() - OPEN_SECONDS_MAX)
-        return await self._sender.send(messages, {destination.name: destination}, oldest)
+        return await self._sender.send(messages, destination, oldest)

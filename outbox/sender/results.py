@@ -374,13 +374,6 @@ class ConfirmIntake:
     async def _save_progress(self) -> None:
         if known := self._known(self._progress):
             await self.store.save_progress(known)
-            moved = {place[:2] for place in known}
-            await self.store.hear_of(
-                (destination.name, consumer)
-                for destination in self.parcel_sender.destinations.values()
-                for consumer in destination.consumers
-                if (consumer, destination.topic) in moved
-            )
         self._progress = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:

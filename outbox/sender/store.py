@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from datetime import datetime
-from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -27,6 +24,7 @@ from outbox.statuses import SENDABLE, Change, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from chain_kernel.clients.postgres import Connection, Record
     from outbox.records import Progress
@@ -48,22 +46,6 @@ consumer first has to work on it, and its confirm has to travel."""
 OLDEST_SECONDS: Final = 0.2
 """How often the oldest unfinished message is looked up while sweeps or sends follow each other."""
 
-
-class FailedMessage(Struct, frozen=True):
-    """One row: a message, and the error that its business failed with."""
-
-    failed_at: datetime
-    outcome: str
-    error: str
-    message_id: UUID | None
-    destination: str
-    key: str | None
-    headers: str | None
-    payload: bytes
-
-
-HEARD_SECONDS: Final = 10.0
-"""How often it is written that a consumer was heard from: far below what counts as silence."""
 
 _BY_ID: Final = attrgetter("message_id")
 _COUNTS: Final = ("consumed", "early", "late")
@@ -103,25 +85,6 @@ class ConfirmOutcome(Struct, frozen=True):
     """There is no such delivery, or it is no longer remembered."""
 
 
-class SilentConsumer(Struct, frozen=True):
-    """A consumer that is not heard from, although messages wait for it."""
-
-    destination: str
-    consumer: str
-    seconds: float | None
-    """Seconds since it was last heard from; None: it never was."""
-
-    @property
-    def shown(self) -> str:
-        """That time in words."""
-        ever = (
-            "nothing was ever heard"
-            if self.seconds is None
-            else f"nothing was heard for {self.seconds:.0f} s"
-        )
-        return f"{ever} of consumer {self.consumer} of {self.destination}"
-
-
 class RelayStore:
     """The tables, over three connections: for the sweep, for acknowledgements, for confirms."""
 
@@ -131,8 +94,6 @@ class RelayStore:
         self._confirm = OutboxSession(config, "confirm")
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
-        # By destination and consumer: when it was last written that it was heard from.
-        self._heard_at: dict[tuple[str, str], float] = {}
 
     async def destinations(self) -> dict[str, Destination]:
         """Return every destination, by its name."""
@@ -194,7 +155,6 @@ class RelayStore:
         ids, consumers = zip(*ordered, strict=True) if ordered else ((), ())
         rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
         consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
-        await self.hear_of((row["destination"], row["consumer"]) for row in rows)
         repeated = len(confirms) - len(ordered)
         missing = len(ordered) - consumed
         if missing:
@@ -216,27 +176,6 @@ class RelayStore:
         """Store how far consumers have come."""
         places, offsets = zip(*sorted(progress.items()), strict=True)
         await self._confirm.execute(SQL["save_progress"], *zip(*places, strict=True), offsets)
-
-    async def keep_failed(self, rows: Sequence[FailedMessage]) -> None:
-        """Keep the messages that failed businesses would have sent."""
-        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
-        await self._write.fetch(SQL["keep_failed"], *map(list, columns))
-
-    async def hear_of(self, heard: Iterable[tuple[str, str]]) -> None:
-        """Store that consumers, by destination and name, were heard from, now and then."""
-        now = time.monotonic()
-        due = sorted(
-            each for each in set(heard) if now - self._heard_at.get(each, -inf) >= HEARD_SECONDS
-        )
-        if due:
-            destinations, consumers = zip(*due, strict=True)
-            await self._confirm.execute(SQL["heard_from"], destinations, consumers)
-            self._heard_at.update(dict.fromkeys(due, now))
-
-    async def silent(self, seconds: float, again_seconds: float) -> list[SilentConsumer]:
-        """Return consumers that are not heard from, each to one relay per `again_seconds`."""
-        rows = await self._write.fetch(SQL["silent"], seconds, again_seconds)
-        return [SilentConsumer(*row) for row in rows]
 
     # ------------------------------------------------------------------------ what is kept beside
 

@@ -23,18 +23,16 @@ from msgspec.structs import replace
 from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import connecting
-from chain_kernel.clients.postgres import DRIVER_ERRORS, fetch_of_owner, sqlstate_of
+from chain_kernel.clients.postgres import fetch_of_owner
 from chain_kernel.clients.topics import create_topic
 from chain_kernel.clock import SystemClock, time_of
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from outbox.destination import Destination, changed_destination
-from outbox.errors import DestinationMissing
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.config import RelayStats
 from outbox.sender.store import SQL
 from outbox.session import OUTBOX_TABLES, OutboxSession
-from outbox.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,19 +53,6 @@ class PartitionSize(Struct, frozen=True):
     lower_id: UUID
     ends_at: datetime
     bytes: int
-
-
-class Space(Struct, frozen=True):
-    """What the outbox takes on disk, and may take."""
-
-    bytes: int
-    bytes_max: int
-    """0: no bound."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more is added."""
-        return 0 < self.bytes_max < self.bytes
 
 
 def droppable(
@@ -113,7 +98,7 @@ class Retention:
     session: OutboxSession
     clock: Clock
     stats: RelayStats
-    _was_full: bool = field(default=False, init=False)
+    _is_full: bool = field(default=False, init=False)
 
     async def keep(self) -> UpkeepReport:
         """Do one round. Raises RetryError if a lock was not available: retry later.
@@ -134,10 +119,10 @@ class Retention:
             dropped, survivors, left = await self._drop(now)
         finally:
             # Also if history could not be dropped: that is when the disk fills.
-            space = await self._measure()
+            taken, most = await self._measure()
         return UpkeepReport(
             partitions_dropped=dropped, survivors=survivors, partitions_left=left,
-            bytes=space.bytes, bytes_max=space.bytes_max, is_full=space.is_full,
+            bytes=taken, bytes_max=most, is_full=self._is_full,
         )  # fmt: skip
 
     async def _drop(self, now: datetime) -> tuple[int, int, int]:
@@ -162,20 +147,19 @@ class Retention:
         await self.session.fetch(SQL["trim"], now - keep)
         return dropped, moved, left
 
-    async def _measure(self) -> Space:
-        space = Space(*(await self.session.fetch(SQL["measure"], self.config.outbox_bytes_max))[0])
-        self.stats.found_full += space.is_full
-        if space.is_full and not self._was_full:
+    async def _measure(self) -> tuple[int, int]:
+        """Return the bytes that the outbox takes on disk, and may take (0: no bound)."""
+        ((taken, most),) = await self.session.fetch(SQL["measure"], self.config.outbox_bytes_max)
+        was_full, self._is_full = self._is_full, 0 < most < taken
+        self.stats.found_full += self._is_full
+        if self._is_full and not was_full:
             _log.error(
                 "the outbox takes %d bytes and may take %d: nothing is added until history is "
-                "dropped (chainctl outbox keep)",
-                space.bytes,
-                space.bytes_max,
-            )
-        elif self._was_full and not space.is_full:
-            _log.warning("the outbox takes %d bytes: messages are added again", space.bytes)
-        self._was_full = space.is_full
-        return space
+                "dropped (chainctl outbox keep)", taken, most,
+            )  # fmt: skip
+        elif was_full and not self._is_full:
+            _log.warning("the outbox takes %d bytes: messages are added again", taken)
+        return taken, most
 
 
 async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> UpkeepReport:
@@ -200,8 +184,6 @@ _ACT_SECONDS: Final = 30.0
 """Deadline of all creations of one call."""
 
 _CLOSE_SECONDS: Final = 2.0
-
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 _TOPIC_SETTINGS: Final = {"cleanup.policy": "delete"}
 """Set whatever the brokers' default is: a compacted topic would lose messages that share a key."""
@@ -254,33 +236,6 @@ async def change_destination(
             connection, [wanted], create_topics=create_topics, partitions=partitions
         )
     return wanted
-
-
-async def remove_destination(connection: Connection, name: str) -> None:
-    """Remove a destination: from then on messages to it are refused. Its topics stay.
-
-    Raises SettingError for one that is not set up, and while a delivery to it is unfinished:
-    nothing would send it. Raises RetryError where transactions that have added messages stay open
-    for 2 s more; others that add wait meanwhile. Needs the role `outbox_operator` or the owner.
-    """
-    async with connection.transaction(isolation="read_committed"):
-        await connection.execute(SQL["wait_shortly"])
-        try:
-            await connection.execute(SQL["close_destinations"])
-        except DRIVER_ERRORS as error:
-            if sqlstate_of(error) != _LOCK_NOT_AVAILABLE:
-                raise
-            open_ones = "transactions that have added messages are still open"
-            raise RetryError(f"destination {name} was not removed: {open_ones}") from error
-        waiting = await fetch_of_owner(connection, SQL["waiting"], name)
-        if waiting:
-            counts = ", ".join(
-                f"{row['deliveries']:,} {Status(row['status']).name.lower()}" for row in waiting
-            )
-            expected = f"one without unfinished deliveries (there are {counts})"
-            raise SettingError("destination", name, expected)
-        if not await fetch_of_owner(connection, SQL["remove_destination"], name):
-            raise DestinationMissing(name)
 
 
 async def create_destination_topics(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -28,81 +29,37 @@ from chain_kernel.errors import (
 )
 from chain_kernel.monitoring import Metric, metrics_of
 from chain_kernel.text import printable, reason_of
-from outbox.destination import NAME_CHARS_MAX, is_plain
-from outbox.message import Message
-from outbox.service.config import Room
+from outbox.message import Message, draw_message_ids
 from outbox.service.interface import (
-    PAGE_ROWS_MAX,
     Confirmed,
     GivenConfirm,
     GivenMessages,
+    ListQuery,
+    MessageId,
     NamedMessages,
     openapi_document,
 )
 from outbox.service.message_api import (
     HttpRefusal,
     answer,
-    draw_missing,
     of_error,
     refused,
-    too_much,
     unauthenticated,
     unavailable,
 )
 from outbox.statuses import Change, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from chain_kernel.monitoring import Sample
-    from outbox.acts import Unfinished
     from outbox.service.config import Client, Clients, ServiceConfig
     from outbox.service.message_api import MessageApi
 
 
 def uuids_of(texts: list[str]) -> list[UUID]:
     """Return the ids that a body names, each once."""
-    return list(dict.fromkeys(uuid_of("message_ids", each) for each in texts))
-
-
-def uuid_or_none(text: str | None) -> UUID | None:
-    """Return the id that a body gives, if it gives one."""
-    return None if text is None else uuid_of("message_id", text)
-
-
-def uuid_of(field: str, text: str) -> UUID:
-    """Return a UUID in its one usual form."""
-    try:
-        found = UUID(text)
-    except ValueError:
-        found = None
-    if found is None or str(found) != text:
-        raise HttpRefusal(400, "invalid", field, text, "a UUID, in lower case")
-    return found
-
-
-def plain_text(field: str, text: str) -> str:
-    """Return a name of a destination or a consumer; empty is allowed."""
-    if len(text) > NAME_CHARS_MAX or not is_plain(text):
-        expected = f"at most {NAME_CHARS_MAX} printable ASCII characters"
-        raise HttpRefusal(400, "invalid", field, text, expected)
-    return text
-
-
-def status_of(text: str) -> Status:
-    """Return a status by its name."""
-    known = {status.name.lower(): status for status in Status}
-    if text not in known:
-        raise HttpRefusal(400, "invalid", "status", text, f"one of {', '.join(known)}")
-    return known[text]
-
-
-def limit_of(text: str) -> int:
-    """Return how many rows a page may have."""
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else 0
-    if not 1 <= number <= PAGE_ROWS_MAX:
-        raise HttpRefusal(400, "invalid", "limit", text, f"1 to {PAGE_ROWS_MAX}")
-    return number
+    return list(dict.fromkeys(map(UUID, texts)))
 
 
 _log = logging.getLogger(__name__)
@@ -120,9 +77,6 @@ _CLOSE: Final = {"Connection": "close"}
 
 REFUSALS: Final = Metric[Mapping[str, int]](
     "orderchain_outbox_refusals_total", "counter", "Requests that were refused.", dict, "error"
-)
-DATABASE_UP: Final = Metric[bool](
-    "orderchain_outbox_database_up", "gauge", "1 when the database has answered, else 0.", float
 )
 
 
@@ -149,8 +103,8 @@ class MessageApp:
         self._api = api
         self._is_working = is_working
         self._samples = samples
-        self._at_work = Room(config.requests_max, config.client_requests_max)
-        self._bodies = Room(config.bodies_bytes_max, config.client_bodies_bytes_max)
+        self.body_bytes = 0
+        """What the bodies of all requests under way take."""
         self._document = msgspec.json.encode(openapi_document(config.body_bytes_max))
         posts: dict[str, Callable[[Client, Request], Awaitable[Response]]] = {
             "send": partial(self._store, is_prepared=False),
@@ -185,18 +139,19 @@ class MessageApp:
             if not client.may_send_to(one.destination):
                 expected = "one that this client may send to"
                 raise HttpRefusal(403, "not_allowed", "destination", one.destination, expected)
-        ids = draw_missing([uuid_or_none(one.message_id) for one in given])
         messages = [
-            Message(message_id, one.destination, one.payload, one.key, one.headers or None)
-            for message_id, one in zip(ids, given, strict=True)
-        ]
+            Message(
+                UUID(one.message_id) if one.message_id else draw_message_ids(1)[0],
+                one.destination, one.payload, one.key, one.headers or None,
+            )
+            for one in given
+        ]  # fmt: skip
         try:
             stored = await self._api.store(client.name, messages, is_prepared=is_prepared)
         except _OURS as error:
             # With these ids the same request can be repeated: what is stored is not stored twice.
-            raise unavailable(
-                reason_of(error), {"message_ids": [str(each) for each in ids]}
-            ) from error
+            ids = [str(each.message_id) for each in messages]
+            raise unavailable(reason_of(error), {"message_ids": ids}) from error
         return answer(200, stored)
 
     async def _decide(self, client: Client, request: Request, *, change: Change) -> Response:
@@ -218,24 +173,19 @@ class MessageApp:
         return answer(200, Confirmed(applied.consumed, applied.repeated))
 
     async def _get(self, client: Client, request: Request) -> Response:
-        message_id = uuid_of("message_id", request.path_params["message_id"])
-        return answer(200, await self._api.get(client.name, message_id))
+        with _refusing("message_id"):
+            text = msgspec.convert(request.path_params["message_id"], MessageId)
+        return answer(200, await self._api.get(client.name, UUID(text)))
 
     async def _list(self, client: Client, request: Request) -> Response:
-        query = request.query_params
-        if unknown := set(query) - {"after", "after_consumer", "destination", "status", "limit"}:
-            raise HttpRefusal(400, "invalid", "query", min(unknown), "a parameter as documented")
-        consumer = plain_text("after_consumer", query.get("after_consumer", ""))
-        after = (uuid_of("after", query["after"]), consumer) if "after" in query else None
-        destination = None
-        if "destination" in query:
-            destination = plain_text("destination", query["destination"])
+        with _refusing("query"):
+            query = msgspec.convert(dict(request.query_params), ListQuery, strict=False)
         page = await self._api.page(
             client.name,
-            after=after,
-            destination=destination,
-            status=status_of(query["status"]) if "status" in query else None,
-            rows_max=limit_of(query["limit"]) if "limit" in query else 100,
+            after=None if query.after is UNSET else (UUID(query.after), query.after_consumer),
+            destination=None if query.destination is UNSET else query.destination,
+            status=None if query.status is UNSET else Status[query.status.upper()],
+            rows_max=query.limit,
         )
         return answer(200, page)
 
@@ -243,31 +193,13 @@ class MessageApp:
         if not client.metrics:
             expected = "one with metrics = true"
             raise HttpRefusal(403, "not_allowed", "client", client.name, expected)
-        try:
-            unfinished = await self._api.unfinished()
-        except _OURS as error:
-            _log.warning("/metrics: %s", reason_of(error))
-            unfinished = None
-        answer = metrics_of(self._figures(await self._samples(), unfinished))
-        return Response(answer.body, headers={"Content-Type": answer.media_type})
-
-    def _figures(
-        self, samples: Iterable[Sample], unfinished: Sequence[Unfinished] | None
-    ) -> Iterator[Sample]:
-        """Yield what the parts count, then what is in the database; None: it does not answer."""
-        yield from samples
-        yield from REFUSALS.samples(self.refusals, {})
-        yield from DATABASE_UP.samples(unfinished is not None, {})
-        for one in unfinished or ():
-            yield from one.samples()
+        page = metrics_of([*await self._samples(), *REFUSALS.samples(self.refusals, {})])
+        return Response(page.body, headers={"Content-Type": page.media_type})
 
     # ------------------------------------------------------------------------------ without a token
 
     async def _openapi(self, _: Request) -> Response:
-        response = answer(200, None)
-        response.body = self._document
-        response.headers["content-length"] = str(len(self._document))
-        return response
+        return Response(self._document, media_type="application/json")
 
     async def _livez(self, _: Request) -> Response:
         try:
@@ -313,11 +245,10 @@ class MessageApp:
                 if not self._is_working():
                     raise unavailable("a part of this instance has ended")
                 client = self._authenticated(request)
-                with self._held(client, request):
+                with self._held(request):
                     async with asyncio.timeout(self._config.request_seconds):
                         request.state.body = await self._content(request)
-                        with self._slot(client):
-                            return await work(client, request)
+                        return await work(client, request)
             except HttpRefusal as refusal:
                 found = refusal
             except _OURS as error:
@@ -333,26 +264,13 @@ class MessageApp:
         return endpoint
 
     @contextmanager
-    def _held(self, client: Client, request: Request) -> Iterator[None]:
+    def _held(self, request: Request) -> Iterator[None]:
         """Give back at the end what the body of a request has taken of the room for bodies."""
-        request.state.client, request.state.body_bytes = client.name, 0
+        request.state.body_bytes = 0
         try:
             yield
         finally:
-            self._bodies.give_back(client.name, request.state.body_bytes)
-
-    @contextmanager
-    def _slot(self, client: Client) -> Iterator[None]:
-        """Count a request that is whole as under way until it is answered. Raises HttpRefusal."""
-        if not self._at_work.has_client_room(client.name, 1):
-            raise too_much("requests", f"{self._config.client_requests_max} under way at once")
-        if not self._at_work.has_room(1):
-            raise unavailable("too many requests are under way")
-        self._at_work.take(client.name, 1)
-        try:
-            yield
-        finally:
-            self._at_work.give_back(client.name, 1)
+            self.body_bytes -= request.state.body_bytes
 
     def _authenticated(self, request: Request) -> Client:
         given = request.headers.getlist("authorization")
@@ -371,11 +289,8 @@ class MessageApp:
         if content_type != "application/json":
             raise HttpRefusal(415, "not_json", "Content-Type", content_type, "application/json")
         try:
-            return msgspec.json.decode(request.state.body, type=kind)
-        except msgspec.ValidationError as error:
-            expected, _, where = str(error).partition(" - at ")
-            field = where.strip("`") or "body"
-            raise HttpRefusal(400, "invalid", field, expected=expected) from None
+            with _refusing("body"):
+                return msgspec.json.decode(request.state.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpRefusal(
                 400, "not_json", "body", expected=f"JSON: {reason_of(error)}"
@@ -386,7 +301,10 @@ class MessageApp:
         content = bytearray()
         try:
             async for part in request.stream():
-                self._hold(request, len(part))
+                if self.body_bytes + len(part) > self._config.bodies_bytes_max:
+                    raise unavailable("too many bytes of bodies are in memory", headers=_CLOSE)
+                self.body_bytes += len(part)
+                request.state.body_bytes += len(part)
                 content += part
                 if len(content) > self._config.body_bytes_max:
                     expected = f"at most {self._config.body_bytes_max} bytes"
@@ -395,13 +313,12 @@ class MessageApp:
             raise HttpRefusal(400, "not_json", "body", expected="the whole of it") from None
         return bytes(content)
 
-    def _hold(self, request: Request, count: int) -> None:
-        """Count so many more bytes of a body. Raises HttpRefusal if there is no room."""
-        client = request.state.client
-        if not self._bodies.has_client_room(client, count):
-            at_most = f"{self._config.client_bodies_bytes_max} bytes of bodies at once"
-            raise too_much("body", at_most, _CLOSE)
-        if not self._bodies.has_room(count):
-            raise unavailable("too many bytes of bodies are in memory", headers=_CLOSE)
-        self._bodies.take(client, count)
-        request.state.body_bytes += count
+
+@contextmanager
+def _refusing(whole: str) -> Iterator[None]:
+    """Raise HttpRefusal for what is not as described; `whole` names what has no fields."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        expected, _, where = str(error).partition(" - at ")
+        raise HttpRefusal(400, "invalid", where.strip("`") or whole, expected=expected) from None

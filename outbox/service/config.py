@@ -8,7 +8,6 @@ import os
 import secrets
 import stat
 import tomllib
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -175,15 +174,10 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     """Bound on the body of one request."""
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     """Deadline of one request, its body included."""
-    requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 200
-    """Requests under way; further ones get 503 at once."""
-    client_requests_max: Annotated[int, Meta(ge=1, le=10_000)] = 50
-    """The same for one client: keep it below `requests_max`, or one client shuts out all others."""
     bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=2**34)] = 64 * 2**20
-    """Bytes of bodies in memory at once; a request whose body has no room gets 503. A decoded body
-    takes about twice as much in addition."""
-    client_bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=2**34)] = 16 * 2**20
-    """The same for one client."""
+    """Bytes of bodies in memory at once, of all clients; a request whose body has no room gets 503.
+    A decoded body takes about twice as much in addition. Shares of clients are left to the proxy.
+    """
     message_age_seconds_max: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 48 * 3_600.0
     """How old an id may be that a client has drawn. Keep it below the retention: a message stored
     under an older id could be forgotten, and would be stored a second time."""
@@ -195,42 +189,6 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise SettingError if an allowed body would never have room."""
         super().__post_init__()
-        for field in ("bodies_bytes_max", "client_bodies_bytes_max"):
-            if getattr(self, field) < self.body_bytes_max:
-                expected = f"at least body_bytes_max, {self.body_bytes_max}"
-                raise SettingError(field, getattr(self, field), expected)
-
-
-class Room:
-    """What is under way, counted in one unit: in all, and per client.
-
-    Nobody waits for room: a request without room is refused, so that a client that leaves its
-    requests unfinished harms only itself.
-    """
-
-    def __init__(self, at_most: int, client_at_most: int) -> None:
-        self._at_most = at_most
-        self._client_at_most = client_at_most
-        self._taken: Counter[str] = Counter()
-        self.total = 0
-        """All that is taken."""
-
-    def has_client_room(self, client: str, count: int) -> bool:
-        """Return whether the client's own share has room for so much more."""
-        return self._taken[client] + count <= self._client_at_most
-
-    def has_room(self, count: int) -> bool:
-        """Return whether there is room for so much more, for any client."""
-        return self.total + count <= self._at_most
-
-    def take(self, client: str, count: int) -> None:
-        """Take so much; the caller has checked that there is room."""
-        self._taken[client] += count
-        self.total += count
-
-    def give_back(self, client: str, count: int) -> None:
-        """Give back what was taken."""
-        self._taken[client] -= count
-        self.total -= count
-        if not self._taken[client]:
-            del self._taken[client]
+        if self.bodies_bytes_max < self.body_bytes_max:
+            expected = f"at least body_bytes_max, {self.body_bytes_max}"
+            raise SettingError("bodies_bytes_max", self.bodies_bytes_max, expected)

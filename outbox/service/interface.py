@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from chain_kernel.errors import RetryError
 from outbox.destination import (
@@ -23,7 +23,6 @@ from outbox.destination import (
     PAYLOAD_BYTES_MAX,
 )
 from outbox.http_call import ask
-from outbox.statuses import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -124,6 +123,26 @@ class Confirmed(Struct):
     repeated: int
 
 
+class ListQuery(Struct, forbid_unknown_fields=True):
+    """Which deliveries a page of the list has."""
+
+    after: MessageId | UnsetType = UNSET
+    after_consumer: Annotated[
+        str,
+        Meta(
+            max_length=NAME_CHARS_MAX,
+            pattern="^[ -~]*$",
+            description="beside after, as the page before returned it",
+        ),
+    ] = ""
+    destination: _Name | UnsetType = UNSET
+    status: (
+        Literal["init", "confirmed", "consumed", "abnormal", "prepared", "cancelled", "abandoned"]
+        | UnsetType
+    ) = UNSET
+    limit: Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)] = 100
+
+
 class ShownDelivery(Struct):
     """The state of a delivery."""
 
@@ -175,10 +194,10 @@ _REFUSALS: Final = {
     409: "The id is another message's, or the message was decided otherwise.",
     413: "The body, or a payload, is too large.",
     415: "The body is not said to be JSON.",
-    429: "Too many requests, or bytes of bodies, at once; Retry-After says when.",
-    503: "The database is away. It is not known whether it was done: repeat the same request.",
+    503: "The database is away, or too much is under way. It is not known whether it was done: "
+    "repeat the same request.",
 }
-_READ: Final = (400, 401, 429, 503)
+_READ: Final = (400, 401, 503)
 _WRITE: Final = (*_READ, 403, 404, 409, 413, 415)
 
 _TYPES: Final = (
@@ -264,14 +283,11 @@ def _ref(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def _parameter(
-    name: str, schema: dict[str, Any], where: str = "query", **more: str
-) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": where == "path", **more, "schema": schema}
+def _parameter(name: str, schema: dict[str, Any], where: str = "query") -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": schema}
 
 
-_ID: Final = {"type": "string", "pattern": UUID7_PATTERN, "maxLength": 36}
-_PLAIN: Final = {"type": "string", "maxLength": NAME_CHARS_MAX, "pattern": "^[ -~]*$"}
+_QUERY: Final = msgspec.json.schema(ListQuery)["$defs"][ListQuery.__name__]["properties"]
 _HEALTH: Final = {
     "type": "object",
     "properties": {"status": {"type": "string"}},
@@ -281,30 +297,17 @@ _HEALTH: Final = {
 _GETS: Final = {
     "/metrics": _operation(
         "metrics", "What this instance counts, and what is in the database, for Prometheus.",
-        {"text/plain": {"schema": {"type": "string"}}}, (401, 403, 429, 503),
+        {"text/plain": {"schema": {"type": "string"}}}, (401, 403, 503),
     ),
     "/v1/messages": _operation(
         "list", "Deliveries of this client's messages, by message_id and consumer.",
         _json(_ref(Page)), _READ,
-        parameters=[
-            _parameter("after", _ID),
-            _parameter("destination", _PLAIN),
-            _parameter(
-                "status", {"type": "string", "enum": [status.name.lower() for status in Status]}
-            ),
-            _parameter(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": PAGE_ROWS_MAX, "default": 100},
-            ),
-            _parameter(
-                "after_consumer", _PLAIN, description="beside after, as the page before returned it"
-            ),
-        ],
+        parameters=[_parameter(name, schema) for name, schema in _QUERY.items()],
     ),
     "/v1/messages/{message_id}": _operation(
         "get", "One message of this client, with its deliveries.",
         _json(_ref(ShownMessage)), (*_READ, 404),
-        parameters=[_parameter("message_id", _ID, "path")],
+        parameters=[_parameter("message_id", msgspec.json.schema(MessageId), "path")],
     ),
     "/livez": _operation(
         "livez", "The process answers.", _json(_HEALTH), (503,), "Yes.", security=[]

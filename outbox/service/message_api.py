@@ -16,9 +16,8 @@ from starlette.responses import Response
 
 from chain_kernel.clock import time_of
 from chain_kernel.sql import load_sql
-from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
-from outbox.message import Message, draw_message_ids, made_at
+from outbox.message import Message, made_at
 from outbox.sender.business import store_messages
 from outbox.sender.check_back import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
@@ -72,14 +71,6 @@ def unauthenticated() -> HttpRefusal:
     return HttpRefusal(
         401, "unauthenticated", "Authorization", expected="Bearer and the token of a client",
         headers={"WWW-Authenticate": "Bearer"},
-    )  # fmt: skip
-
-
-def too_much(field: str, at_most: str, headers: Mapping[str, str] | None = None) -> HttpRefusal:
-    """The client has more requests under way than it may."""
-    return HttpRefusal(
-        429, "too_much", field, expected=f"at most {at_most}",
-        headers={"Retry-After": "1", **(headers or {})},
     )  # fmt: skip
 
 
@@ -254,12 +245,6 @@ class MessageApi:
             return Page(shown, None, None)
         return Page(shown, shown[-1].message_id, shown[-1].consumer)
 
-    async def unfinished(self) -> list[Unfinished]:
-        """Return how many unfinished deliveries are where. Raises RetryError, ConnectError."""
-        async with self._sessions.take() as session:
-            rows = await session.fetch(UNFINISHED)
-        return unfinished_of(rows)
-
     async def is_ready(self) -> bool:
         """Ask the database. Raises RetryError, ConnectError, SchemaError."""
         async with self._sessions.take() as session:
@@ -343,12 +328,6 @@ async def _stored(
     if refused.field == "message_id":
         return False
     raise refused
-
-
-def draw_missing(ids: Sequence[UUID | None]) -> list[UUID]:
-    """Return `ids`, with new ones in place of those that are missing."""
-    drawn = iter(draw_message_ids(sum(each is None for each in ids)))
-    return [next(drawn) if each is None else each for each in ids]
 
 
 def _is_undecided(

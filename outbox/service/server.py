@@ -33,7 +33,6 @@ from outbox.parts import Parts, ServiceOfParts
 from outbox.sender.check_back import CheckBack
 from outbox.sender.due_decisions import Answer
 from outbox.sender.relay import Relay
-from outbox.sender.sweep import Alerts
 from outbox.service.app import MessageApp
 from outbox.service.message_api import MessageApi
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from chain_kernel.clock import Clock
     from chain_kernel.monitoring import Sample
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.sweep import ConsumerLog
     from outbox.service.config import Client, Clients, ServiceConfig
 
 
@@ -104,19 +102,15 @@ class MessageService(ServiceOfParts):
         *,
         callback: CallbackConfig | None = None,
         clock: Clock | None = None,
-        consumer_logs: Mapping[str, ConsumerLog] | None = None,
     ) -> None:
-        """`callback` makes it a callback service, too (mode 5); `consumer_logs` as for a relay."""
+        """`callback` makes it a callback service, too (mode 5)."""
         clock = clock or SystemClock()
-        self.relay = Relay(config.relay, clock=clock, consumer_logs=consumer_logs)
+        self.relay = Relay(config.relay, clock=clock)
         self._config = config
         self._api = MessageApi(config, clock)
         self.app = MessageApp(config, clients, self._api, self._is_working, self._glanced_samples)
-        self._alerts = Alerts(config.relay, self.relay.counters)
         calls = ClientCalls(clients, config.checking.ask_seconds)
-        self.check_back = CheckBack(
-            config.relay, calls.check, config.checking, clock=clock, on_abnormal=self._alerts.report
-        )
+        self.check_back = CheckBack(config.relay, calls.check, config.checking, clock=clock)
         self.callback: CallbackService | None = None
         if callback is not None:
             sender_calls = HttpSenderCalls(calls.client, callback.call_seconds)
@@ -153,7 +147,6 @@ class MessageService(ServiceOfParts):
         )
         self._parts.begin("relay", self.relay.run())
         self._parts.begin("check-back", self.check_back.run())
-        self._parts.begin("alerts", self._alerts.run())
         if self.callback is not None:
             self._parts.begin("callback", self.callback.run())
             self._parts.begin("intake", self._intake.run())
@@ -210,7 +203,7 @@ class MessageService(ServiceOfParts):
                 self._socket.close()
 
     def _own_samples(self) -> list[Sample]:
-        found = list(self.relay.own_samples())
+        found = list(self.relay.samples())
         if self.callback is not None:
             found += self.callback.samples()
         return found

@@ -3,8 +3,9 @@
 -- most; only for a look $7, the message's key.
 
 -- pending: unfinished deliveries, oldest first
-SELECT message_id, consumer, destination, status, send_count, next_send_at, topic, "partition",
-       "offset", last_error, NULL::timestamptz AS finished_at
+SELECT message_id, consumer, destination, status, send_count AS tries,
+       NULLIF(next_send_at, 'infinity') AS next_send, topic, "partition", "offset", last_error,
+       NULL::timestamptz AS finished
   FROM outbox_pending
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
@@ -15,9 +16,9 @@ SELECT message_id, consumer, destination, status, send_count, next_send_at, topi
  ORDER BY message_id, consumer LIMIT $6
 
 -- done: finished deliveries, oldest first
-SELECT message_id, consumer, destination, status, send_count, NULL::timestamptz AS next_send_at,
-       NULL::text AS topic, NULL::integer AS "partition", NULL::bigint AS "offset",
-       NULL::text AS last_error, finished_at
+SELECT message_id, consumer, destination, status, send_count AS tries,
+       NULL::timestamptz AS next_send, NULL::text AS topic, NULL::integer AS "partition",
+       NULL::bigint AS "offset", NULL::text AS last_error, finished_at AS finished
   FROM outbox_done
  WHERE ($1::uuid[] IS NULL OR message_id = ANY($1)) AND ($2::text IS NULL OR destination = $2)
    AND ($3::text IS NULL OR consumer = $3) AND ($4::smallint[] IS NULL OR status = ANY($4))
@@ -35,17 +36,12 @@ SELECT destination, status, count(*) AS deliveries, min(message_id::text)::uuid 
 SELECT destination, status, count(*) AS deliveries, NULL::uuid AS oldest
   FROM outbox_done GROUP BY destination, status ORDER BY 1, 2
 
--- troubles: by destination, the topics that relays can't use, and the consumers that are not heard
--- from for $1 seconds. What no relay has seen for five minutes is over, or nothing waits for it.
-SELECT known.destination, trouble.topic, trouble.reason, NULL AS consumer,
-       greatest(extract(epoch FROM now() - trouble.since), 0)::float8 AS seconds
+-- troubles: by destination, the topics that relays can't use
+SELECT known.destination, trouble.topic, trouble.reason
   FROM outbox_destination AS known
   JOIN outbox_trouble AS trouble ON trouble.topic IN (known.topic, known.confirm_topic)
  WHERE trouble.seen_at > now() - interval '5 minutes'
- UNION ALL
-SELECT destination, NULL, NULL, consumer, extract(epoch FROM now() - heard_at)::float8
-  FROM outbox_silent($1)
- ORDER BY 1, 2, 4
+ ORDER BY 1, 2
 
 -- overdue: by destination and status, deliveries whose next action fell due more than $1 seconds ago
 SELECT destination, status, count(*) AS deliveries,
@@ -68,10 +64,3 @@ SELECT act, actor, login, reason, consumer, from_status, to_status, acted_at
 SELECT act_id, acted_at, act, message_id, consumer, from_status, to_status, actor, login, reason
   FROM delivery_act WHERE $1::float8 IS NULL OR acted_at > now() - make_interval(secs => $1)
  ORDER BY act_id DESC LIMIT $2
-
--- failed: the messages that failed businesses would have sent, newest first, at most $1
-SELECT failed_at, outcome, error, message_id, destination, key, headers, payload
-  FROM outbox_failed ORDER BY failed_id DESC LIMIT $1
-
--- act: do $7 (retry, abandon, resend) to them, as the actor $8 for the reason $9
-SELECT message_id, consumer, status FROM outbox_act($7, $1, $2, $3, $4, $5, $6, $8, $9)

@@ -1,4 +1,4 @@
--- What people do with dead letters, as the role outbox_operator. $1 is a consumer's number wherever
+-- What people do with dead letters, as the role outbox_operator. $1 is a consumer's name wherever
 -- one is meant.
 
 -- consumers: the consumers of this database, with what waits in it
@@ -40,10 +40,7 @@ SELECT a.act_id, a.acted_at, a.act, a.message_id, c.name AS consumer, a.actor, a
  ORDER BY a.act_id DESC LIMIT $2;
 
 -- retry: park a dead letter again, due at $3 or in its turn within its key; false: it is none
-SELECT inbox_retry_dead($1, $2, $3, $4, $5);
+SELECT inbox_retry_dead((SELECT consumer_id FROM inbox_consumer WHERE name = $1), $2, $3, $4, $5);
 
 -- abandon: end a dead letter; false: it is none any more
-SELECT inbox_abandon_dead($1, $2, $3, $4, $5);
-
--- number_of: the number of a consumer
-SELECT consumer_id FROM inbox_consumer WHERE name = $1;
+SELECT inbox_abandon_dead((SELECT consumer_id FROM inbox_consumer WHERE name = $1), $2, $3, $4, $5);

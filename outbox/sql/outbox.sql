@@ -145,16 +145,6 @@ CREATE TABLE outbox_trouble (
     seen_at timestamptz NOT NULL DEFAULT now()
 );
 
--- When each consumer was last heard from, by the destinations of its confirms; no row or no time
--- means never.
-CREATE TABLE outbox_consumer (
-    destination text        NOT NULL,
-    consumer    text        NOT NULL,
-    heard_at    timestamptz,
-    reported_at timestamptz, -- when it was reported that nothing is heard of it
-    PRIMARY KEY (destination, consumer)
-) WITH (fillfactor = 20);
-
 -- The key of the tokens that go with each message, by which its consumers prove that they received
 -- it, and of the MACs, by which they know that it is their sender's. Drawn here and never changed;
 -- only relays and message services may read it.
@@ -182,20 +172,6 @@ CREATE TABLE delivery_act (
 );
 CREATE INDEX ON delivery_act (message_id);
 
--- The messages that failed businesses would have sent, if they ask to keep them: for people to look
--- at, and never sent. They are stored as given, which may be why they were refused.
-CREATE TABLE outbox_failed (
-    failed_id   bigint      PRIMARY KEY, -- in the order of writing
-    failed_at   timestamptz NOT NULL,
-    outcome     text        NOT NULL CHECK (outcome IN ('rolled back', 'unknown')),
-    error       text        NOT NULL,
-    message_id  uuid,
-    destination text        NOT NULL,
-    key         text,
-    headers     text,
-    payload     bytea       NOT NULL
-);
-
 -- -------------------------------------------------------------------------------------- functions
 -- Those that write are SECURITY DEFINER: a business service that stores messages needs no privilege
 -- on the tables, and so cannot change or remove what it or others have stored.
@@ -207,30 +183,6 @@ CREATE FUNCTION outbox_id_at(at timestamptz) RETURNS uuid
 AS $$
     SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0')
             || '00000000000000000000')::uuid
-$$;
-
--- Consumers that were not heard from for `seconds`, although the broker has had messages for them
--- for as long: most likely they do not run. With the time at which they were last heard from; NULL:
--- never.
-CREATE FUNCTION outbox_silent(seconds double precision)
-    RETURNS TABLE (destination text, consumer text, heard_at timestamptz)
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, public, pg_temp
-AS $$
-    SELECT known.destination, asked.consumer, heard.heard_at
-      FROM public.outbox_destination AS known
-     CROSS JOIN LATERAL unnest(known.consumers) AS asked (consumer)
-      LEFT JOIN public.outbox_consumer AS heard
-        ON heard.destination = known.destination AND heard.consumer = asked.consumer
-     WHERE (heard.heard_at IS NULL OR heard.heard_at < now() - seconds * interval '1 second')
-       AND EXISTS (
-           SELECT FROM public.outbox_pending AS pending
-            WHERE pending.destination = known.destination
-              AND pending.consumer = asked.consumer AND pending.status = 1
-              -- Sent once, so long ago; or resent since, and made so long ago.
-              AND (pending.sent_at < now() - seconds * interval '1 second'
-                   OR pending.send_count > 1 AND pending.message_id
-                      < public.outbox_id_at(now() - seconds * interval '1 second')))
 $$;
 
 -- A new message_id: the time, version 7, the variant, and random bits.
@@ -510,27 +462,8 @@ BEGIN
      WHERE finished_at < before
        AND NOT EXISTS (SELECT FROM public.outbox_pending AS pending
                         WHERE pending.message_id = done.message_id);
-    DELETE FROM public.outbox_failed WHERE failed_at < before;
     RETURN trimmed;
 END
-$$;
-
--- Keeps the messages that failed businesses would have sent; only the last 1,000 of all are kept.
-CREATE FUNCTION outbox_keep_failed(
-    failed_ats timestamptz[], outcomes text[], errors text[], message_ids uuid[], destinations text[],
-    keys text[], headers text[], payloads bytea[]
-) RETURNS void
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
-AS $$
-    -- One at a time, by a row that only the owner can lock.
-    SELECT FROM public.outbox_version FOR UPDATE;
-    INSERT INTO public.outbox_failed
-           (failed_id, failed_at, outcome, error, message_id, destination, key, headers, payload)
-    SELECT (SELECT coalesce(max(failed_id), 0) FROM public.outbox_failed) + row_number() OVER (), given.*
-      FROM unnest(failed_ats, outcomes, errors, message_ids, destinations, keys, headers, payloads)
-           AS given;
-    DELETE FROM public.outbox_failed
-     WHERE failed_id <= (SELECT max(failed_id) - 1000 FROM public.outbox_failed);
 $$;
 
 -- Measures what the outbox takes on disk, with its indexes and what is not finished. While that is
@@ -540,7 +473,7 @@ CREATE FUNCTION outbox_measure(new_bytes_max bigint) RETURNS TABLE (bytes bigint
 AS $$
     UPDATE public.outbox_space AS space
        SET bytes = pg_total_relation_size('public.outbox_pending')
-                 + pg_total_relation_size('public.outbox_failed') + (
+                 + (
                SELECT sum(pg_total_relation_size(member.relid))
                  FROM unnest(ARRAY['public.outbox_message', 'public.outbox_done']::regclass[]) AS parent
                 CROSS JOIN LATERAL pg_partition_tree(parent) AS member
@@ -633,11 +566,7 @@ REVOKE ALL ON FUNCTION outbox_extend(timestamptz, integer, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_drop(uuid, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_trim(timestamptz, integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_measure(bigint) FROM PUBLIC;
-REVOKE ALL ON FUNCTION
-    outbox_keep_failed(timestamptz[], text[], text[], uuid[], text[], text[], text[], bytea[])
-    FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_headers_fit(jsonb) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox_silent(double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     outbox_act(text, uuid[], text, text, smallint[], uuid, integer, text, text) FROM PUBLIC;
 
@@ -653,27 +582,20 @@ GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pendi
     outbox_progress, outbox_partition, outbox_space TO outbox_relay;
 GRANT SELECT ON outbox_secret TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_trouble TO outbox_relay;
-GRANT SELECT, INSERT, UPDATE ON outbox_consumer TO outbox_relay;
 GRANT UPDATE (status, is_decided, send_count, claim_count, check_count, next_send_at, claim_token,
     topic, "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
 GRANT INSERT ON outbox_done TO outbox_relay;
 GRANT INSERT, UPDATE ON outbox_progress TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() TO outbox_relay;
-GRANT EXECUTE ON FUNCTION outbox_silent(double precision), outbox_id_at(timestamptz)
-    TO outbox_operator;
-GRANT EXECUTE ON FUNCTION outbox_silent(double precision) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz) TO outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_extend(timestamptz, integer, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_drop(uuid, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_trim(timestamptz, integer) TO outbox_relay, outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox_measure(bigint) TO outbox_relay, outbox_operator;
-GRANT EXECUTE ON FUNCTION
-    outbox_keep_failed(timestamptz[], text[], text[], uuid[], text[], text[], text[], bytea[])
-    TO outbox_relay;
 
 -- People. They act only through functions, and each act leaves a row in delivery_act.
 GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pending, outbox_done,
-    outbox_progress, outbox_partition, outbox_space, outbox_failed, outbox_trouble, outbox_consumer,
-    delivery_act TO outbox_operator;
+    outbox_progress, outbox_partition, outbox_space, outbox_trouble, delivery_act TO outbox_operator;
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE delivery_act_act_id_seq TO outbox_operator;
 GRANT INSERT, UPDATE, DELETE ON outbox_destination TO outbox_operator;

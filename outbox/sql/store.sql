@@ -36,19 +36,6 @@ SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max,
 -- lock_destinations: keep others from setting one up until the transaction ends; all may read on
 LOCK TABLE public.outbox_destination IN SHARE ROW EXCLUSIVE MODE
 
--- wait_shortly: wait for no lock for longer than this, until the transaction ends
-SELECT set_config('lock_timeout', '2s', true)
-
--- close_destinations: wait for every transaction that has looked at one, and let none begin
-LOCK TABLE public.outbox_destination IN ACCESS EXCLUSIVE MODE
-
--- waiting: the unfinished deliveries of one destination, by status
-SELECT status, count(*) AS deliveries FROM public.outbox_pending
- WHERE destination = $1 GROUP BY status ORDER BY status
-
--- remove_destination: forget one
-DELETE FROM public.outbox_destination WHERE destination = $1 RETURNING destination
-
 -- due: the deliveries from $1 on whose time has come, locked, of statuses $3; for each destination
 -- at most $2, for those of $4 as many as $5 says, and $6 in all. So no destination blocks another.
 SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
@@ -181,23 +168,6 @@ DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
 
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
-
--- keep_failed: the messages that failed businesses would have sent
-SELECT outbox_keep_failed($1, $2, $3, $4, $5, $6, $7, $8)
-
--- heard_from: consumers have confirmed, or reported progress, on deliveries to these destinations
-INSERT INTO outbox_consumer (destination, consumer, heard_at)
-SELECT destination, consumer, now()
-  FROM unnest($1::text[], $2::text[]) AS heard (destination, consumer)
-ON CONFLICT (destination, consumer) DO UPDATE SET heard_at = now()
-
--- silent: consumers that are not heard from for $1 seconds while what they were sent waits for as
--- long; each is returned to one relay per $2 seconds
-INSERT INTO outbox_consumer AS known (destination, consumer, reported_at)
-SELECT destination, consumer, now() FROM outbox_silent($1)
-ON CONFLICT (destination, consumer) DO UPDATE SET reported_at = now()
- WHERE known.reported_at IS NULL OR known.reported_at < now() - $2::float8 * interval '1 second'
-RETURNING destination, consumer, extract(epoch FROM now() - heard_at)::float8 AS silent_seconds
 
 -- save_troubles: topics are in trouble
 INSERT INTO outbox_trouble (topic, reason)

@@ -1,34 +1,40 @@
-"""Which faults happen, how often, and where: the stand-ins ask here.
+"""Which faults happen, how often, and where.
 
 A consumer's process is killed at each await of its handler, and at random points. A killed process
-stops: no `finally` of it runs, as with kill -9. The database rolls back its open
-transactions, and its messages come again.
+stops: no `finally` of it runs, as with kill -9. The database rolls back its open transactions, and
+its messages come again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
 from chain_kernel.testing.memory_sql import AFTER_COMMIT, BEFORE_COMMIT
-from chain_kernel.testing.virtual_loop import stand_still
+from chain_kernel.testing.virtual_loop import Process, stand_still
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Sequence
+    from collections.abc import Coroutine, Generator, Sequence
     from random import Random
-    from uuid import UUID
 
-    from chain_kernel.clients.postgres import Connection
-    from chain_kernel.testing.memory_sql import MemoryConnection
-    from outbox.consumer.delivery import Attempt, Delivery
+    from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase
+    from outbox.consumer.delivery import Delivery
 
+_T = TypeVar("_T")
 
 CUT_OFF_MAX: Final = 100
-"""Messages whose first handling is killed: enough for any test of a handler, and starting a
-consumer for each of them takes a few milliseconds."""
+"""Messages whose first handling is killed: enough for any test of a handler."""
+
+AWAITS_MAX: Final = 1_000
+"""Awaits of a handler that are tried one by one: one that awaits more often is tried at random
+ones."""
+
+DRAWN_AWAITS: Final = 8
+"""A random crash falls on one of so many first awaits, or on the end if there are fewer."""
 
 
 class Awkwardness(Struct, kw_only=True):
@@ -49,25 +55,15 @@ class Awkwardness(Struct, kw_only=True):
     commit_answer_lost: float = 0.05
     """Commits of the consumer that take place, and whose answer is lost with the connection."""
     acknowledgement_lost: float = 0.1
-    """Records that are stored and not acknowledged: the relay resends them."""
-    confirm_unanswered: float = 0.1
-    """Confirm records that are stored and not acknowledged: the consumer resends them."""
-    broker_away: float = 0.05
-    """Questions to the broker that it neither answers nor obeys."""
-    held_back: float = 0.3
-    """Looks at the broker that do not see a partition: others overtake it."""
-    moved: float = 0.05
-    """Looks after which a partition has been away for a moment: what is unfinished comes again."""
-    check_unanswered: float = 0.2
-    """Questions of check-back that are not answered, and calls of a message client whose answer is
-    lost."""
+    """Records that are stored and not acknowledged: they are stored again."""
+    confirm_lost: float = 0.1
+    """Confirms that do not arrive: the message is sent again."""
 
     def calm(self) -> None:
         """Turn off all faults from now on."""
         self.cut_off, self.at_each_await = 0, False
-        self.killed = self.commit_answer_lost = self.acknowledgement_lost = 0.0
-        self.confirm_unanswered = self.broker_away = self.held_back = self.moved = 0.0
-        self.check_unanswered = 0.0
+        self.killed = self.commit_answer_lost = 0.0
+        self.acknowledgement_lost = self.confirm_lost = 0.0
 
 
 class Faults:
@@ -87,14 +83,6 @@ class Faults:
         return happens
 
 
-AWAITS_MAX: Final = 1_000
-"""Awaits of a handler that are tried one by one: one that awaits more often is tried at random
-ones."""
-
-DRAWN_AWAITS: Final = 8
-"""A random crash falls on one of so many first awaits, or on the end if there are fewer."""
-
-
 @dataclass
 class Point:
     """Where one attempt ends its process."""
@@ -107,14 +95,13 @@ class Point:
 
 
 class CrashPlan:
-    """Decides for each attempt of a consumer where its process ends. It outlives the processes."""
+    """Decides for each attempt of a consumer where its process ends."""
 
-    def __init__(self, faults: Faults, first_await: int = 0) -> None:
-        """A user's own loop has no moment before its first step: it begins at await 1."""
+    def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._next_await: int | None = first_await  # None: every await has been tried
+        self._next_await: int | None = 0  # None: every await has been tried
         self._owes_after_commit = True
-        self._cut_off: set[UUID] = set()
+        self._cut_off: set[object] = set()
 
     def draw(self, deliveries: Sequence[Delivery]) -> Point:
         """Return the point of an attempt on these messages."""
@@ -135,15 +122,14 @@ class CrashPlan:
             return Point(awaits=drawn, commit=random.choice((BEFORE_COMMIT, AFTER_COMMIT)))
         return Point(loses_answer=self._faults.happens("commit_answer_lost"))
 
-    def returned(self, deliveries: Sequence[Delivery]) -> None:
-        """Record that a process ends after the return of its handler."""
-        self._next_await = None
-        self._cut_off.update(each.message_id for each in deliveries)
-        self._faults.counts["cut_off"] += len(deliveries)
-
-    def committed(self) -> None:
-        """Record that a process ends after its commit, before anybody has heard of it."""
-        self._faults.counts["killed_after_commit"] += 1
+    def killed_at(self, where: str, deliveries: Sequence[Delivery]) -> None:
+        """Record that a process ends at its commit."""
+        if where == BEFORE_COMMIT:
+            self._next_await = None
+            self._cut_off.update(each.message_id for each in deliveries)
+            self._faults.counts["cut_off"] += len(deliveries)
+        else:
+            self._faults.counts["killed_after_commit"] += 1
 
     def missed(self, point: Point) -> None:
         """Record that a handler has failed before the point came: it is tried again."""
@@ -157,86 +143,80 @@ class CrashPlan:
             self._next_await = None
 
 
-class CrashingAttempt:
-    """An attempt of the consumer's (`delivery.Attempt`), with the point where it ends."""
+class Killed(Exception):
+    """The process of an attempt was killed."""
 
-    def __init__(self, attempt: Attempt, plan: CrashPlan, kill: Callable[[], None]) -> None:
-        self._attempt = attempt
+
+class Life:
+    """One attempt on messages, in a process that may be killed."""
+
+    def __init__(
+        self, plan: CrashPlan, database: SqlDatabase, deliveries: Sequence[Delivery]
+    ) -> None:
+        self.process = Process("consumer")
+        self.point = plan.draw(deliveries)
         self._plan = plan
-        self._kill = kill
-        self._point = point = plan.draw(attempt.deliveries)
+        self._database = database
+        self._deliveries = deliveries
         self._awaits = 0
-        self.is_over = False
-        if attempt.connection is not None:
-            connection = cast("MemoryConnection", attempt.connection)
-            connection.at_commit = self._at_commit
-            connection.loses_answer = point.loses_answer
+        self._killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def deliveries(self) -> Sequence[Delivery]:
-        """See `Attempt.deliveries`."""
-        return self._attempt.deliveries
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `work` returns, in the process. Raises Killed."""
+        task = self.process.run(work)
+        await asyncio.wait([task, self._killed], return_when=asyncio.FIRST_COMPLETED)
+        if self._killed.done():
+            raise Killed
+        return task.result()
 
-    @property
-    def connection(self) -> Connection | None:
-        """See `Attempt.connection`."""
-        return self._attempt.connection
+    def watch(self, connection: MemoryConnection) -> None:
+        """Have the process end at the connection's commit, if that is the point."""
+        connection.at_commit = self.at_commit
+        connection.loses_answer = self.point.loses_answer
 
-    async def succeed(self) -> None:
-        """See `Attempt.succeed`."""
-        self.is_over = True
-        if self.connection is None:
-            await self._at_commit(BEFORE_COMMIT)
-        await self._attempt.succeed()
-        if self.connection is None:
-            await self._at_commit(AFTER_COMMIT)
+    async def call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work` step by step: at each of its awaits the process may end."""
+        if self.point.awaits == 0:
+            work.close()
+            self._plan.reached()
+            await self._kill()
+        await _Stepped(work, self)
 
-    async def fail(self, error: BaseException) -> None:
-        """See `Attempt.fail`."""
-        self.is_over = True
-        self._plan.missed(self._point)
-        self._point = Point()
-        await self._attempt.fail(error)
+    def failed(self) -> None:
+        """Record that the handler has failed: the process lives on."""
+        self._plan.missed(self.point)
+        self.point = Point()
 
-    async def before(self) -> None:
-        """End the process before the handler's first step, if that is the point."""
-        if self._point.awaits == 0:
-            await self._die()
+    async def at_commit(self, where: str) -> None:
+        """End the process before or after the commit, if that is the point."""
+        if self.point.commit == where:
+            self._plan.killed_at(where, self._deliveries)
+            await self._kill()
 
-    def is_end(self) -> bool:
-        """Count one await of the handler; return whether the process ends here, and kill it."""
+    def step(self) -> None:
+        """Count one await of the handler, and end the process if it is the one."""
         self._awaits += 1
-        if self.is_over or self._awaits != self._point.awaits:
-            return False
-        self._plan.reached()
-        self._kill()
-        return True
+        if self._awaits == self.point.awaits and not self._killed.done():
+            self._plan.reached()
+            self._end()
 
-    async def _at_commit(self, where: str) -> None:
-        if self._point.commit != where:
-            return
-        if where == BEFORE_COMMIT:
-            self._plan.returned(self.deliveries)
-        else:
-            self._plan.committed()
-        self._kill()
+    async def _kill(self) -> None:
+        self._end()
         await stand_still()
 
-    async def _die(self) -> None:
-        self._plan.reached()
-        self._kill()
-        await stand_still()
+    def _end(self) -> None:
+        self.process.pause()
+        self._database.end(self.process)
+        self._killed.set_result(None)
 
 
-class SteppedWork:
-    """Awaits `work`, and asks at each of its awaits whether its process ends there."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], is_end: Callable[[], bool]) -> None:
+class _Stepped:
+    def __init__(self, work: Coroutine[Any, Any, None], life: Life) -> None:
         self._work = work
-        self._is_end = is_end
+        self._life = life
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """Pass on what `work` waits for, and what comes of it."""
+        """Pass on what the work waits for, and what comes of it."""
         error: BaseException | None = None
         while True:
             try:
@@ -244,7 +224,7 @@ class SteppedWork:
             except StopIteration:
                 return
             # A process that was just killed is not resumed: what it waits for comes to nobody.
-            self._is_end()
+            self._life.step()
             try:
                 yield awaited
                 error = None

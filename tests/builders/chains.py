@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from chain_kernel.frame import FrameHeader, encode_frame
-from chain_kernel.model import ChainHead, Event, FrameTerm, Mark
-from chain_kernel.seal import genesis_seal
+from chain_kernel.model import ChainHead, Event, FrameTerm, Mark, Run
+from chain_kernel.seal import Batch, genesis_seal
 from chain_kernel.testing.memory_chain import heartbeat_header, sealed, slices_of
 from chain_kernel.testing.memory_receiver import head_of, mark_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from chain_kernel.model import Run
-    from chain_kernel.seal import Batch
-    from matcher_receiver.core import ReceiveCore
-    from matcher_receiver.decisions import FrameDecision
+from matcher_receiver.core import ReceiveCore
+from matcher_receiver.decisions import FrameDecision
 
 CHAIN_ID = 7
 DATABASE_ID = UUID("3b8a9a4e-52a5-4f86-9a3e-0f6f0a1f7b10")
@@ -62,8 +57,6 @@ class Chain:
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
 
-    # -- growing -------------------------------------------------------------------------------
-
     def add(self, rows: int, *, payload_bytes: int = 8, skip: int = 0) -> Batch:
         """Commit a batch of `rows`; ids skip by chance, and by `skip` before the first."""
         before = self.mark()
@@ -94,8 +87,6 @@ class Chain:
         self.older_terms = self.terms
         self.epoch += 1
         self.nonce = nonce
-
-    # -- looking -------------------------------------------------------------------------------
 
     @property
     def events(self) -> list[Event]:
@@ -133,8 +124,6 @@ class Chain:
 
     def head(self) -> ChainHead:
         return replace(head_of(self), topic=f"orderchain.{self.chain_id}")
-
-    # -- frames --------------------------------------------------------------------------------
 
     def headers(
         self, batch: Batch, slice_rows: int = 1_000
@@ -175,7 +164,3 @@ def make_chain(sizes: Iterable[int], *, seed: int = 0, **settings: Any) -> Chain
 
 def ids_of(runs: Iterable[Run]) -> list[int]:
     return [event.id for run in runs for event in run.events]
-
-
-def is_prefix(part: Sequence[object], whole: Sequence[object]) -> bool:
-    return list(part) == list(whole[: len(part)])

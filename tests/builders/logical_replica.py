@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
 
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from chain_kernel.clients.postgres import Connection
-    from local_stack import PostgresServer
 
 _PUBLISHED = "CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)"
 _FOLLOWED = """

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from opentelemetry.util.types import AttributeValue
+from opentelemetry.util.types import AttributeValue
 
 
 class Spans:

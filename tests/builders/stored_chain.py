@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from chain_kernel.frame import default_topic
+from chain_kernel.seal import Batch
 from tests.builders.chains import Chain
 from tests.stored_pages import LET_TAMPER, store_rows
-
-if TYPE_CHECKING:
-    from chain_kernel.seal import Batch
 
 PARTITION_IDS = 1_000_000
 STORED_PAGE_ROWS = 9

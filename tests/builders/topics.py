@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _FETCH_BYTES = 16 * 2**20
 """Many of the largest frames at once."""

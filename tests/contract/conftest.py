@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
+from chain_kernel.ports import ChainStore, CheckpointStore, FrameSource, GapSource, KeyStore, Lease
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
@@ -50,43 +51,17 @@ from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
 from tests.stored_pages import LET_TAMPER
 
-if TYPE_CHECKING:
-    from chain_kernel.ports import (
-        ChainStore,
-        CheckpointStore,
-        FrameSource,
-        GapSource,
-        KeyStore,
-        Lease,
-    )
-    from local_stack import KafkaServer
-
-OpenStore = Callable[..., "ChainStore"]
-OpenLease = Callable[[], "Lease"]
+OpenStore = Callable[..., ChainStore]
+OpenLease = Callable[[], Lease]
 AskToStepDown = Callable[[], Awaitable[None]]
 HoldCommits = Callable[[], AbstractAsyncContextManager[None]]
 UntilWaiting = Callable[[int], Awaitable[None]]
-OpenKeys = Callable[[], "KeyStore"]
-OpenGaps = Callable[..., "GapSource"]
+OpenKeys = Callable[[], KeyStore]
+OpenGaps = Callable[..., GapSource]
 ChangeRow = Callable[[int, str, object], Awaitable[None]]
-OpenCheckpoints = Callable[..., "CheckpointStore"]
+OpenCheckpoints = Callable[..., CheckpointStore]
 OpenTransaction = Callable[[], AbstractAsyncContextManager[object]]
 Publish = Callable[[Sequence[bytes]], Awaitable[None]]
-
-
-async def make_chain_in_postgres(database: str) -> None:
-    connection = await asyncpg.connect(database)
-    try:
-        database_id = await connection.fetchval("SELECT database_id FROM schema_version")
-        await connection.execute(
-            "SELECT chain_create(1, $1, 'orders', 0, 1000000)", genesis_seal(database_id, 1)
-        )
-    finally:
-        await connection.close()
-
-
-def config_for(dsn: str, chain_id: int = 1) -> SequencerConfig:
-    return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
 
 
 def sound_wire(server: WiredServer | None = None) -> Wire:
@@ -94,265 +69,238 @@ def sound_wire(server: WiredServer | None = None) -> Wire:
     return Wire(server or WiredServer("database"), Dial(), Random(1))
 
 
-@pytest.fixture
-def wired_server() -> WiredServer:
-    """What the stores at the end of wires lead to."""
-    return WiredServer("database")
+class MemoryPlace:
+    """A database in memory."""
 
+    def __init__(self) -> None:
+        self._database = MemoryDatabase()
+        self._database.create(1)
+        self._server = WiredServer("database")
+        self._tables = SqlDatabase(Random(0))
 
-@pytest.fixture(params=["memory", "wired", "postgres"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    def store(self, chain_id: int = 1) -> ChainStore:
+        return MemoryChainStore(self._database, chain_id)
 
+    def lease(self) -> Lease:
+        return MemoryLease(self._database, 1)
 
-@pytest.fixture
-def memory() -> MemoryDatabase:
-    database = MemoryDatabase()
-    database.create(1)
-    return database
+    def keys(self) -> KeyStore:
+        return MemoryKeyStore(self._database, 1)
 
+    def _ask(self) -> Any:
+        return ask_at_once
 
-@pytest.fixture
-async def writer_dsn(request: pytest.FixtureRequest, kind: str) -> str:
-    """The sequencer's DSN of a database with chain 1; none for the one in memory."""
-    if kind != "postgres":
-        return ""
-    await make_chain_in_postgres(request.getfixturevalue("database"))
-    dsn: str = request.getfixturevalue("role_dsn")(SEQUENCER_WRITER)
-    return dsn
+    def gaps(self, page_rows: int = 1_000, chain_id: int = 1) -> GapSource:
+        return MemoryGapSource.of_database(
+            self._database, chain_id, page_rows=page_rows, ask=self._ask()
+        )
 
-
-@pytest.fixture
-async def open_store(
-    kind: str, memory: MemoryDatabase, writer_dsn: str, wired_server: WiredServer
-) -> AsyncIterator[OpenStore]:
-    """Open stores of one database, each as a process of its own would."""
-    opened: list[ChainStore] = []
-
-    def open_one(chain_id: int = 1) -> ChainStore:
-        store: ChainStore
-        if kind == "memory":
-            store = MemoryChainStore(memory, chain_id)
-        elif kind == "wired":
-            store = WiredChainStore(memory, chain_id, sound_wire(wired_server))
-        else:
-            store = PostgresChainStore(config_for(writer_dsn, chain_id))
-        opened.append(store)
-        return store
-
-    yield open_one
-    for store in opened:
-        await store.close()
-
-
-@pytest.fixture
-def hold_commits(
-    request: pytest.FixtureRequest, kind: str, writer_dsn: str, wired_server: WiredServer
-) -> HoldCommits:
-    """Keeps commits and take-overs of chain 1 from being answered while its block runs.
-
-    In memory an outcome is never there before it is awaited; a real server may have answered by
-    then.
-    """
+    def checkpoints(self, receiver: str = "r") -> CheckpointStore:
+        return MemoryCheckpointStore(self._database, 1, receiver, self._ask())
 
     @asynccontextmanager
-    async def hold() -> AsyncIterator[None]:
-        if kind != "postgres":
-            wired_server.hold()
-            yield
-            wired_server.let_go()
-            return
-        connection = await asyncpg.connect(request.getfixturevalue("database"))
-        try:
-            async with connection.transaction():
-                await connection.execute("SELECT FROM chain_head WHERE chain_id = 1 FOR UPDATE")
-                yield
-        finally:
-            await connection.close()
+    async def hold_commits(self) -> AsyncIterator[None]:
+        self._server.hold()
+        yield
+        self._server.let_go()
 
-    return hold
+    async def until_waiting(self, count: int) -> None:
+        """None waits: an outcome is never there before it is awaited."""
 
+    async def ask_to_step_down(self) -> None:
+        self._database.chains[1].step_down = True
 
-@pytest.fixture
-def until_waiting(
-    request: pytest.FixtureRequest, kind: str, writer_dsn: str, wired_server: WiredServer
-) -> UntilWaiting:
-    """Wait until so many questions wait for what `hold_commits` holds; in memory none does."""
-    statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-
-    async def waiting() -> int:
-        if kind == "postgres":
-            connection = await asyncpg.connect(request.getfixturevalue("database"))
-            try:
-                return int(await connection.fetchval(statement))
-            finally:
-                await connection.close()
-        return len(wired_server._held)
-
-    async def until(count: int) -> None:
-        async with deadline():
-            while kind != "memory" and await waiting() < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    return until
-
-
-@pytest.fixture
-async def ask_to_step_down(
-    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
-) -> AskToStepDown:
-    """What `chainctl step-down` does."""
-
-    async def ask() -> None:
-        if kind != "postgres":
-            memory.chains[1].step_down = True
-            return
-        connection = await asyncpg.connect(request.getfixturevalue("database"))
-        await connection.execute("UPDATE chain_lease SET step_down = true WHERE chain_id = 1")
-        await connection.close()
-
-    return ask
-
-
-@pytest.fixture
-async def open_lease(
-    kind: str, memory: MemoryDatabase, writer_dsn: str
-) -> AsyncIterator[OpenLease]:
-    """The lease of the same database."""
-    lease: Lease
-    if kind == "memory":
-        lease = MemoryLease(memory, 1)
-    elif kind == "wired":
-        lease = WiredLease(memory, 1, sound_wire())
-    else:
-        lease = PostgresLease(config_for(writer_dsn))
-    yield lambda: lease
-    await lease.close()
-
-
-@pytest.fixture
-async def open_keys(kind: str, memory: MemoryDatabase, writer_dsn: str) -> AsyncIterator[OpenKeys]:
-    """The keys of the same database."""
-    keys: KeyStore
-    if kind == "memory":
-        keys = MemoryKeyStore(memory, 1)
-    elif kind == "wired":
-        keys = WiredKeyStore(memory, 1, sound_wire())
-    else:
-        keys = PostgresKeyStore(config_for(writer_dsn))
-    yield lambda: keys
-    await keys.close()
-
-
-# -- what receivers use ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def open_gaps(
-    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
-) -> AsyncIterator[OpenGaps]:
-    """Open readers of the same database."""
-    del writer_dsn  # made the chain
-    opened: list[GapSource] = []
-
-    def open_one(page_rows: int = 1_000, chain_id: int = 1) -> GapSource:
-        source: GapSource
-        if kind == "postgres":
-            dsn: str = request.getfixturevalue("role_dsn")(GAP_READER)
-            source = GapReader(
-                GapReaderConfig(database=dsn, chain_id=chain_id, page_rows=page_rows)
-            )
-        else:
-            ask = asking_over(sound_wire()) if kind == "wired" else ask_at_once
-            source = MemoryGapSource.of_database(memory, chain_id, page_rows=page_rows, ask=ask)
-        opened.append(source)
-        return source
-
-    yield open_one
-    for source in opened:
-        await source.close()
-
-
-@pytest.fixture
-def change_row(
-    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
-) -> ChangeRow:
-    """Change one field of a stored row, as an owner of the database could."""
-    del writer_dsn
-
-    async def in_memory(row_id: int, field: str, value: object) -> None:
-        for batch in memory.chains[1].batches:
+    async def change_row(self, row_id: int, field: str, value: object) -> None:
+        for batch in self._database.chains[1].batches:
             for at, event in enumerate(batch.events):
                 if event.id == row_id:
                     batch.events[at] = replace(event, **{field: value})
 
-    async def in_postgres(row_id: int, field: str, value: object) -> None:
-        connection = await asyncpg.connect(request.getfixturevalue("database"))
-        try:
-            await connection.execute(LET_TAMPER)
-            change = f"UPDATE chain_event SET {field} = $2 WHERE id = $1"  # noqa: S608 - of a list
-            await connection.execute(change, row_id, value)
-        finally:
-            await connection.close()
-
-    return in_postgres if kind == "postgres" else in_memory
-
-
-@pytest.fixture
-async def open_checkpoints(
-    request: pytest.FixtureRequest, kind: str, memory: MemoryDatabase, writer_dsn: str
-) -> AsyncIterator[OpenCheckpoints]:
-    """Open checkpoint stores of the same database, each as a receiver of its own would."""
-    del writer_dsn
-    opened: list[CheckpointStore] = []
-
-    def open_one(receiver: str = "r") -> CheckpointStore:
-        store: CheckpointStore
-        if kind == "postgres":
-            dsn: str = request.getfixturevalue("role_dsn")(RECEIVER_WRITER)
-            store = PostgresCheckpointStore(
-                CheckpointConfig(database=dsn, chain_id=1, name=receiver)
-            )
-        else:
-            ask = asking_over(sound_wire()) if kind == "wired" else ask_at_once
-            store = MemoryCheckpointStore(memory, 1, receiver, ask)
-        opened.append(store)
-        return store
-
-    yield open_one
-    for store in opened:
-        await store.close()
-
-
-@pytest.fixture
-def open_transaction(request: pytest.FixtureRequest, kind: str, writer_dsn: str) -> OpenTransaction:
-    """A caller's own transaction: committed at the end of its block, else rolled back."""
-    del writer_dsn
-
-    tables = SqlDatabase(Random(0))
-
     @asynccontextmanager
-    async def by_statements() -> AsyncIterator[object]:
-        connection = tables.connect()
+    async def transaction(self) -> AsyncIterator[object]:
+        connection = self._tables.connect()
         async with connection.transaction():
             yield connection
 
+
+class WiredPlace(MemoryPlace):
+    """The same at the end of wires."""
+
+    def store(self, chain_id: int = 1) -> ChainStore:
+        return WiredChainStore(self._database, chain_id, sound_wire(self._server))
+
+    def lease(self) -> Lease:
+        return WiredLease(self._database, 1, sound_wire())
+
+    def keys(self) -> KeyStore:
+        return WiredKeyStore(self._database, 1, sound_wire())
+
+    def _ask(self) -> Any:
+        return asking_over(sound_wire())
+
+    async def until_waiting(self, count: int) -> None:
+        async with deadline():
+            while len(self._server._held) < count:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+
     @asynccontextmanager
-    async def in_memory() -> AsyncIterator[object]:
+    async def transaction(self) -> AsyncIterator[object]:
         transaction = MemoryTransaction()
         yield transaction
         await transaction.commit()
 
+
+class PostgresPlace:
+    """A database of the real server."""
+
+    def __init__(self, admin: asyncpg.Connection, role_dsn: Callable[[str], str]) -> None:
+        self._admin = admin
+        self._role_dsn = role_dsn
+
+    def _config(self, chain_id: int = 1) -> SequencerConfig:
+        dsn = self._role_dsn(SEQUENCER_WRITER)
+        return SequencerConfig(chain_id=chain_id, database=dsn, kafka="unused:9092")
+
+    def store(self, chain_id: int = 1) -> ChainStore:
+        return PostgresChainStore(self._config(chain_id))
+
+    def lease(self) -> Lease:
+        return PostgresLease(self._config())
+
+    def keys(self) -> KeyStore:
+        return PostgresKeyStore(self._config())
+
+    def gaps(self, page_rows: int = 1_000, chain_id: int = 1) -> GapSource:
+        dsn = self._role_dsn(GAP_READER)
+        return GapReader(GapReaderConfig(database=dsn, chain_id=chain_id, page_rows=page_rows))
+
+    def checkpoints(self, receiver: str = "r") -> CheckpointStore:
+        dsn = self._role_dsn(RECEIVER_WRITER)
+        return PostgresCheckpointStore(CheckpointConfig(database=dsn, chain_id=1, name=receiver))
+
     @asynccontextmanager
-    async def in_postgres() -> AsyncIterator[object]:
-        connection = await asyncpg.connect(request.getfixturevalue("role_dsn")(RECEIVER_WRITER))
+    async def hold_commits(self) -> AsyncIterator[None]:
+        async with self._admin.transaction():
+            await self._admin.execute("SELECT FROM chain_head WHERE chain_id = 1 FOR UPDATE")
+            yield
+
+    async def until_waiting(self, count: int) -> None:
+        # The view of activities would stay the same within the transaction of `hold_commits`.
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        async with deadline():
+            while await self._admin.fetchval(waiting) < count:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+
+    async def ask_to_step_down(self) -> None:
+        await self._admin.execute("UPDATE chain_lease SET step_down = true WHERE chain_id = 1")
+
+    async def change_row(self, row_id: int, field: str, value: object) -> None:
+        await self._admin.execute(LET_TAMPER)
+        change = f"UPDATE chain_event SET {field} = $2 WHERE id = $1"  # noqa: S608 - of a list
+        await self._admin.execute(change, row_id, value)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[object]:
+        connection = await asyncpg.connect(self._role_dsn(RECEIVER_WRITER))
         try:
             async with connection.transaction():
                 yield connection
         finally:
             await connection.close()
 
-    return {"postgres": in_postgres, "wired": in_memory, "memory": by_statements}[kind]
+
+Place = MemoryPlace | PostgresPlace
+
+
+@pytest.fixture(params=["memory", "wired", "postgres"])
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    if request.param != "postgres":
+        yield WiredPlace() if request.param == "wired" else MemoryPlace()
+        return
+    admin = await asyncpg.connect(request.getfixturevalue("database"))
+    seal = genesis_seal(await admin.fetchval("SELECT database_id FROM schema_version"), 1)
+    await admin.execute("SELECT chain_create(1, $1, 'orders', 0, 1000000)", seal)
+    yield PostgresPlace(admin, request.getfixturevalue("role_dsn"))
+    await admin.close()
+
+
+Opener = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@pytest.fixture
+async def opener(place: Place) -> AsyncIterator[Opener]:
+    """Has all that is opened closed at the end of the test."""
+    async with AsyncExitStack() as closing:
+
+        def opening(make: Callable[..., Any]) -> Callable[..., Any]:
+            def open_one(*values: Any, **settings: Any) -> Any:
+                made = make(*values, **settings)
+                closing.push_async_callback(made.close)
+                return made
+
+            return open_one
+
+        yield opening
+
+
+@pytest.fixture
+def open_store(place: Place, opener: Opener) -> OpenStore:
+    """Open stores of one database, each as a process of its own would."""
+    return opener(place.store)
+
+
+@pytest.fixture
+def open_lease(place: Place, opener: Opener) -> OpenLease:
+    return opener(place.lease)
+
+
+@pytest.fixture
+def open_keys(place: Place, opener: Opener) -> OpenKeys:
+    return opener(place.keys)
+
+
+@pytest.fixture
+def open_gaps(place: Place, opener: Opener) -> OpenGaps:
+    return opener(place.gaps)
+
+
+@pytest.fixture
+def open_checkpoints(place: Place, opener: Opener) -> OpenCheckpoints:
+    return opener(place.checkpoints)
+
+
+@pytest.fixture
+def hold_commits(place: Place) -> HoldCommits:
+    """Keeps commits and take-overs of chain 1 from being answered while its block runs.
+
+    In memory an outcome is never there before it is awaited; a real server may have answered by
+    then.
+    """
+    return place.hold_commits
+
+
+@pytest.fixture
+def until_waiting(place: Place) -> UntilWaiting:
+    """Wait until so many questions wait for what `hold_commits` holds; in memory none does."""
+    return place.until_waiting
+
+
+@pytest.fixture
+def ask_to_step_down(place: Place) -> AskToStepDown:
+    """What `chainctl step-down` does."""
+    return place.ask_to_step_down
+
+
+@pytest.fixture
+def change_row(place: Place) -> ChangeRow:
+    """Change one field of a stored row, as an owner of the database could."""
+    return place.change_row
+
+
+@pytest.fixture
+def open_transaction(place: Place) -> OpenTransaction:
+    """A caller's own transaction: committed at the end of its block, else rolled back."""
+    return place.transaction
 
 
 @pytest.fixture(params=["memory", "kafka"])
@@ -368,16 +316,16 @@ async def topic(
 
         yield lambda: MemoryFrameSource(log), append
         return
-    server: KafkaServer = request.getfixturevalue("kafka_server")
+    kafka = request.getfixturevalue("kafka_server").bootstrap
     name = f"contract-{secrets.token_hex(4)}"
-    await make_topics(server.bootstrap, name)
-    producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap)
+    await make_topics(kafka, name)
+    producer = AIOKafkaProducer(bootstrap_servers=kafka)
     await producer.start()
 
     async def send(values: Sequence[bytes]) -> None:
         for value in values:
             await producer.send_and_wait(name, value, partition=0)
 
-    config = KafkaSourceConfig(kafka=server.bootstrap, topic=name)
+    config = KafkaSourceConfig(kafka=kafka, topic=name)
     yield lambda: KafkaFrameSource(config), send
     await producer.stop()

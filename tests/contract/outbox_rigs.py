@@ -6,10 +6,8 @@ A handler gets the connection of either, and does the same with it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 import asyncpg
@@ -18,7 +16,6 @@ from outbox import (
     Consumer,
     ConsumerConfig,
     Destination,
-    Message,
     Relay,
     RelayConfig,
     Status,
@@ -26,28 +23,19 @@ from outbox import (
     save_destinations,
 )
 from outbox.acts import DeadLetter, DeadLetters
-from outbox.sender.business import store_messages
-from outbox.sender.check_back import CheckBack, CheckingConfig, decide_messages
-from outbox.sender.due_decisions import CheckRules
-from outbox.session import OutboxSession
-from outbox.statuses import SENDABLE, Change
+from outbox.statuses import SENDABLE
 from outbox.testing import MemoryOutbox
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Coroutine
     from uuid import UUID
 
     from outbox.sender.business import BusinessTransaction
-    from outbox.sender.due_decisions import Answer
-
-    Ask = Callable[[Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL CHECK (note <> 'bad'))"
 APPLY = "INSERT INTO effect VALUES ($1, $2)"
 """Refuses the note `bad`, as a constraint does."""
-
-RULES = CheckRules(first_seconds=0.05, again_seconds=0.05, unanswered_seconds=0.05, answers_max=2)
 
 
 class Rig(Protocol):
@@ -59,11 +47,7 @@ class Rig(Protocol):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any: ...
     async def connect(self) -> Any: ...
     def transaction(self, connection: Any) -> Any: ...
-    async def prepare(self, messages: Sequence[Message]) -> None: ...
-    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None: ...
-    def on_check(self, ask: Ask) -> None: ...
     def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None: ...
-    def work_off_by(self, service: Any, **settings: Any) -> None: ...
     def effects(self) -> Counter[str]: ...
     def statuses(self) -> dict[UUID, Status]: ...
     def dead_letters(self) -> list[DeadLetter]: ...
@@ -128,21 +112,8 @@ class MemoryRig:
     def transaction(self, connection: Any) -> Any:
         return self.outbox.transaction(connection)
 
-    async def prepare(self, messages: Sequence[Message]) -> None:
-        await self.outbox.message_client("payments").prepare(messages)
-
-    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None:
-        client = self.outbox.message_client("payments")
-        await (client.commit if change is Change.COMMITTED else client.rollback)(message_ids)
-
-    def on_check(self, ask: Ask) -> None:
-        self.outbox.on_check("payments", ask, RULES)
-
     def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None:
         self.outbox.work_off(handler, self._config(settings), many=many)
-
-    def work_off_by(self, service: Any, **settings: Any) -> None:
-        self.outbox.work_off_by(service, self._config(settings))
 
     def _config(self, settings: dict[str, Any]) -> ConsumerConfig:
         return self.outbox.config(**{"name": "clearing", **settings})
@@ -177,7 +148,6 @@ class RealRig:
         self._kafka = kafka
         self._name = name
         self._runner = asyncio.Runner()
-        self._ask: Ask | None = None
         self._relay: Relay | None = None
         self._closing = AsyncExitStack()
         self.run(self._make_table())
@@ -219,24 +189,6 @@ class RealRig:
         async with self._relay.transaction(connection) as messages:
             yield messages
 
-    async def prepare(self, messages: Sequence[Message]) -> None:
-        connection = await self.connect()
-        async with connection.transaction():
-            now = datetime.fromtimestamp(time.time() + RULES.first_seconds, UTC)
-            await store_messages(connection, messages, check_at=now, sender="payments")
-        await connection.close()
-
-    async def decide(self, change: Change, message_ids: Sequence[UUID]) -> None:
-        session = OutboxSession(self._relay_config(), "test")
-        await decide_messages(session, change, message_ids)
-        await session.close()
-
-    def on_check(self, ask: Ask) -> None:
-        self._ask = ask
-
-    def _relay_config(self) -> RelayConfig:
-        return RelayConfig(database=self._dsn, kafka=self._kafka, name=f"{self._name}-relay")
-
     def _config(self, settings: dict[str, Any]) -> ConsumerConfig:
         topic = self.destination.topic
         return ConsumerConfig(**{
@@ -245,32 +197,17 @@ class RealRig:
         })  # fmt: skip
 
     def work_off(self, handler: Any, *, many: bool = False, **settings: Any) -> None:
-        async def service(consumer: Consumer) -> None:
-            await (consumer.run_many if many else consumer.run)(handler)
+        self.run(self._work_off(handler, self._config(settings), many=many))
 
-        self.work_off_by(service, **settings)
-
-    def work_off_by(self, service: Any, **settings: Any) -> None:
-        self.run(self._work_off(service, self._config(settings)))
-
-    async def _work_off(self, service: Any, config: ConsumerConfig) -> None:
+    async def _work_off(self, handler: Any, config: ConsumerConfig, *, many: bool) -> None:
         connection = await self.connect()
         async with AsyncExitStack() as stack, deadline():
             if self._relay is None:
                 async with self.transaction(connection):  # starts the relay
                     pass
             consumer = await stack.enter_async_context(Consumer(config))
-            working = asyncio.create_task(service(consumer))
-            check_back = None
-            if self._ask is not None:
-                ask = self._ask
-                check_back = CheckBack(
-                    self._relay_config(), lambda _, ids: ask(ids), CheckingConfig(rules=RULES)
-                )
-                stack.push_async_callback(check_back.close)
+            working = asyncio.create_task((consumer.run_many if many else consumer.run)(handler))
             while not await self._is_worked_off(connection, config):
-                if check_back is not None:
-                    await check_back.check_once()
                 if working.done():
                     working.result()
                     raise AssertionError("the consumer has returned")
@@ -285,14 +222,10 @@ class RealRig:
             "SELECT (SELECT count(*) FROM outbox_message m WHERE NOT EXISTS ("
             "          SELECT FROM inbox i WHERE i.message_id = m.message_id)"
             "        AND NOT EXISTS (SELECT FROM inbox_dead d WHERE d.message_id = m.message_id)"
-            "        AND NOT EXISTS (SELECT FROM outbox_pending p"
-            "                         WHERE p.message_id = m.message_id AND NOT p.is_decided)"
-            "        AND NOT EXISTS (SELECT FROM outbox_done e"
-            "                         WHERE e.message_id = m.message_id AND e.status = 5)"
             " ) AS unread,"
             " (SELECT count(*) FROM inbox_parked) AS parked,"
             " (SELECT count(*) FROM outbox_pending WHERE status = ANY ($1::smallint[])) AS open",
-            [*map(int, SENDABLE), *([int(Status.PREPARED)] if self._ask else [])],
+            [*map(int, SENDABLE)],
         )
         # An idempotent consumer writes nothing down: its confirms say it.
         if left["parked"] or (left["unread"] and not config.idempotent):
@@ -301,7 +234,7 @@ class RealRig:
             # The resends of what is a dead letter need not be waited for.
             await connection.execute(
                 "UPDATE outbox_pending SET next_send_at = now() - interval '1 second'"
-                " WHERE next_send_at < 'infinity' AND status <> 4"
+                " WHERE next_send_at < 'infinity'"
                 " AND message_id IN (SELECT message_id FROM inbox_dead)"
             )
         return not left["open"]

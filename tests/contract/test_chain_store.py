@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,16 +17,13 @@ from chain_kernel.errors import (
     UnknownOutcome,
 )
 from chain_kernel.model import IntakeMark, IntakeReject, Term
-from chain_kernel.seal import genesis_seal
+from chain_kernel.ports import ChainStore, PendingCommit
+from chain_kernel.seal import Batch, genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.commits import commit
 
-if TYPE_CHECKING:
-    from chain_kernel.ports import ChainStore, PendingCommit
-    from chain_kernel.seal import Batch
-
-    from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, UntilWaiting
+from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, UntilWaiting
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -56,9 +53,33 @@ def next_batch(term: Term, core: SequencerCore | None = None, count: int = 3) ->
     return core.assemble([Order(f"k{n}", b"payload") for n in range(count)], WALL_NS)
 
 
-async def test_take_over_with_an_untouched_chain_stands_at_its_genesis(
-    open_store: OpenStore,
-) -> None:
+class Led:
+    """A store that leads chain 1."""
+
+    def __init__(self, store: ChainStore, term: Term) -> None:
+        self.store = store
+        self.term = term
+        self.core = SequencerCore(term, takeover_skip_ids=0)
+
+    def batch(self, count: int = 3) -> Batch:
+        return next_batch(self.term, self.core, count)
+
+    async def commit(self, count: int = 3, **more: Any) -> Batch:
+        batch = self.batch(count)
+        await commit(self.store, batch, **{"published_id": 0, **more})
+        return batch
+
+    async def stored(self) -> list[Batch]:
+        return [found async for found in self.store.batches(0)]
+
+
+@pytest.fixture
+async def led(open_store: OpenStore) -> Led:
+    store = open_store()
+    return Led(store, await take_over(store, "me"))
+
+
+async def test_first_take_over_stands_at_the_genesis(open_store: OpenStore) -> None:
     term = await take_over(open_store(), "me")
     assert (term.epoch, term.last_id, term.published_id) == (1, 0, 0)
     assert term.last_seal == genesis_seal(term.database_id, 1)
@@ -69,9 +90,7 @@ async def test_take_over_of_a_chain_that_is_not_there_is_refused(open_store: Ope
         await take_over(open_store(chain_id=9), "me")
 
 
-async def test_take_over_again_raises_the_epoch_and_draws_another_nonce(
-    open_store: OpenStore,
-) -> None:
+async def test_take_over_raises_the_epoch(open_store: OpenStore) -> None:
     first = await take_over(open_store(), "me")
     second = await take_over(open_store(), "you")
     assert second.epoch == first.epoch + 1
@@ -88,9 +107,7 @@ async def test_commit_moves_the_head_for_the_next_leader(open_store: OpenStore, 
     assert term.last_committed_at_us == batch.committed_at_us
 
 
-async def test_take_over_twice_by_one_store_leads_under_the_later_epoch(
-    open_store: OpenStore,
-) -> None:
+async def test_take_over_twice_leads_under_the_later_epoch(open_store: OpenStore) -> None:
     store = open_store()
     first = await take_over(store, "me")
     second = await take_over(store, "me")
@@ -101,9 +118,7 @@ async def test_take_over_twice_by_one_store_leads_under_the_later_epoch(
 
 
 @a_row_few_or_many
-async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
-    open_store: OpenStore, count: int
-) -> None:
+async def test_commit_of_a_replaced_leader_is_fenced(open_store: OpenStore, count: int) -> None:
     old, new = open_store(), open_store()
     batch = next_batch(await take_over(old, "old"), count=count)
     term = await take_over(new, "new")
@@ -115,48 +130,34 @@ async def test_commit_of_a_replaced_leader_is_fenced_and_stores_nothing(
 
 
 @a_row_few_or_many
-async def test_leader_that_only_reads_back_meets_the_fence_with_its_next_commit(
-    open_store: OpenStore, count: int
-) -> None:
-    store = open_store()
-    term = await take_over(store, "old")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    first = next_batch(term, core, count)
-    await commit(store, first, published_id=0)
+async def test_fence_is_met_by_the_next_commit(led: Led, open_store: OpenStore, count: int) -> None:
+    first = await led.commit(count)
     await take_over(open_store(), "new")
     with pytest.raises(Fenced):
-        await store.take_over_again("old", term)
-    assert await store.has_committed(first)
+        await led.store.take_over_again("old", led.term)
+    assert await led.store.has_committed(first)
     with pytest.raises((Fenced, RetryError)):
-        await commit(store, next_batch(term, core, count), published_id=0)
+        await led.commit(count)
 
 
 @a_row_few_or_many
-async def test_commit_behind_the_wrong_parent_is_fenced_and_stores_nothing(
-    open_store: OpenStore, count: int
-) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    next_batch(term, core)  # never committed
+async def test_commit_behind_the_wrong_parent_is_fenced(led: Led, count: int) -> None:
+    led.batch()  # never committed
     mark = IntakeMark(source="file:a", position=1, digest=b"")
     with pytest.raises(Fenced):
-        await commit(store, next_batch(term, core, count), published_id=0, intake=[mark])
-    again = await store.take_over_again("me", term)
+        await led.commit(count, intake=[mark])
+    again = await led.store.take_over_again("me", led.term)
     assert again.last_id == 0
-    assert await store.intake("file:a") is None
-    assert [found async for found in store.batches(0)] == []
-    await commit(store, next_batch(again, count=count), published_id=0)
+    assert await led.store.intake("file:a") is None
+    assert await led.stored() == []
+    await commit(led.store, next_batch(again, count=count), published_id=0)
 
 
-async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    batches = [next_batch(term, core, 100) for _ in range(5)]
+async def test_commit_sent_ahead_follows_the_one_under_way(led: Led) -> None:
+    batches = [led.batch(100) for _ in range(5)]
     marks = marks_of("file:a", 0, 1, 2, 3, 4)
     pending: PendingCommit | None
-    pending = await store.begin(batches[0], published_id=0, intake=[marks[0]])
+    pending = await led.store.begin(batches[0], published_id=0, intake=[marks[0]])
     for place, batch in enumerate(batches):
         assert pending is not None
         following = None
@@ -167,124 +168,99 @@ async def test_commit_sent_ahead_follows_the_one_under_way(open_store: OpenStore
             assert following is not None
         await pending.outcome()
         # Between two commits the store answers other questions.
-        assert await store.has_committed(batch)
+        assert await led.store.has_committed(batch)
         pending = following
-    assert [found async for found in store.batches(0)] == batches
-    assert await store.intake("file:a") == as_read(marks[-1])
+    assert await led.stored() == batches
+    assert await led.store.intake("file:a") == as_read(marks[-1])
 
 
 @a_row_few_or_many
-async def test_commit_sent_ahead_of_one_that_the_fence_refuses_is_not_stored(
-    open_store: OpenStore, count: int
-) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    next_batch(term, core)  # never committed
-    first, second = next_batch(term, core, count), next_batch(term, core, count)
-    pending = await store.begin(first, published_id=0)
+async def test_commit_behind_a_fenced_one_is_not_stored(led: Led, count: int) -> None:
+    led.batch()  # never committed
+    first, second = led.batch(count), led.batch(count)
+    pending = await led.store.begin(first, published_id=0)
     following = pending.follow(second, published_id=0)
     assert following is not None
     with pytest.raises(Fenced):
         await pending.outcome()
     with pytest.raises((Fenced, UnknownOutcome, RetryError)):
         await following.outcome()
-    again = await store.take_over_again("me", term)
+    again = await led.store.take_over_again("me", led.term)
     assert again.last_id == 0
-    assert not await store.has_committed(second)
-    await commit(store, next_batch(again, count=100), published_id=0)
+    assert not await led.store.has_committed(second)
+    await commit(led.store, next_batch(again, count=100), published_id=0)
 
 
 @a_row_few_or_many
 async def test_commit_sent_ahead_is_not_known_once_the_connection_was_given_up(
-    open_store: OpenStore, hold_commits: HoldCommits, count: int
+    led: Led, hold_commits: HoldCommits, count: int
 ) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    first, second = next_batch(term, core, count), next_batch(term, core, count)
-
+    first, second = led.batch(count), led.batch(count)
     async with hold_commits():
-        pending = await store.begin(first, published_id=0)
+        pending = await led.store.begin(first, published_id=0)
         following = pending.follow(second, published_id=0)
         assert following is not None
         waiting = asyncio.ensure_future(pending.outcome())
         asyncio.get_running_loop().call_soon(waiting.cancel)
         with pytest.raises((asyncio.CancelledError, UnknownOutcome)):
             await waiting
-    again = await store.take_over_again("me", term)
+    again = await led.store.take_over_again("me", led.term)
     with pytest.raises(UnknownOutcome):
         await following.outcome()
-    held = await store.take_over_again("me", again)
+    held = await led.store.take_over_again("me", again)
     # Whatever became of them, they are in their order, and nothing else is there.
-    found = [batch async for batch in store.batches(0)]
+    found = await led.stored()
     assert found == [first, second][: len(found)]
-    assert await store.has_committed(second) == (len(found) == 2)
-    await commit(store, next_batch(held, count=100), published_id=0)
+    assert await led.store.has_committed(second) == (len(found) == 2)
+    await commit(led.store, next_batch(held, count=100), published_id=0)
 
 
 @a_row_few_or_many
-async def test_one_commit_at_most_follows_another(open_store: OpenStore, count: int) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    batches = [next_batch(term, core, count) for _ in range(3)]
-    pending = await store.begin(batches[0], published_id=0)
+async def test_one_commit_at_most_follows_another(led: Led, count: int) -> None:
+    batches = [led.batch(count) for _ in range(3)]
+    pending = await led.store.begin(batches[0], published_id=0)
     following = pending.follow(batches[1], published_id=0)
     assert following is not None
     assert pending.follow(batches[2], published_id=0) is None
     await pending.outcome()
     await following.outcome()
-    assert [found async for found in store.batches(0)] == batches[:2]
+    assert await led.stored() == batches[:2]
 
 
-async def test_batches_come_back_as_they_were_committed(open_store: OpenStore) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    batches = [next_batch(term, core, count) for count in (3, 1, 50)]
+async def test_batches_come_back_as_they_were_committed(led: Led) -> None:
+    batches = [led.batch(count) for count in (3, 1, 50)]
     for batch in batches:
-        await commit(store, batch, published_id=0)
-    assert [found async for found in store.batches(0)] == batches
-    assert [found async for found in store.batches(batches[0].last_id)] == batches[1:]
-    assert [await store.has_committed(batch) for batch in batches] == [True, True, True]
-    assert await store.rows_after(0, 100) == 54
-    assert await store.rows_after(batches[0].last_id, 100) == 51
-    assert await store.rows_after(batches[-1].last_id, 100) == 0
+        await commit(led.store, batch, published_id=0)
+    assert await led.stored() == batches
+    assert [found async for found in led.store.batches(batches[0].last_id)] == batches[1:]
+    assert [await led.store.has_committed(batch) for batch in batches] == [True, True, True]
+    assert await led.store.rows_after(0, 100) == 54
+    assert await led.store.rows_after(batches[0].last_id, 100) == 51
+    assert await led.store.rows_after(batches[-1].last_id, 100) == 0
 
 
-async def test_has_committed_with_the_same_parent_and_other_content_says_no(
-    open_store: OpenStore,
+async def test_other_content_was_not_committed(led: Led) -> None:
+    stored = next_batch(led.term, count=3)
+    await commit(led.store, stored, published_id=0)
+    assert not await led.store.has_committed(next_batch(led.term, count=2))
+
+
+async def test_published_mark_never_falls(
+    led: Led, open_store: OpenStore, open_lease: OpenLease
 ) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    stored = next_batch(term, count=3)
-    await commit(store, stored, published_id=0)
-    assert not await store.has_committed(next_batch(term, count=2))
-
-
-async def test_published_mark_rides_along_and_never_falls(
-    open_store: OpenStore, open_lease: OpenLease
-) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
-    first, second = next_batch(term, core), next_batch(term, core)
-    await commit(store, first, published_id=0)
-    await commit(store, second, published_id=first.last_id)
-    await open_lease().renew(term, 0)
+    first, second = led.batch(), led.batch()
+    await commit(led.store, first, published_id=0)
+    await commit(led.store, second, published_id=first.last_id)
+    await open_lease().renew(led.term, 0)
     assert (await take_over(open_store(), "you")).published_id == first.last_id
 
 
 @pytest.mark.parametrize("way", ["renew", "release"])
 async def test_published_mark_of_an_idle_chain_is_stored_with_the_lease(
-    open_store: OpenStore, open_lease: OpenLease, way: str
+    led: Led, open_store: OpenStore, open_lease: OpenLease, way: str
 ) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    batch = next_batch(term)
-    await commit(store, batch, published_id=0)
-    await getattr(open_lease(), way)(term, batch.last_id)
+    batch = await led.commit()
+    await getattr(open_lease(), way)(led.term, batch.last_id)
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
 
 
@@ -298,15 +274,13 @@ async def test_lease_on_a_primary_that_lost_what_was_published_says_so(
         await getattr(open_lease(), way)(term, term.last_id + 9)
 
 
-async def test_fenced_leader_names_its_successor_if_there_is_one(
-    open_store: OpenStore, open_lease: OpenLease
+async def test_fenced_leader_names_its_successor(
+    led: Led, open_store: OpenStore, open_lease: OpenLease
 ) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
     await take_over(open_store(), "you")
-    took = f"our epoch was {term.epoch}, another process took it over: you, in epoch"
+    took = f"our epoch was {led.term.epoch}, another process took it over: you, in epoch"
     with pytest.raises(Fenced, match=took):
-        await open_lease().renew(term, 0)
+        await open_lease().renew(led.term, 0)
 
 
 async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
@@ -317,16 +291,13 @@ async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
 
 
-async def test_intake_mark_moves_with_its_batch_alone(open_store: OpenStore) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
+async def test_intake_mark_moves_with_its_batch_alone(led: Led) -> None:
     first, second = marks_of("file:a", 3, 6)
-    assert await store.intake("file:a") is None
-    await commit(store, next_batch(term, core), published_id=0, intake=[first])
-    await commit(store, next_batch(term, core), published_id=0, intake=[second])
-    assert await store.intake("file:a") == as_read(second)
-    assert await store.intake("file:b") is None
+    assert await led.store.intake("file:a") is None
+    await led.commit(intake=[first])
+    await led.commit(intake=[second])
+    assert await led.store.intake("file:a") == as_read(second)
+    assert await led.store.intake("file:b") is None
 
 
 async def test_look_at_an_untouched_chain_shows_that_nobody_leads(open_store: OpenStore) -> None:
@@ -343,9 +314,7 @@ async def test_take_over_on_an_old_sight_is_fenced(open_store: OpenStore) -> Non
     assert (await slow.look()).owner == "fast"
 
 
-async def test_take_over_of_a_leader_that_spoke_up_meanwhile_is_fenced(
-    open_store: OpenStore, open_lease: OpenLease
-) -> None:
+async def test_leader_that_spoke_up_is_kept(open_store: OpenStore, open_lease: OpenLease) -> None:
     leader, standby = open_store(), open_store()
     term = await take_over(leader, "leader")
     sight = await standby.look()
@@ -355,7 +324,7 @@ async def test_take_over_of_a_leader_that_spoke_up_meanwhile_is_fenced(
     assert (await standby.look()).epoch == term.epoch
 
 
-async def test_take_over_again_raises_our_own_epoch_and_keeps_the_lease(
+async def test_take_over_again_keeps_the_lease(
     open_store: OpenStore, open_lease: OpenLease
 ) -> None:
     store, lease = open_store(), open_lease()
@@ -376,12 +345,10 @@ async def test_take_over_again_never_takes_back_what_another_leads(open_store: O
     assert (await other.look()).owner == "other"
 
 
-async def test_release_shows_in_the_next_look(open_store: OpenStore, open_lease: OpenLease) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    assert not (await store.look()).released
-    await open_lease().release(term, 0)
-    assert (await store.look()).released
+async def test_release_shows_in_the_next_look(led: Led, open_lease: OpenLease) -> None:
+    assert not (await led.store.look()).released
+    await open_lease().release(led.term, 0)
+    assert (await led.store.look()).released
 
 
 async def test_request_to_step_down_reaches_the_leader_and_ends_with_its_process(
@@ -401,36 +368,28 @@ async def test_request_to_step_down_reaches_the_leader_and_ends_with_its_process
     assert not await lease.renew(await take_over(open_store(), "third"), 0)
 
 
-async def test_move_intake_alone_is_stored_and_fenced(open_store: OpenStore) -> None:
-    store = open_store()
-    await take_over(store, "me")
+async def test_move_intake_alone_is_stored_and_fenced(led: Led, open_store: OpenStore) -> None:
     mark = IntakeMark(source="topic:t:0", position=7, digest=b"")
-    await store.move_intake([mark])
-    assert await store.intake("topic:t:0") == mark
+    await led.store.move_intake([mark])
+    assert await led.store.intake("topic:t:0") == mark
     await take_over(open_store(), "other")
     with pytest.raises((Fenced, RetryError)):
-        await store.move_intake([mark])
+        await led.store.move_intake([mark])
 
 
-async def test_move_of_no_intake_says_whether_we_lead(open_store: OpenStore) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    await store.move_intake([])
-    await store.close()
+async def test_move_of_no_intake_says_whether_we_lead(led: Led, open_store: OpenStore) -> None:
+    await led.store.move_intake([])
+    await led.store.close()
     with pytest.raises(RetryError):
-        await store.move_intake([])
-    await store.take_over_again("me", term)
-    await store.move_intake([])
+        await led.store.move_intake([])
+    await led.store.take_over_again("me", led.term)
+    await led.store.move_intake([])
     await take_over(open_store(), "other")
     with pytest.raises((Fenced, RetryError)):
-        await store.move_intake([])
+        await led.store.move_intake([])
 
 
-async def test_intake_marks_with_rejects_are_stored_with_a_batch_and_alone_twice_too(
-    open_store: OpenStore,
-) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
+async def test_marks_with_rejects_are_stored(led: Led) -> None:
     rejects = tuple(
         IntakeReject(position=position, key=key, reason="no order")
         for position, key in ((3, None), (5, "k"))
@@ -439,95 +398,82 @@ async def test_intake_marks_with_rejects_are_stored_with_a_batch_and_alone_twice
         IntakeMark(source=f"topic:t:{partition}", position=7, digest=b"d", rejects=rejects)
         for partition in (0, 1)
     ]
-    await commit(store, next_batch(term), published_id=0, intake=with_rejects)
-    await store.move_intake(with_rejects)
+    await led.commit(intake=with_rejects)
+    await led.store.move_intake(with_rejects)
     for mark in with_rejects:
-        found = await store.intake(mark.source)
+        found = await led.store.intake(mark.source)
         assert found == IntakeMark(source=mark.source, position=7, digest=b"d")
 
 
-async def test_intake_named_twice_in_one_commit_stands_at_the_later_mark(
-    open_store: OpenStore,
-) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
+async def test_later_mark_of_a_commit_counts(led: Led) -> None:
     first, last = marks_of("topic:t:0", 3, 6)
     (other,) = marks_of("topic:t:1", 4)
-    await commit(store, next_batch(term), published_id=0, intake=[first, other, last])
-    assert await store.intake("topic:t:0") == as_read(last)
-    assert await store.intake("topic:t:1") == other
+    await led.commit(intake=[first, other, last])
+    assert await led.store.intake("topic:t:0") == as_read(last)
+    assert await led.store.intake("topic:t:1") == other
 
 
 @a_row_few_or_many
 @pytest.mark.parametrize("previous", [None, 2, 9], ids=["begins anew", "stale", "passes by"])
 async def test_mark_that_does_not_follow_the_stored_one_stores_nothing(
-    open_store: OpenStore, previous: int | None, count: int
+    led: Led, previous: int | None, count: int
 ) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
-    core = SequencerCore(term, takeover_skip_ids=0)
     (stored,) = marks_of("file:a", 3)
-    await commit(store, next_batch(term, core), published_id=0, intake=[stored])
+    await led.commit(intake=[stored])
     wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=previous)
     (sound,) = marks_of("file:b", 1)
-    batch = next_batch(term, core, count)
+    batch = led.batch(count)
     with pytest.raises(IntakeMoved, match="file:a"):
-        await commit(store, batch, published_id=0, intake=[sound, wrong])
-    again = await store.take_over_again("me", term)
-    assert not await store.has_committed(batch)
+        await commit(led.store, batch, published_id=0, intake=[sound, wrong])
+    again = await led.store.take_over_again("me", led.term)
+    assert not await led.store.has_committed(batch)
     with pytest.raises(IntakeMoved, match="file:a"):
-        await store.move_intake([sound, wrong])
-    await store.take_over_again("me", again)
-    assert await store.intake("file:a") == stored
-    assert await store.intake("file:b") is None
+        await led.store.move_intake([sound, wrong])
+    await led.store.take_over_again("me", again)
+    assert await led.store.intake("file:a") == stored
+    assert await led.store.intake("file:b") is None
 
 
-async def test_mark_of_a_source_that_was_never_read_follows_nothing(open_store: OpenStore) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
+async def test_mark_of_a_source_that_was_never_read_follows_nothing(led: Led) -> None:
     wrong = IntakeMark(source="file:a", position=12, digest=b"w", previous=7)
     with pytest.raises(IntakeMoved):
-        await commit(store, next_batch(term), published_id=0, intake=[wrong])
-    await store.take_over_again("me", term)
-    assert await store.intake("file:a") is None
+        await led.commit(intake=[wrong])
+    await led.store.take_over_again("me", led.term)
+    assert await led.store.intake("file:a") is None
 
 
-async def test_move_of_an_intake_may_be_asked_for_twice(open_store: OpenStore) -> None:
+async def test_move_of_an_intake_may_be_asked_for_twice(led: Led) -> None:
     """Its first answer may have been lost."""
-    store = open_store()
-    await take_over(store, "me")
     first, second = marks_of("topic:t:0", 3, 6)
     for mark in (first, first, second, second):
-        await store.move_intake([mark])
-    assert await store.intake("topic:t:0") == as_read(second)
+        await led.store.move_intake([mark])
+    assert await led.store.intake("topic:t:0") == as_read(second)
 
 
 @pytest.mark.parametrize(
     "source", ["file:it's", "topic:\\'; DROP TABLE chain_head; --:0", "$1 %s {}", "Größe/日本\n\t"]
 )
-async def test_intake_of_any_name_is_stored_as_it_is(open_store: OpenStore, source: str) -> None:
-    store = open_store()
-    term = await take_over(store, "me")
+async def test_intake_of_any_name_is_stored_as_it_is(led: Led, source: str) -> None:
     reject = IntakeReject(position=1, key=source, reason=source)
     mark = IntakeMark(source=source, position=2, digest=b"\x00'\\", rejects=(reject,))
-    await commit(store, next_batch(term), published_id=0, intake=[mark])
-    assert await store.intake(source) == IntakeMark(source=source, position=2, digest=mark.digest)
+    await led.commit(intake=[mark])
+    assert await led.store.intake(source) == IntakeMark(
+        source=source, position=2, digest=mark.digest
+    )
 
 
 async def test_take_over_again_is_not_fenced_by_the_tries_before_it(
-    open_store: OpenStore, hold_commits: HoldCommits, until_waiting: UntilWaiting
+    led: Led, hold_commits: HoldCommits, until_waiting: UntilWaiting
 ) -> None:
     """They were given up while they waited for the row, and land once it is free."""
-    store = open_store()
-    held = await take_over(store, "me")
     async with hold_commits():
         for _ in range(2):
-            trying = asyncio.ensure_future(store.take_over_again("me", held))
+            trying = asyncio.ensure_future(led.store.take_over_again("me", led.term))
             await until_waiting(1)
             trying.cancel()
             await asyncio.wait([trying])
-        last = asyncio.ensure_future(store.take_over_again("me", held))
+        last = asyncio.ensure_future(led.store.take_over_again("me", led.term))
         await until_waiting(1)
     term = await last
-    assert term.epoch > held.epoch
-    await commit(store, next_batch(term), published_id=0)
+    assert term.epoch > led.term.epoch
+    await commit(led.store, next_batch(term), published_id=0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from chain_kernel.errors import CheckpointLost, SettingError
 from chain_kernel.model import Mark
 
-if TYPE_CHECKING:
-    from .conftest import OpenCheckpoints, OpenTransaction
+from .conftest import OpenCheckpoints, OpenTransaction
 
 
 def mark_at(at_id: int) -> Mark:
@@ -33,9 +30,7 @@ async def test_places_of_two_receivers_are_apart(open_checkpoints: OpenCheckpoin
     assert await open_checkpoints("b").load() is None
 
 
-async def test_save_from_a_place_that_another_one_has_moved_is_refused(
-    open_checkpoints: OpenCheckpoints,
-) -> None:
+async def test_save_from_a_moved_place_is_refused(open_checkpoints: OpenCheckpoints) -> None:
     mine, theirs = open_checkpoints(), open_checkpoints()
     await mine.save(0, mark_at(0))
     await theirs.save(0, mark_at(5))

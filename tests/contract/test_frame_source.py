@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from chain_kernel.errors import SettingError
+from chain_kernel.ports import FrameSource
 from tests.deadlines import LONG_SECONDS, deadline, in_time
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .conftest import Publish
 
-    from chain_kernel.ports import FrameSource
-
-    from .conftest import Publish
-
-    Topic = tuple[Callable[[], FrameSource], Publish]
+Topic = tuple[Callable[[], FrameSource], Publish]
 
 
 async def read(source: FrameSource, count: int) -> list[bytes | None]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
 from chain_kernel.errors import BatchDamaged, ChainMissing, ForkFound, RowsMissing, SealMismatch
-from chain_kernel.model import Mark, is_linked
+from chain_kernel.model import Mark, Run, is_linked
+from chain_kernel.ports import GapSource
+from chain_kernel.seal import Batch
 from sequencer.core import SequencerCore
 from tests.commits import commit
 
+from .conftest import ChangeRow, OpenGaps, OpenStore
 from .test_chain_store import next_batch, take_over
-
-if TYPE_CHECKING:
-    from chain_kernel.model import Run
-    from chain_kernel.ports import GapSource
-    from chain_kernel.seal import Batch
-
-    from .conftest import ChangeRow, OpenGaps, OpenStore
 
 
 async def committed(open_store: OpenStore, *counts: int) -> list[Batch]:
@@ -54,9 +50,7 @@ async def test_standing_of_an_empty_chain_is_its_genesis(open_gaps: OpenGaps) ->
     assert standing.mark == Mark(id=0, batch_last_id=0, seal=standing.head.last_seal, epoch=0)
 
 
-async def test_standing_shows_head_leader_and_the_mark_after_a_row(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_standing_shows_head_and_mark(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second = await committed(open_store, 3, 4)
     source = open_gaps()
     inside = second.events[1].id
@@ -67,18 +61,14 @@ async def test_standing_shows_head_leader_and_the_mark_after_a_row(
     assert within.mark == msgspec.structs.replace(mark_after(first), id=inside)
 
 
-async def test_standing_counts_the_rows_of_the_batches_that_end_after_the_row(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_standing_counts_the_rows_ahead(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second = await committed(open_store, 3, 4)
     source = open_gaps()
     places = 0, first.events[0].id, first.last_id, second.events[2].id, second.last_id
     assert [(await source.standing(place)).rows_ahead for place in places] == [7, 7, 4, 4, 0]
 
 
-async def test_standing_at_an_id_without_a_row_has_no_mark(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_standing_at_no_row_has_no_mark(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     (batch,) = await committed(open_store, 3)
     assert (await open_gaps().standing(batch.last_id + 7)).mark is None
 
@@ -104,9 +94,7 @@ async def test_runs_are_all_rows_linked_with_the_marks_of_their_ends(
     assert [run async for run in judging] == runs
 
 
-async def test_runs_from_and_to_the_middle_of_a_batch_hold_what_lies_between(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_runs_within_a_batch(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     _, second = await committed(open_store, 3, 6)
     source = open_gaps(page_rows=2)
     after = (await source.standing(second.events[0].id)).mark
@@ -116,9 +104,7 @@ async def test_runs_from_and_to_the_middle_of_a_batch_hold_what_lies_between(
     assert runs[-1].end.batch_last_id == second.pid
 
 
-async def test_runs_beyond_the_head_yield_what_is_there_and_then_name_what_lacks(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_runs_beyond_the_head_say_so(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     (batch,) = await committed(open_store, 3)
     source = open_gaps()
     runs = source.runs(await start_of(source), batch.last_id + 5)
@@ -128,18 +114,14 @@ async def test_runs_beyond_the_head_yield_what_is_there_and_then_name_what_lacks
     assert (caught.value.after_id, caught.value.until_id) == (batch.last_id, batch.last_id + 5)
 
 
-async def test_runs_behind_another_seal_are_refused(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_other_seal_is_refused(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second = await committed(open_store, 3, 3)
     after = msgspec.structs.replace(mark_after(first), seal=b"\1" * 32)
     with pytest.raises(SealMismatch):
         await read(open_gaps(), after, second.last_id)
 
 
-async def test_runs_behind_a_row_that_is_not_there_are_a_fork(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_missing_row_is_a_fork(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     (batch,) = await committed(open_store, 3)
     beyond = batch.last_id + 1
     after = msgspec.structs.replace(mark_after(batch), id=beyond, batch_last_id=beyond)
@@ -187,9 +169,7 @@ async def test_source_says_whose_rows_it_reads(open_gaps: OpenGaps) -> None:
     assert open_gaps(chain_id=9).chain_id == 9
 
 
-async def test_standing_with_a_batch_tells_the_seal_after_it(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_standing_tells_a_batchs_seal(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second = await committed(open_store, 3, 4)
     source = open_gaps()
     genesis = await start_of(source)
@@ -219,9 +199,7 @@ async def test_runs_after_a_place_with_an_older_seal_that_holds_are_the_rows_aft
     assert runs[-1].end == mark_after(third)
 
 
-async def test_runs_after_a_place_with_an_older_seal_that_does_not_hold_are_refused(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_older_seal_that_fails_is_refused(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second, third = await committed(open_store, 3, 3, 4)
     source = open_gaps()
     for changes in (
@@ -233,9 +211,7 @@ async def test_runs_after_a_place_with_an_older_seal_that_does_not_hold_are_refu
             await read(source, after, third.last_id)
 
 
-async def test_runs_may_be_let_go_of_at_any_place(
-    open_store: OpenStore, open_gaps: OpenGaps
-) -> None:
+async def test_runs_may_be_let_go_of(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     # Two rows are read at once, and never less than a stored page, which has rows of one batch.
     *_, batch = await committed(open_store, 2, 2, 2, 2, 1)
     source = open_gaps(page_rows=2)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from chain_kernel.errors import RetryError
 from chain_kernel.model import ClientNumber, KeyPage
 from tests.commits import commit
 
+from .conftest import OpenKeys, OpenStore
 from .test_chain_store import next_batch, take_over
-
-if TYPE_CHECKING:
-    from .conftest import OpenKeys, OpenStore
 
 PAGE = KeyPage(
     after_id=0,
@@ -23,9 +19,7 @@ PAGE = KeyPage(
 )
 
 
-async def test_rows_come_by_id_without_those_that_are_not_there(
-    open_store: OpenStore, open_keys: OpenKeys
-) -> None:
+async def test_rows_come_by_id(open_store: OpenStore, open_keys: OpenKeys) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"), count=5)
     await commit(store, batch, published_id=0)
@@ -34,9 +28,7 @@ async def test_rows_come_by_id_without_those_that_are_not_there(
     assert sorted(rows, key=lambda row: row.id) == [batch.events[0], batch.events[3]]
 
 
-async def test_keys_come_in_order_within_the_range_and_the_limit(
-    open_store: OpenStore, open_keys: OpenKeys
-) -> None:
+async def test_keys_come_in_order(open_store: OpenStore, open_keys: OpenKeys) -> None:
     store = open_store()
     batch = next_batch(await take_over(store, "me"), count=5)
     await commit(store, batch, published_id=0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from local_stack.postgres import SUPERUSER
 from outbox import (
     DestinationMissing,
@@ -28,17 +28,14 @@ from outbox import (
     draw_message_ids,
 )
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
-from outbox.sender.check_back import DecisionRefused, check_decision, check_decisions, decide
-from outbox.sender.due_decisions import Answer
-from outbox.statuses import Change
 
 from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
     from uuid import UUID
 
-    from outbox import Consumer, Delivery
+    from outbox import Delivery
 
     from .outbox_rigs import Rig
 
@@ -53,7 +50,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     if request.param == "memory":
         made = MemoryRig(seed=3)
     else:
-        name = request.getfixturevalue("database_with")("outbox", "inbox", "decision")
+        name = request.getfixturevalue("database_with")("outbox", "inbox")
         dsn = request.getfixturevalue("postgres_server").dsn(SUPERUSER, name)
         made = RealRig(dsn, request.getfixturevalue("kafka_server").bootstrap, name)
     yield made
@@ -405,23 +402,6 @@ def test_one_bad_message_of_a_batch_fails_alone(rig: Rig) -> None:
     assert letter.reason == TRIES_USED_UP
 
 
-@pytest.mark.invariant("S6")
-def test_loop_with_a_block_for_each_delivery_applies_each_once(rig: Rig) -> None:
-    add_all(rig, *NOTES)
-
-    async def service(consumer: Consumer) -> None:
-        async for delivery in consumer:
-            with pytest.raises(SettingError):
-                delivery.attempt()
-            async with delivery.transaction() as connection:
-                await apply(delivery, connection)
-                if delivery.failures == 0:
-                    raise ValueError("the first time")
-
-    rig.work_off_by(service, retries=QUICK)
-    assert rig.effects() == ONCE
-
-
 def test_idempotent_handler_gets_no_connection(rig: Rig) -> None:
     ids = add_all(rig, *NOTES)
     seen: set[str] = set()
@@ -434,73 +414,6 @@ def test_idempotent_handler_gets_no_connection(rig: Rig) -> None:
     rig.work_off(handler, idempotent=True)
     assert seen == set(NOTES)
     assert rig.statuses() == dict.fromkeys(ids, Status.CONSUMED)
-
-
-# -- check-back ----------------------------------------------------------------------------------
-
-
-def test_prepared_messages_follow_their_senders_decisions(rig: Rig) -> None:
-    ids = draw_message_ids(5)
-    committed, rolled_back, forgotten, never_ran, unknown = ids
-    done = {committed, forgotten}
-
-    async def insistently(call: Any, *arguments: Any) -> Any:
-        while True:
-            try:
-                return await call(*arguments)
-            except RetryError:  # the answer was lost
-                continue
-
-    async def business() -> None:
-        messages = [Message(each, "clearing", str(each).encode()) for each in ids]
-        await insistently(rig.prepare, messages)
-        connection = await rig.connect()
-        for each in sorted(done):
-            async with connection.transaction():
-                await decide(connection, each)
-        await connection.close()
-        await insistently(rig.decide, Change.COMMITTED, [committed])
-        await insistently(rig.decide, Change.ROLLED_BACK, [rolled_back])
-
-    async def ask(message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
-        connection = await rig.connect()
-        known = [each for each in message_ids if each != unknown]
-        answers = await check_decisions(connection, known)
-        await connection.close()
-        return {**answers, **{each: Answer.UNKNOWN for each in message_ids if each == unknown}}
-
-    rig.on_check(ask)
-    rig.run(business())
-    rig.work_off(apply)
-    assert rig.effects() == {str(each): 1 for each in done}
-    assert rig.statuses() == {
-        committed: Status.CONSUMED, forgotten: Status.CONSUMED, rolled_back: Status.CANCELLED,
-        never_ran: Status.CANCELLED, unknown: Status.ABNORMAL,
-    }  # fmt: skip
-
-
-def test_second_one_that_decides_is_refused(rig: Rig) -> None:
-    first, second = draw_message_ids(2)
-
-    async def business() -> None:
-        connection, other = await rig.connect(), await rig.connect()
-        async with connection.transaction():
-            await decide(connection, first)
-            # Not committed: one who asks does not know.
-            assert await check_decision(other, first, 0.01) is Answer.UNKNOWN
-        assert await check_decision(other, first) is Answer.DONE
-        assert await check_decision(other, second) is Answer.NOT_DONE
-        for message_id, found in ((first, "done"), (second, "not done")):
-            with pytest.raises(DecisionRefused) as refused:
-                async with connection.transaction():
-                    await decide(connection, message_id)
-            assert refused.value.found == found
-        with pytest.raises(SettingError):
-            await decide(connection, second)
-        await connection.close()
-        await other.close()
-
-    rig.run(business())
 
 
 def test_times_are_in_utc_and_of_the_rigs_own_clock(rig: Rig) -> None:

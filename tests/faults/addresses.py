@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from .proxy import Proxy, kafka_requests
+from local_stack import KafkaServer, PostgresServer
+from sequencer import Sequencer, SequencerConfig, open_sequencer
+from tests.builders.created_chain import Chain
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
-    from sequencer import SequencerConfig
-
-    from .inspector import Chain
+from .proxy import Proxy, kafka_requests, postgres_requests
 
 
 def through(chain: Chain, proxy: Proxy, **settings: object) -> SequencerConfig:
@@ -27,3 +26,15 @@ def proxy_before(kafka: KafkaServer) -> Proxy:
     listener = kafka.config.proxied
     assert listener is not None
     return Proxy(listener.port, kafka_requests, port=listener.advertised_port)
+
+
+@asynccontextmanager
+async def led_through(
+    chain: Chain, postgres: PostgresServer
+) -> AsyncIterator[tuple[Proxy, Sequencer]]:
+    """A sequencer that leads the chain, and the proxy by which it reaches the database."""
+    async with (
+        Proxy(postgres.config.port, postgres_requests) as proxy,
+        open_sequencer(through(chain, proxy)) as sequencer,
+    ):
+        yield proxy, sequencer

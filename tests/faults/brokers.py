@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 from unittest.mock import patch
 
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.process import LOOPBACK, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 COPIES = 3

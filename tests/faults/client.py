@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
 
-if TYPE_CHECKING:
-    import random
-
-    from .processes import Acked, Worker
+from .processes import Acked, Worker
 
 
 class Client:

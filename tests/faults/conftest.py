@@ -7,26 +7,20 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-import msgspec
 import pytest
 
 from chain_kernel.sql import LOGIN_ROLES, schema_sql
 from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from sequencer import SequencerConfig
+from tests.builders.created_chain import Chain
 
 from .brokers import Brokers, brokers_in
 from .chains import create_chain
-from .inspector import Chain
 from .processes import Worker
-from .rounds import Row, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sequencer import SequencerConfig
 
 MakeChain = Callable[..., Awaitable[Chain]]
 StartWorker = Callable[..., Awaitable[Worker]]
@@ -45,21 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the pairs of faults came to."""
-    rows = [
-        msgspec.json.decode(text, type=Row)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", None) == "call"
-        for name, text in report.user_properties
-        if name == "pair"
-    ]
-    if rows:
-        terminalreporter.section("pairs of faults")
-        terminalreporter.write_line(table(rows))
 
 
 @pytest.fixture

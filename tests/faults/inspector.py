@@ -2,106 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 
-from chain_kernel.frame import FrameHeader, decode_body, decode_header, is_signed
+from chain_kernel.frame import FrameHeader
 from chain_kernel.model import Event
 from chain_kernel.seal import PAGE_ROWS_MAX, SEAL_BYTES, event_pages, genesis_seal, next_seal
-from sequencer import SequencerConfig
-from tests.builders.topics import records_of
-from tests.stored_pages import LET_TAMPER
-from tests.tuned import tuned
+from tests.builders.created_chain import Chain
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    from .processes import Acked
-
-
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """One created chain, and how to look at it."""
-
-    chain_id: int
-    topic: str
-    database: str
-    """The superuser's DSN."""
-    config: SequencerConfig
-    snapshot: Any = None
-    """A connection in a transaction, through which everything is read at one instant."""
-
-    @asynccontextmanager
-    async def at_one_instant(self) -> AsyncIterator[Chain]:
-        """Yield the chain as it is now: what commits meanwhile is not seen."""
-        connection = await asyncpg.connect(self.database)
-        try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                yield msgspec.structs.replace(self, snapshot=connection)
-        finally:
-            await connection.close()
-
-    def with_settings(self, **settings: object) -> SequencerConfig:
-        return tuned(self.config, **settings)
-
-    async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
-        rows: list[asyncpg.Record]
-        if self.snapshot is not None:
-            rows = await self.snapshot.fetch(statement, *values)
-            return rows
-        connection = await asyncpg.connect(self.database)
-        try:
-            rows = await connection.fetch(statement, *values)
-            return rows
-        finally:
-            await connection.close()
-
-    async def value(self, statement: str, *values: object) -> Any:
-        return (await self.fetch(statement, *values))[0][0]
-
-    async def head_value(self, column: str) -> Any:
-        """Return a value of the chain's row in `chain_head`."""
-        (head,) = await self.fetch("SELECT * FROM chain_head WHERE chain_id = $1", self.chain_id)
-        return head[column]
-
-    async def tamper(self, *statements: str) -> None:
-        """Run statements as the owner could; those on `chain_event` change arrays in pages."""
-        connection = await asyncpg.connect(self.database)
-        try:
-            await connection.execute(LET_TAMPER)
-            for statement in statements:
-                await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    async def rows(self) -> list[Event]:
-        records = await self.fetch(
-            "SELECT id, pid, key, event_time_ns, payload FROM chain_event "
-            "WHERE chain_id = $1 ORDER BY id",
-            self.chain_id,
-        )
-        return [Event(*record) for record in records]
-
-    async def frames(self) -> list[tuple[FrameHeader, list[Event]]]:
-        """Return every frame of the topic with rows; each is signed by a leader of the chain."""
-        terms = await self.fetch(
-            "SELECT nonce, frame_key FROM chain_term WHERE chain_id = $1", self.chain_id
-        )
-        keys = {term["nonce"]: term["frame_key"] for term in terms}
-        frames = []
-        for record in await self.records():
-            header = decode_header(record)
-            assert is_signed(record, keys[header.publisher_nonce]), "signed by nobody"
-            if not header.is_heartbeat:
-                frames.append((header, decode_body(record, header)))
-        return frames
-
-    async def records(self) -> list[bytes]:
-        """Return the value of every record of the topic."""
-        return await records_of(self.config.kafka, self.topic)
+from .processes import Acked
 
 
 async def inspect(chain: Chain, acked: Iterable[Acked] = ()) -> list[Event]:

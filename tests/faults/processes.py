@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from chain_kernel.model import Event
 from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chain_kernel.model import Event
 
 _ROOT = Path(__file__).parents[2]
 

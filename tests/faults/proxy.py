@@ -8,8 +8,6 @@ from contextlib import suppress
 
 from tests.deadlines import deadline
 
-PostgresRequest = tuple[bytes, bytes]
-
 _CHUNK_BYTES = 64 * 1024
 _SSL_REQUEST = (80877103).to_bytes(4, "big")
 _GSS_REQUEST = (80877104).to_bytes(4, "big")

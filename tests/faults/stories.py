@@ -5,33 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.sql import OWNER, SCHEMA_VERSION
-from chainctl.database import connected_to
-from chainctl.schema.parts import PARTS, Migration, Version, apply_steps, steps_to
+from chainctl.database import Connection, connected_to
+from chainctl.schema.parts import PARTS, Migration, UpgradeStep, Version, apply_steps, steps_to
+from local_stack import PostgresServer
+from tests.builders.created_chain import Chain
 from tests.builders.logical_replica import LogicalReplica
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 
 from .inspector import inspect
+from .rounds import Round
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from chainctl.database import Connection
-    from chainctl.schema.parts import UpgradeStep
-    from local_stack import PostgresServer
-
-    from .inspector import Chain
-    from .rounds import Round
-
-    Story = Callable[[Round], Awaitable[None]]
+Story = Callable[[Round], Awaitable[None]]
 
 ASK_SECONDS = 10.0
 
@@ -46,7 +39,6 @@ async def both_servers_gone_database_back_first(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     await asyncio.to_thread(it.postgres.kill)
     await asyncio.to_thread(it.postgres.start)
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -67,7 +59,6 @@ async def broker_silent_and_the_new_leader_loses_its_connection(it: Round) -> No
         await it.until_taken_over(epoch)
         await it.pause(0.0, 2.0)
         await it.end_backends()
-        await it.ask_doctor()
         await it.until_committed()
     finally:
         it.kafka.thaw()
@@ -77,7 +68,6 @@ async def broker_away_and_both_sequencers_killed(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     for worker in list(it.sequencers.workers.values()):
         await worker.kill()
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -87,7 +77,6 @@ async def topic_gone_at_a_take_over(it: Round) -> None:
     async with topic_away(it):
         await it.random.choice((it.kill_leader, it.step_down))()
         await it.until_taken_over(epoch)
-        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -97,14 +86,12 @@ async def row_locked_in_the_recovery(it: Round) -> None:
     async with locked(it):
         await it.pause(1.0, 3.0)
         await it.kill_leader()
-        await it.ask_doctor()
 
 
 async def synchronous_standby_away_at_a_take_over(it: Round) -> None:
     async with standby_missing(it):
         await it.pause(0.0, 2.0)
         await it.kill_leader()
-        await it.ask_doctor()
         await it.pause(2.0, 6.0)
 
 
@@ -126,7 +113,6 @@ async def broker_remade_while_the_database_restarts(it: Round) -> None:
         await asyncio.to_thread(it.postgres.stop)
         await it.pause(0.0, 3.0)
         await asyncio.to_thread(it.postgres.start)
-        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -144,7 +130,6 @@ async def replication_slot_full_and_the_leader_killed(it: Round) -> None:
         status = execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'gone'")
         assert status in {"lost", "unreserved"}, status
         await it.kill_leader()
-        await it.ask_doctor()
         await it.until_committed()
     finally:
         execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
@@ -170,14 +155,12 @@ async def logical_replica_promoted_and_the_leader_killed(it: Round) -> None:
         await asyncio.to_thread(put_in_place, it.postgres, copy, database)
     finally:
         it.watch.is_held_up = False
-    await it.ask_doctor()
     await it.until_committed()
 
 
 async def one_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     await it.kill_brokers(1)
     await it.kill_leader()
-    await it.ask_doctor()
     await it.until_committed()
     await it.until_published()
 
@@ -186,7 +169,6 @@ async def two_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     """Nobody of three brokers can be chosen to lead any more; orders go on."""
     await it.kill_brokers(2)
     await it.kill_leader()
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
     await it.until_published()
@@ -202,7 +184,6 @@ async def schema_upgraded_in_a_take_over(it: Round) -> None:
     async with connected_to(it.chain.database, ASK_SECONDS, OWNER) as connection:
         await applied(connection, steps, version)
         await it.end_backends()
-        await it.ask_doctor()
         await it.until_committed()
         await connection.execute(UNDONE)
 

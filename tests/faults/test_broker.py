@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,6 +19,7 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.errors import BrokerAway, ConnectError, RetryError
 from chain_kernel.limits import FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX
 from chain_kernel.monitoring import LagLimits
+from local_stack import KafkaServer
 from sequencer import (
     Order,
     Sequencer,
@@ -26,20 +28,15 @@ from sequencer import (
     check_intake_topic,
     open_sequencer,
 )
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 from .addresses import proxy_before
-from .inspector import Chain, inspect, inspect_topic
+from .conftest import MakeChain
+from .inspector import inspect, inspect_topic
 from .proxy import is_produce
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from local_stack import KafkaServer
-
-    from .conftest import MakeChain
 
 SUBMIT_SECONDS = 5.0
 """Far more than a commit takes, and less than any deadline of the publisher's taken twice."""
@@ -216,9 +213,7 @@ async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
 ) -> None:
     async with proxy_before(kafka_to_break) as proxy:
         chain = await chain_on_breakable_kafka(
-            publish_seconds=60.0,
-            publish_queue_bytes_max=FRAME_BYTES_MAX,
-            publish_wait_seconds=60.0,
+            publish_seconds=60.0, publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=60.0
         )
         # A part of what the database takes.
         proxy.bytes_per_second = 10 * 2**20

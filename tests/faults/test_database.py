@@ -10,36 +10,29 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from random import Random
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import RetryError, UnknownOutcome
+from local_stack import PostgresServer
 from local_stack import process as processes
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from sequencer.stores.postgres import PostgresChainStore
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
-from tests.deadlines import deadline
+from tests.deadlines import deadline, in_time
 
-from .addresses import through
+from .addresses import led_through, through
 from .client import Client
-from .inspector import Chain, inspect, inspect_topic
+from .conftest import MakeChain, StartWorker
+from .inspector import inspect, inspect_topic
 from .processes import Acked
 from .proxy import Proxy, is_commit, postgres_requests
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-    from pathlib import Path
-    from random import Random
-
-    from local_stack import PostgresServer
-
-    from .conftest import MakeChain, StartWorker
-
-Result = TypeVar("Result")
-
 
 SMALL_DISK_MIB = 16
 
@@ -48,21 +41,13 @@ def acked(orders: list[Order], acks: Sequence[Ack]) -> list[Acked]:
     return [Acked(ack, order.key, order.payload) for order, ack in zip(orders, acks, strict=True)]
 
 
-async def in_time(awaitable: Awaitable[Result]) -> Result:
-    async with deadline():
-        return await awaitable
-
-
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "not committed"])
 async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
     make_chain: MakeChain, postgres_server: PostgresServer, is_committed: bool
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
         await sequencer.submit("before", b"")
         trap = proxy.set_trap(is_commit, lets_through=is_committed)
         submitted = asyncio.create_task(sequencer.submit_many(orders))
@@ -87,10 +72,7 @@ async def test_commit_that_is_still_under_way_never_lands_behind_the_take_over(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
         trap = proxy.set_trap(is_commit, lets_through=False)
         submitted = asyncio.create_task(sequencer.submit_many(orders))
         await trap.wait()
@@ -108,10 +90,7 @@ async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
     chain = await make_chain()
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
         first = await sequencer.submit("first", b"")
         proxy.reset()
         # The next transaction is the take-over's: it is committed, and nobody hears of it.
@@ -156,10 +135,7 @@ async def test_answer_to_commit_held_beyond_the_deadline_is_read_back(
 ) -> None:
     chain = await make_chain()
     orders = make_orders(300)
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
         trap = proxy.set_trap(is_commit, lets_through=True)
         submitted = asyncio.create_task(sequencer.submit_many(orders))
         await trap.wait()
@@ -175,10 +151,7 @@ async def test_slow_and_broken_network_to_the_database_harms_no_order(
     chain = await make_chain(commit_seconds=0.9)
     orders = make_orders(400)
     done: list[Acked] = []
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
 
         async def submit_all() -> None:
             for start in range(0, len(orders), 10):
@@ -212,10 +185,7 @@ async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
 ) -> None:
     chain = await make_chain(lease_seconds=60.0, commit_seconds=30.0)
     orders = make_orders(2_000, size=200)
-    async with (
-        Proxy(postgres_server.config.port, postgres_requests) as proxy,
-        open_sequencer(through(chain, proxy)) as sequencer,
-    ):
+    async with led_through(chain, postgres_server) as (proxy, sequencer):
         trap = proxy.set_trap(is_commit, lets_through=False)
         submitted = asyncio.create_task(sequencer.submit_many(orders))
         await trap.wait()
@@ -233,9 +203,7 @@ async def test_backend_ended_in_mid_copy_costs_an_epoch_and_no_order(
     await inspect_topic(chain, rows)
 
 
-async def test_every_backend_ended_again_and_again_under_load_harms_no_order(
-    make_chain: MakeChain, seeded: Random
-) -> None:
+async def test_ended_backends_harm_no_order(make_chain: MakeChain, seeded: Random) -> None:
     chain = await make_chain()
     orders = make_orders(600)
     async with open_sequencer(chain.config) as sequencer:
@@ -381,9 +349,7 @@ async def chain_on_small_disk(
     postgres_to_break.execute(f"DROP TABLESPACE {name}")
 
 
-async def test_full_disk_refuses_the_batch_whole_and_recovers_when_space_returns(
-    small_disk: Path, chain_on_small_disk: MakeChain
-) -> None:
+async def test_full_disk_refuses_a_batch(small_disk: Path, chain_on_small_disk: MakeChain) -> None:
     chain = await chain_on_small_disk()
     ballast = small_disk / "ballast"
     orders = make_orders(2_000, size=2_000)
@@ -408,7 +374,7 @@ async def until_take_overs(sequencer: Sequencer, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_disk_that_stays_full_is_told_to_the_caller_and_by_doctor(
+async def test_disk_that_stays_full_is_told(
     small_disk: Path, chain_on_small_disk: MakeChain
 ) -> None:
     chain = await chain_on_small_disk(recover_seconds=2.0)

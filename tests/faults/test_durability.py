@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -19,18 +18,13 @@ from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
-from tests.builders.topics import make_topics
-from tests.deadlines import deadline
+from tests.deadlines import deadline, in_time
 
-from .inspector import Chain, inspect
-from .test_database import acked, in_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from .conftest import MakeChain
+from .conftest import MakeChain
+from .inspector import inspect
+from .test_database import acked
 
 CANCELLED = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 TERMINATED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -196,9 +190,7 @@ async def test_take_over_that_was_given_up_and_lands_later_does_not_fence_the_on
 
 
 async def test_synchronous_commit_that_is_switched_off_under_a_leader_loses_nothing(
-    chain_on_breakable_postgres: MakeChain,
-    settings: Settings,
-    postgres_to_break: PostgresServer,
+    chain_on_breakable_postgres: MakeChain, settings: Settings, postgres_to_break: PostgresServer
 ) -> None:
     # The writer of the log sleeps for so long that a crash finds what nobody has flushed.
     await settings.set("wal_writer_delay", "10000")
@@ -228,33 +220,6 @@ async def test_leader_whose_database_becomes_unsafe_stops_and_says_so(
             await sequencer.submit("after", b"")
     with pytest.raises(DurabilityError):
         await open_sequencer(chain.config).__aenter__()
-
-
-async def test_command_whose_database_becomes_unsafe_ends_as_what_failed_after_the_start(
-    chain_on_breakable_postgres: MakeChain, settings: Settings
-) -> None:
-    chain = await chain_on_breakable_postgres()
-    source = f"orders.{chain.topic}"
-    kafka = chain.config.kafka
-    assert isinstance(kafka, str)
-    await make_topics(kafka, source)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chainctl", "sequence", "--chain", str(chain.chain_id)),
-        *("--intake-topic", source, "--lease-seconds", "1"),
-        env={**os.environ, "CHAINCTL_DATABASE": chain.database, "CHAINCTL_KAFKA": kafka},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stderr is not None
-        assert b"leading chain" in await in_time(process.stderr.readline())
-        await settings.set("fsync", "off")
-        _, told = await in_time(process.communicate())
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-    assert b"fsync was 'off', expected on" in told
-    assert process.returncode == 3
 
 
 @pytest.mark.invariant("S5")

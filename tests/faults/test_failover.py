@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
+from local_stack import PostgresServer
 from sequencer import open_sequencer
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline, stretched
 
 from .addresses import through
 from .client import Client
-from .inspector import Chain, inspect, inspect_topic
+from .conftest import MakeChain, StartWorker
+from .inspector import inspect, inspect_topic
+from .processes import Acked, Worker
 from .proxy import Proxy, is_commit, postgres_requests
-
-if TYPE_CHECKING:
-    import random
-
-    from local_stack import PostgresServer
-
-    from .conftest import MakeChain, StartWorker
-    from .processes import Acked, Worker
 
 
 async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, Worker]:
@@ -127,9 +123,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
 
 
 @pytest.mark.invariant("S7")
-async def test_zombie_that_was_idle_learns_it_and_ends(
-    make_chain: MakeChain, start_worker: StartWorker
-) -> None:
+async def test_idle_zombie_learns_it(make_chain: MakeChain, start_worker: StartWorker) -> None:
     chain = await make_chain()
     zombie, standby = await start_pair(chain, start_worker)
     await zombie.submit(["before"])
@@ -147,7 +141,7 @@ async def test_zombie_that_was_idle_learns_it_and_ends(
     await inspect_topic(chain, rows)
 
 
-async def test_leader_frozen_for_less_than_a_lease_goes_on(
+async def test_short_freeze_ends_no_leader(
     make_chain: MakeChain, start_worker: StartWorker
 ) -> None:
     chain = await make_chain(lease_seconds=20.0)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from sequencer import Order, open_sequencer
+from tests.builders.created_chain import Chain
 
+from .conftest import MakeChain
 from .inspector import inspect, inspect_topic
 from .processes import Acked
-
-if TYPE_CHECKING:
-    from .conftest import MakeChain
-    from .inspector import Chain
 
 JOIN_PAGES = """
     UPDATE chain_page
@@ -88,27 +85,21 @@ async def test_inspector_passes_a_chain_that_is_whole(make_chain: MakeChain) -> 
 
 @pytest.mark.invariant("S1", "S13")
 @pytest.mark.parametrize("what", BREAKS)
-async def test_inspector_finds_a_chain_that_was_tampered_with(
-    make_chain: MakeChain, what: str
-) -> None:
+async def test_inspector_finds_tampering(make_chain: MakeChain, what: str) -> None:
     chain, acked = await make_twenty_rows(make_chain)
     await chain.tamper(BREAKS[what])
     with pytest.raises(AssertionError):
         await inspect(chain, acked)
 
 
-async def test_inspector_finds_an_acknowledged_order_that_stands_elsewhere(
-    make_chain: MakeChain,
-) -> None:
+async def test_inspector_finds_an_order_that_moved(make_chain: MakeChain) -> None:
     chain, acked = await make_twenty_rows(make_chain)
     moved = msgspec.structs.replace(acked[3], ack=acked[4].ack)
     with pytest.raises(AssertionError):
         await inspect(chain, [moved])
 
 
-async def test_inspector_finds_a_frame_that_the_database_does_not_hold(
-    make_chain: MakeChain,
-) -> None:
+async def test_inspector_finds_a_foreign_frame(make_chain: MakeChain) -> None:
     chain, acked = await make_twenty_rows(make_chain)
     rows = await inspect(chain, acked)
     await chain.tamper("UPDATE chain_event SET payload = 'other' WHERE id = 5")

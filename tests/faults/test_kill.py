@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import random
 
 import pytest
 
+from local_stack import KafkaServer, PostgresServer
+from tests.builders.created_chain import Chain
+
 from .addresses import proxy_before, through
 from .client import Client
-from .inspector import Chain, inspect, inspect_topic
+from .conftest import MakeChain, StartWorker
+from .inspector import inspect, inspect_topic
+from .processes import Worker
 from .proxy import Proxy, is_commit, is_produce, postgres_requests
-
-if TYPE_CHECKING:
-    import random
-
-    from local_stack import KafkaServer, PostgresServer
-
-    from .conftest import MakeChain, StartWorker
-    from .processes import Worker
 
 
 @pytest.mark.invariant("S1", "S2", "S3", "S4")

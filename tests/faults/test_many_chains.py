@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -18,15 +19,12 @@ from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from sequencer import open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.command_call import call_here
 
 from .chains import create_chain
-from .inspector import Chain, inspect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from .inspector import inspect
 
 CHAINS = 100
 OURS = 50
@@ -136,10 +134,9 @@ async def _fill(server: PostgresServer, until_id: int) -> None:
 
 
 async def _look(server: PostgresServer) -> None:
-    reader = StateReader(Settings(database=server.dsn(AUDITOR, "many")), None)
-    try:
-        for _ in range(TIMES):
-            reader.expire()
+    for _ in range(TIMES):
+        reader = StateReader(Settings(database=server.dsn(AUDITOR, "many")), None)
+        try:
             assert len((await reader.read()).chains) == CHAINS
-    finally:
-        await reader.close()
+        finally:
+            await reader.close()

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import secrets
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import asyncpg
@@ -20,9 +22,10 @@ from aiokafka import AIOKafkaProducer
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ForkFound, PrimaryBehind
+from chain_kernel.model import Event, Mark
 from chain_kernel.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
 from gapfill import GapReader, GapReaderConfig
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import (
@@ -33,19 +36,13 @@ from matcher_receiver import (
     ReceiverTuning,
 )
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
 from tests.lanes import at_night
 from tests.tuned import tuned
 
 from .chains import create_chain
-from .inspector import Chain, inspect
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from chain_kernel.model import Event, Mark
-    from local_stack import KafkaServer
+from .inspector import inspect
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000
@@ -161,9 +158,6 @@ class LostLife:
         assert len(self.ahead.events) == OLD_ORDERS + LOST_ORDERS
 
 
-# ----------------------------------------------------------------------------------- an older dump
-
-
 @pytest.fixture
 def restored_name(postgres_server: PostgresServer) -> Iterator[str]:
     name = f"test_{secrets.token_hex(8)}"
@@ -211,9 +205,6 @@ async def test_restored_dump_gives_no_id_of_the_lost_life_again(
     seen = f"the topic holds frames up to {max(life.lost)}, the database rows up to {OLD_ORDERS}"
     assert (seen in caplog.text) is not is_broker_away
     assert ("the topic's last frames were not looked at" in caplog.text) is is_broker_away
-
-
-# --------------------------------------------------------------------------------- a stale standby
 
 
 def server_of(folder: Path, passwords: dict[str, str]) -> PostgresServer:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from sequencer import open_sequencer
 from tests.builders.orders import make_orders
 
+from .conftest import MakeChain
 from .inspector import inspect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .conftest import MakeChain
 
 CUT = "SELECT pg_terminate_backend(backend_pid) FROM chain_head"
 
 
 @pytest.mark.parametrize("at", ["keys", "tail", "batches"])
-async def test_leader_whose_connection_is_cut_between_take_over_and_open_leads(
-    make_chain: MakeChain, at: str
-) -> None:
+async def test_leader_cut_between_take_over_and_open_leads(make_chain: MakeChain, at: str) -> None:
     chain = await make_chain()
     async with open_sequencer(chain.config) as sequencer:
         await sequencer.submit_many(make_orders(20, size=100))

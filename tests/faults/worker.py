@@ -11,16 +11,13 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chain_kernel.errors import OrderchainError, RefusedError
 from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
 
 LINE_BYTES_MAX = 2**26
 

@@ -125,8 +125,6 @@ class Checker:
     def head_id(self) -> int:
         return self.ids[-1] if self.ids else 0
 
-    # -- C -------------------------------------------------------------------------------------
-
     def on_commit(self, chain: CommittedChain, batch: Batch) -> None:
         """S1, S4, S7, S9, and that the seal is right."""
         self.require(batch.pid == self.head_id, "S1 one chain", batch.pid, self.head_id)
@@ -155,8 +153,6 @@ class Checker:
         self.ids += [event.id for event in batch.events]
         self.seals[batch.last_id] = seal
 
-    # -- K -------------------------------------------------------------------------------------
-
     def on_publish(self, frames: Sequence[bytes]) -> None:
         """S2 for frames."""
         for frame in frames:
@@ -172,8 +168,6 @@ class Checker:
             at = self._index_behind(header.first_pid)
             committed = self.events[at : at + len(events)]
             self.require(events == committed, "S2 frame before its commit", header.first_id)
-
-    # -- R -------------------------------------------------------------------------------------
 
     def on_run(self, receiver: str, head_delivered: int, run: Run) -> None:
         """S2, S5 and S11 for what is handed on behind `head_delivered`."""
@@ -198,8 +192,6 @@ class Checker:
             "S5 effects are a prefix",
             f"{receiver}: {[event.id for event in effects[at:]]} at place {at}",
         )
-
-    # -- A -------------------------------------------------------------------------------------
 
     def on_ack(self, key: str, payload: bytes, ack: Ack) -> None:
         """S3 and S4 for an acknowledged order."""

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chain_kernel.errors import RetryError
 from chain_kernel.seal import event_pages
 from chain_kernel.sql import SCHEMA_VERSION, load_sql
-from chain_kernel.testing.memory_receiver import (
-    head_of,
-    mark_at,
-    rows_ahead,
-    rows_between,
-    seal_at,
-)
+from chain_kernel.testing.memory_receiver import head_of, mark_at, rows_ahead, rows_between, seal_at
 from tests.doubles.wire import WireBroken
 
 if TYPE_CHECKING:
@@ -58,12 +52,7 @@ class MemoryReadConnection:
         """Nothing is held."""
 
     def _standing(
-        self,
-        chain: StoredChain,
-        at_id: int,
-        batch_id: int | None,
-        terms_max: int,
-        batches_max: int,
+        self, chain: StoredChain, at_id: int, batch_id: int | None, terms_max: int, batches_max: int
     ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))

@@ -106,8 +106,6 @@ class OrdersTopic:
         if kind == "new" and value is not None:
             self._new[key] = ((partition, offset), value)
 
-    # -- what must be true ---------------------------------------------------------------------
-
     def is_taken(self, intake: Mapping[str, IntakeMark]) -> bool:
         return all(_position(intake, partition) == end for partition, end in self.topic.end.items())
 

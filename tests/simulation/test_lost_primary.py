@@ -10,14 +10,22 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from chain_kernel.errors import ForkFound, OrderchainError, PrimaryBehind, SealMismatch
+from chain_kernel.errors import (
+    ForkFound,
+    GapError,
+    HaltError,
+    OrderchainError,
+    PrimaryBehind,
+    SealMismatch,
+)
+from chain_kernel.model import Event, Mark, Run
 from chain_kernel.testing.memory_chain import LossyLink
 from chain_kernel.testing.memory_log import MemoryFrameSource
+from chain_kernel.testing.memory_store import CommittedChain
 from chain_kernel.testing.virtual_loop import run_virtual
 from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
 from sequencer import SequencerTuning
@@ -25,11 +33,6 @@ from sequencer import SequencerTuning
 from .plan import CHAIN_ID, Plan
 from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
 from .world import World, quiet
-
-if TYPE_CHECKING:
-    from chain_kernel.errors import GapError, HaltError
-    from chain_kernel.model import Event, Mark, Run
-    from chain_kernel.testing.memory_store import CommittedChain
 
 SEEDS = 60
 NOTICED_SECONDS = 15.0

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from .mutations import MUTATIONS
+from .mutations import MUTATIONS, Mutation
 from .world import SeedFailed, simulate
-
-if TYPE_CHECKING:
-    from .mutations import Mutation
 
 pytestmark = pytest.mark.simulation
 

@@ -16,6 +16,7 @@ from chain_kernel.testing.virtual_loop import (
     run_virtual,
     virtual_clock,
 )
+from tests.virtual import virtual
 
 
 def test_sleeping_for_days_takes_no_time() -> None:
@@ -96,63 +97,57 @@ async def beat(seen: list[float]) -> None:
         seen.append(virtual_clock().time())
 
 
-def test_paused_process_stands_still_and_catches_up() -> None:
-    async def main() -> None:
-        seen: list[float] = []
-        process = Process("p")
-        process.run(beat(seen))
-        await asyncio.sleep(2.5)
-        process.pause()
-        await asyncio.sleep(10.0)
-        assert len(seen) == 2
-        process.resume()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0.6)
-        assert len(seen) == 3, "the beat that fell due in the pause comes once, and late"
-        process.kill()
-
-    run_virtual(main())
+@virtual
+async def test_paused_process_stands_still_and_catches_up() -> None:
+    seen: list[float] = []
+    process = Process("p")
+    process.run(beat(seen))
+    await asyncio.sleep(2.5)
+    process.pause()
+    await asyncio.sleep(10.0)
+    assert len(seen) == 2
+    process.resume()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.6)
+    assert len(seen) == 3, "the beat that fell due in the pause comes once, and late"
+    process.kill()
 
 
-def test_tasks_of_a_process_are_its_own_and_so_are_theirs() -> None:
-    async def main() -> None:
-        names: list[str | None] = []
+@virtual
+async def test_tasks_of_a_process_are_its_own_and_so_are_theirs() -> None:
+    names: list[str | None] = []
 
-        async def tell() -> None:
-            process = current_process()
-            names.append(process.name if process else None)
+    async def tell() -> None:
+        process = current_process()
+        names.append(process.name if process else None)
 
-        async def run() -> None:
-            await tell()
-            await asyncio.create_task(tell())
-
-        await Process("a").run(run())
+    async def run() -> None:
         await tell()
-        assert names == ["a", "a", None]
+        await asyncio.create_task(tell())
 
-    run_virtual(main())
+    await Process("a").run(run())
+    await tell()
+    assert names == ["a", "a", None]
 
 
-def test_killed_process_is_cancelled_and_reaches_nothing() -> None:
-    async def main() -> None:
-        told: list[Exception] = []
+@virtual
+async def test_killed_process_is_cancelled_and_reaches_nothing() -> None:
+    told: list[Exception] = []
 
-        async def work() -> None:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100.0)
+        finally:
             try:
-                await asyncio.sleep(100.0)
-            finally:
-                try:
-                    check_alive()
-                except StoppedError as error:
-                    told.append(error)
+                check_alive()
+            except StoppedError as error:
+                told.append(error)
 
-        process = Process("p")
-        task = process.run(work())
-        await asyncio.sleep(1.0)
-        process.pause()
-        process.kill()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert "p was killed" in str(told[0])
-
-    run_virtual(main())
+    process = Process("p")
+    task = process.run(work())
+    await asyncio.sleep(1.0)
+    process.pause()
+    process.kill()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert "p was killed" in str(told[0])

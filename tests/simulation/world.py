@@ -118,8 +118,6 @@ class World:
         self.broker_dial = self._dial(self.plan.broker_loss)
         self.link_dial = LinkDial(lost=lost, repeated=lost / 2, held=lost / 2, broken=lost / 4)
 
-    # -- what its parts ask for ----------------------------------------------------------------
-
     def database_wire(self) -> Wire:
         return Wire(self.database_server, self.database_dial, self.random)
 
@@ -187,8 +185,6 @@ class World:
         """Kill whatever still runs, or only seems dead."""
         for process in self.processes:
             process.kill()
-
-    # -- the story -----------------------------------------------------------------------------
 
     async def live(self) -> None:
         """Faults, healing, the end; every step under the eyes of the checker."""
@@ -262,8 +258,6 @@ class World:
             await asyncio.sleep(self.random.uniform(0.0, REPLAY_SECONDS_MAX))
             if not self.is_standby_stuck:
                 self.replica.replay()
-
-    # -- faults --------------------------------------------------------------------------------
 
     async def _break_things(self) -> None:
         end = self.loop.time() + self.plan.fault_seconds

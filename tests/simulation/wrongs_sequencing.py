@@ -299,10 +299,7 @@ def full_queue_waits_without_end() -> Iterator[None]:
             await asyncio.sleep(1.0)
         await room(self)
 
-    with (
-        patch.object(Publisher, "room", wait),
-        patch("tests.simulation.client.PATIENT_SHARE", 1.0),
-    ):
+    with patch.object(Publisher, "room", wait), patch("tests.simulation.client.PATIENT_SHARE", 1.0):
         yield
 
 

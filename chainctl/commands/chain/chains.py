@@ -5,34 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
-from msgspec.structs import asdict
 
 from chain_kernel.sql import OWNER
 from chainctl.admin import PARTITION_IDS, PARTITION_IDS_MAX, create_chain
 from chainctl.commands.verifier.verify_mark import verify_mark
-from chainctl.database import SQL, connected_to, looking
+from chainctl.database import connected_to, looking
 from chainctl.event_loop import run_async
-from chainctl.options import (
-    CHAIN_ID,
-    Integer,
-    SuggestingGroup,
-    json_option,
-    uses_settings,
-    watch_option,
-)
-from chainctl.output import data_json, repeated, table, talk
+from chainctl.options import CHAIN_ID, Group, Integer, json_option, uses_settings
+from chainctl.output import data_json, talk
 from chainctl.topics import check_topic_name
-from chainctl.views import ChainLine, picked
+from chainctl.views import ChainLine, read_chains, write
 
 if TYPE_CHECKING:
     from chainctl.admin import ChainCreation
     from chainctl.settings import Settings
 
 
-_LISTED: Final = ["chain", "epoch", "head_persisted", "head_published", "topic", "created"]
+_LISTED: Final = ("chain", "epoch", "head_persisted", "head_published", "topic", "created")
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def chain() -> None:
     """Chains: each one ordered stream, with a topic of its own."""
 
@@ -66,27 +58,11 @@ def create(
 
 
 @chain.command("list")
-@click.option("--rows", "with_rows", is_flag=True, help="Count the rows too (reads every batch).")
-@watch_option
 @json_option
 @uses_settings("database", "connect_seconds")
-def list_(settings: Settings, with_rows: bool, watch_seconds: float | None, as_json: bool) -> None:
+def list_(settings: Settings, as_json: bool) -> None:
     """List the chains and their heads."""
-
-    def show() -> None:
-        chains, counts = run_async(_list(settings, with_rows=with_rows))
-        if as_json:
-            found = [asdict(chain) for chain in chains]
-            for chain in found if with_rows else ():
-                chain["rows"] = counts.get(chain["chain"], 0)
-            data_json(found)
-            return
-        names = [*_LISTED, "rows"] if with_rows else _LISTED
-        ends = [[counts.get(chain.chain, 0)] if with_rows else [] for chain in chains]
-        lines = [picked(chain, _LISTED).values() for chain in chains]
-        table(names, [(*line, *end) for line, end in zip(lines, ends, strict=True)])
-
-    repeated(watch_seconds, show)
+    write(_LISTED, run_async(_list(settings)), as_json=as_json)
 
 
 async def _create(
@@ -104,9 +80,6 @@ async def _create(
         )
 
 
-async def _list(settings: Settings, *, with_rows: bool) -> tuple[list[ChainLine], dict[int, int]]:
-    """Return all chains, and the rows of each if they are asked for."""
+async def _list(settings: Settings) -> list[ChainLine]:
     async with looking(settings, None) as connection:
-        chains = await connection.fetch(SQL["chain_status"], None)
-        counts = await connection.fetch(SQL["row_counts"]) if with_rows else []
-    return list(map(ChainLine.of, chains)), {row["chain_id"]: row["rows"] for row in counts}
+        return await read_chains(connection, None)

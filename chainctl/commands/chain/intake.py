@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from chain_kernel.errors import ChainMissing, SettingError, SteppedDown
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
-from chain_kernel.text import counted
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
@@ -111,19 +110,7 @@ class TopicIntakeRun:
                 ),
             )
             watch.add(self._intake)
-            watch.report(self._progress)
             await self._intake.run()
-
-    def _progress(self) -> str:
-        """Return how far it is, in one line."""
-        if self._sequencer is None or self._intake is None:
-            return "not leading"
-        stats = self._sequencer.stats()
-        return (
-            f"epoch {stats.epoch}, persisted up to {stats.head_persisted}, published up to "
-            f"{stats.head_published}, {counted(stats.queue_rows, 'order')} in the queue, "
-            f"{counted(self._intake.stats().records, 'record')} of {self._topic.topic} taken"
-        )
 
     def taken(self) -> TopicIntakeReport | None:
         """Return what was done; None where it never led."""
@@ -142,14 +129,16 @@ class TopicIntakeRun:
         )
 
 
-def topic_config(settings: Settings, topic: str, start: str) -> TopicIntakeConfig:
+def topic_config(
+    settings: Settings, topic: str, start: Literal["earliest", "latest"]
+) -> TopicIntakeConfig:
     """Return the config of an intake from `topic`. Raises SettingError."""
     from sequencer import TopicIntakeConfig
 
     return TopicIntakeConfig(
         kafka=settings.kafka_config(),
         topic=topic,
-        start="latest" if start == "latest" else "earliest",
+        start=start,
         batch_rows=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
     )

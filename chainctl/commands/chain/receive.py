@@ -17,10 +17,10 @@ from chain_kernel.errors import (
     SettingError,
 )
 from chain_kernel.text import counted
-from chainctl.demo_option import demo_option
+from chainctl.commands.stack import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
-from chainctl.monitor_server import Watch, http_option, watched
+from chainctl.monitor_server import http_option, watched
 from chainctl.options import ROW_ID, Command, chain_option, json_option, uses_settings
 from chainctl.output import Stopwatch, data_bytes, data_json, progress, rate, talk
 from chainctl.units import Span
@@ -43,40 +43,38 @@ IDLE_SECONDS_MAX: Final = 3_600.0
 NAME_CHARACTERS_MAX: Final = 200
 
 
-class Until(Struct, frozen=True, kw_only=True):
-    """When to end. Without any option: at the head that the database had at the start."""
-
-    id: int | None = None
-    idle_seconds: float | None = None
-    follow: bool = False
-
-    @property
-    def is_head_at_start(self) -> bool:
-        """Whether no option was given."""
-        return self.id is None and self.idle_seconds is None and not self.follow
+_decode_option: Final = click.option(
+    "--decode", "form", type=click.Choice(["base64", "msgpack"]), default="base64",
+    show_default=True, help="msgpack: write payloads as objects.",
+)  # fmt: skip
 
 
 class _Task(NamedTuple):
-    """What to receive."""
+    """What to receive, and when to end: without `until_id`, `idle_seconds` and `follow` at the head
+    that the database has at the start.
+    """
 
     chain_id: int
     name: str
     is_named: bool
     """Whether the caller gave the name: then the receiver is meant to last."""
-    until: Until
+    until_id: int | None
+    idle_seconds: float | None
+    follow: bool
     archive: Path | None
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings. Raises SettingError."""
         from matcher_receiver import ReceiverConfig, ReceiverTuning
 
+        has_end = self.until_id is not None or self.idle_seconds is not None or self.follow
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
             kafka=settings.kafka_config(),
             start=start,
-            until="head" if self.until.is_head_at_start else self.until.id,
-            idle_seconds=self.until.idle_seconds,
+            until=self.until_id if has_end else "head",
+            idle_seconds=self.idle_seconds,
             tuning=ReceiverTuning(
                 connect_seconds=settings.connect_seconds, kafka_at_start=settings.kafka_at_start
             ),
@@ -123,41 +121,26 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
 @click.command(cls=Command)
 @chain_option
 @click.option(
-    "--output",
-    "path",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
+    "--output", "path", required=True, metavar="FILE", type=click.Path(path_type=Path),
     help="The journal: JSON Lines. What it holds is not received again.",
-)
+)  # fmt: skip
 @click.option(
-    "--name",
-    metavar="NAME",
-    help="The receiver's name, under which --database keeps its gaps and halts, and how far it has "
-    "come.  [default: the name of FILE, and how far it has come is not kept]",
-)
+    "--name", metavar="NAME",
+    help="The receiver's name, under which --database keeps its gaps and halts, and how far it "
+    "has come.  [default: the name of FILE, and how far it has come is not kept]",
+)  # fmt: skip
 @click.option("--until-id", type=ROW_ID, metavar="ID", help="Stop after this id.")
 @click.option(
-    "--until-idle",
-    type=Span(IDLE_SECONDS_MAX),
-    metavar="SPAN",
+    "--until-idle", type=Span(IDLE_SECONDS_MAX), metavar="SPAN",
     help="End when nothing has come for SPAN (30s, 5m).",
-)
+)  # fmt: skip
 @click.option("--follow", is_flag=True, help="Receive until interrupted.")
+@_decode_option
 @click.option(
-    "--decode",
-    "form",
-    type=click.Choice(["base64", "msgpack"]),
-    default="base64",
-    help="msgpack: write payloads as objects.  [default: base64]",
-)
-@click.option(
-    "--archive",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Where `chainctl archive` put rows that the database no longer has: they are read there, "
-    "and proven by their seals.",
-)
+    "--archive", metavar="DIR", type=click.Path(path_type=Path),
+    help="Where `chainctl archive` put rows that the database no longer has: they are read "
+    "there, and proven by their seals.",
+)  # fmt: skip
 @http_option
 @demo_option
 @json_option
@@ -192,13 +175,15 @@ def receive(
         chain_id=chain_id,
         name=_name_of(name, path),
         is_named=name is not None,
-        until=Until(id=until_id, idle_seconds=until_idle, follow=follow),
+        until_id=until_id,
+        idle_seconds=until_idle,
+        follow=follow,
         archive=archive,
     )
     count = Count()
     with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
         try:
-            stats = run_async(_watched_receive(settings, task, journal, count, bar, http))
+            stats = run_async(_receive(settings, task, journal, count, bar, http))
         except (KeyboardInterrupt, Terminated):
             _report(path, count)
             raise
@@ -233,7 +218,7 @@ def _name_of(name: str | None, path: Path) -> str:
     return name
 
 
-async def _watched_receive(
+async def _receive(
     settings: Settings,
     task: _Task,
     journal: Journal,
@@ -242,40 +227,26 @@ async def _watched_receive(
     http: Address | None,
 ) -> ReceiverStats:
     async with watched(http) as watch:
-        return await _receive(settings, task, journal, count, bar, watch)
-
-
-def _progress_of(stats: ReceiverStats) -> str:
-    return (
-        f"{stats.state.value} at {stats.head_delivered}, {counted(stats.lag_ids, 'id')} behind for "
-        f"{stats.lag_seconds:.1f} s, {counted(stats.gaps, 'gap')} filled"
-    )
-
-
-async def _receive(
-    settings: Settings, task: _Task, journal: Journal, count: Count, bar: ProgressBar, watch: Watch
-) -> ReceiverStats:
-    source: GapSource = gap_source(settings, task.chain_id)
-    if task.archive is not None:
-        source = with_archive(source, task.archive, task.chain_id)
-    settings.kafka_config()
-    reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
-    receiver = await _receiver(settings, task, journal, source, reports)
-    watch.add(receiver)
-    async with receiver:
-        watch.report(lambda: _progress_of(receiver.stats()))
-        journal.start()
-        report_ready(f"receives chain {task.chain_id}")
-        count.start(receiver.head_delivered)
-        if task.until.follow or task.until.idle_seconds is None:
-            bar.expect((task.until.id or receiver.head_at_start) - count.last_id)
-        async for run in receiver:
-            journal.append(run.events)
-            bar.advance(run.last_id - count.last_id)
-            count.add(run)
-            if reports is not None:
-                await receiver.checkpoint(run)
-        return receiver.stats()
+        source: GapSource = gap_source(settings, task.chain_id)
+        if task.archive is not None:
+            source = with_archive(source, task.archive, task.chain_id)
+        settings.kafka_config()
+        reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
+        receiver = await _receiver(settings, task, journal, source, reports)
+        watch.add(receiver)
+        async with receiver:
+            journal.start()
+            report_ready(f"receives chain {task.chain_id}")
+            count.start(receiver.head_delivered)
+            if task.follow or task.idle_seconds is None:
+                bar.expect((task.until_id or receiver.head_at_start) - count.last_id)
+            async for run in receiver:
+                journal.append(run.events)
+                bar.advance(run.last_id - count.last_id)
+                count.add(run)
+                if reports is not None:
+                    await receiver.checkpoint(run)
+            return receiver.stats()
 
 
 async def _receiver(
@@ -362,13 +333,7 @@ def _report(path: Path, count: Count) -> None:
     "--until", "until_id", type=ROW_ID, required=True, metavar="ID",
     help="The last row to be read.",
 )  # fmt: skip
-@click.option(
-    "--decode",
-    "form",
-    type=click.Choice(["base64", "msgpack"]),
-    default="base64",
-    help="msgpack: write payloads as objects.  [default: base64]",
-)
+@_decode_option
 @uses_settings("database", "gap_database", "connect_seconds")
 def fill(
     settings: Settings, chain_id: int, after_id: int, until_id: int, form: PayloadForm

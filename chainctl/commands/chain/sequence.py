@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 from msgspec import Struct
@@ -16,7 +16,7 @@ from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
 from chainctl.options import Command, chain_option, json_option, uses_settings
 from chainctl.output import data_json, progress, rate, talk
-from chainctl.settings import name_of
+from chainctl.settings import name_of, named_as_settings
 from chainctl.topics import check_topic_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from sequencer import FileIntake, SequencerConfig
-    from sequencer.intake.file import FileFormat, HeaderAgain, TimeUnit
 
 
 _COMMIT_SECONDS: Final = 4.0
@@ -73,72 +72,57 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 @click.command(cls=Command)
 @chain_option
 @click.option(
-    "--input",
-    "path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
+    "--input", "path", metavar="FILE", type=click.Path(path_type=Path),
     help="CSV or JSON Lines, plain or .gz, .xz, .zst; - for standard input.",
-)
+)  # fmt: skip
 @click.option(
-    "--input-name",
-    metavar="NAME",
-    help="With --input -: the name of what is read there. It is known again by it, and read as a "
-    "file of that name is.",
-)
+    "--input-name", metavar="NAME",
+    help="With --input -: the name of what is read there. It is known again by it, and read as "
+    "a file of that name is.",
+)  # fmt: skip
 @click.option(
-    "--key-column",
-    metavar="NAME",
+    "--key-column", metavar="NAME",
     help="Column with the client's unique key.  [default: the key is FILE#ROW]",
-)
+)  # fmt: skip
 @click.option(
-    "--time-column",
-    metavar="NAME",
+    "--time-column", metavar="NAME",
     help="Column with the event's time since 1970, an integer.  [default: when it was sequenced]",
-)
+)  # fmt: skip
 @click.option(
-    "--time-unit",
-    type=click.Choice(["s", "ms", "us", "ns"]),
+    "--time-unit", type=click.Choice(["s", "ms", "us", "ns"]),
     help="Unit of the time column.  [default: as the last word of its name says (ts_ms, "
     "eventMillis), else ns]",
-)
+)  # fmt: skip
 @click.option(
-    "--columns",
-    metavar="NAMES",
+    "--columns", metavar="NAMES",
     help="Names of the columns of a CSV file without a header, with commas between them.",
-)
+)  # fmt: skip
 @click.option(
-    "--header-again",
-    type=click.Choice(["refuse", "skip"]),
+    "--header-again", type=click.Choice(["refuse", "skip"]),
     help="What to do with a line that is the header again, as in CSV files that were joined.  "
     "[default: refuse]",
-)
+)  # fmt: skip
 @click.option(
-    "--format",
-    "file_format",
-    type=click.Choice(["csv", "jsonl"]),
+    "--format", type=click.Choice(["csv", "jsonl"]),
     help="What the file is.  [default: by its name]",
-)
+)  # fmt: skip
 @click.option(
-    "--intake-topic",
-    metavar="TOPIC",
-    help="Kafka topic to take orders from until interrupted, instead of a file. A record's key is "
-    "the client's unique key, its value the order.  [default key: TOPIC/PARTITION#OFFSET]",
-)
+    "--intake-topic", metavar="TOPIC",
+    help="Kafka topic to take orders from until interrupted, instead of a file. A record's key "
+    "is the client's unique key, its value the order.  [default key: TOPIC/PARTITION#OFFSET]",
+)  # fmt: skip
 @click.option(
-    "--start",
-    type=click.Choice(["earliest", "latest"]),
+    "--start", type=click.Choice(["earliest", "latest"]),
     help="Where to begin in a topic that was never read before.  [default: earliest]",
-)
+)  # fmt: skip
 @click.option(
-    "--standby",
-    is_flag=True,
+    "--standby", is_flag=True,
     help="Wait while another process leads the chain, and take over once it is gone.",
-)
+)  # fmt: skip
 @click.option(
-    "--unsafe-durability",
-    is_flag=True,
+    "--unsafe-durability", is_flag=True,
     help="Start on a database that may lose what it has acknowledged. For throw-away data only.",
-)
+)  # fmt: skip
 @http_option
 @json_option
 @uses_settings("database", "kafka", "name", *SEQUENCER_FIELDS, "log_format")
@@ -147,18 +131,13 @@ def sequence(
     chain_id: int,
     path: Path | None,
     input_name: str | None,
-    key_column: str | None,
-    time_column: str | None,
-    time_unit: TimeUnit | None,
-    columns: str | None,
-    header_again: HeaderAgain | None,
-    file_format: FileFormat | None,
     intake_topic: str | None,
-    start: str | None,
+    start: Literal["earliest", "latest"] | None,
     standby: bool,
     unsafe_durability: bool,
     http: Address | None,
     as_json: bool,
+    **file: Any,  # noqa: ANN401 - click's own
 ) -> None:
     """Put the rows of a file, or the records of a topic, into a chain, in their order.
 
@@ -172,50 +151,34 @@ def sequence(
     From a topic: each record is taken once, whatever is killed in between, and a record that is no
     order is stored as a reject. It runs until interrupted, or until another process leads.
     """
-    is_standard_input = False
-    file_options = {
-        "--input-name": input_name,
-        "--key-column": key_column,
-        "--time-column": time_column,
-        "--time-unit": time_unit,
-        "--columns": columns,
-        "--header-again": header_again,
-    }
+    is_standard_input = path == Path("-")
     if intake_topic is not None:
-        others = {"--input": path, **file_options, "--format": file_format}
-        _refuse_beside("--intake-topic", others)
+        _refuse_beside("--intake-topic", {"input": path, "input_name": input_name, **file})
         check_topic_name(intake_topic, "--intake-topic")
-    elif path is not None:
-        _refuse_beside("--input", {"--start": start, "--http": http})
-        if time_unit is not None and time_column is None:
-            raise click.UsageError("--time-unit needs --time-column NAME")
-        path, is_standard_input = _named_input(path, input_name)
-    else:
+    elif path is None:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
+    else:
+        _refuse_beside("--input", {"start": start, "http": http})
+        if file["time_unit"] is not None and file["time_column"] is None:
+            raise click.UsageError("--time-unit needs --time-column NAME")
+        path = _named_input(path, input_name)
     config = sequencer_config(
         settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
     )
     if intake_topic is not None:
         from chainctl.commands.chain.intake import TopicIntakeRun, topic_config
 
-        intake_run = TopicIntakeRun(
-            config, topic_config(settings, intake_topic, start or "earliest")
-        )
-        _take_topic(intake_run, intake_topic, http, as_json=as_json)
+        topic = topic_config(settings, intake_topic, start or "earliest")
+        _take_topic(TopicIntakeRun(config, topic), intake_topic, http, as_json=as_json)
     elif path is not None:
         from chainctl.commands.chain.intake import standard_input
         from sequencer import FileIntake, FileOptions
 
-        options = FileOptions(
-            key_column=key_column,
-            time_column=time_column,
-            time_unit=time_unit,
-            format=file_format,
-            columns=None if columns is None else tuple(columns.split(",")),
-            header_again=header_again or "refuse",
-        )
+        given = {name: value for name, value in file.items() if value is not None}
+        if "columns" in given:
+            given["columns"] = tuple(given["columns"].split(","))
         opened = standard_input() if is_standard_input else None
-        intake = FileIntake(path, options, opened=opened)
+        intake = FileIntake(path, FileOptions(**given), opened=opened)
         _add_file(settings, config, intake, path.name, as_json=as_json)
 
 
@@ -229,43 +192,42 @@ def sequencer_config(
     tuning = {
         field: given.pop(field) for field in given.keys() & {*SequencerTuning.__struct_fields__}
     }
-    return SequencerConfig(
-        chain_id=chain_id,
-        database=settings.database_dsn(),
-        kafka=settings.kafka_config(),
-        name=name_of(settings),
-        unsafe_durability=unsafe_durability,
-        standby=standby,
-        tuning=SequencerTuning(
-            commit_seconds=min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE),
-            **tuning,
-        ),
-        **given,
-    )
+    with named_as_settings(SEQUENCER_FIELDS):
+        commit_seconds = min(_COMMIT_SECONDS, settings.lease_seconds * _COMMIT_PART_OF_LEASE)
+        return SequencerConfig(
+            chain_id=chain_id,
+            database=settings.database_dsn(),
+            kafka=settings.kafka_config(),
+            name=name_of(settings),
+            unsafe_durability=unsafe_durability,
+            standby=standby,
+            tuning=SequencerTuning(commit_seconds=commit_seconds, **tuning),
+            **given,
+        )
 
 
-def _named_input(path: Path, name: str | None) -> tuple[Path, bool]:
-    """Return the path that names the file, and whether it is read from standard input.
+def _named_input(path: Path, name: str | None) -> Path:
+    """Return the path that names the file. Raises UsageError.
 
-    Raises UsageError: the rows in the chain are known by the name, so nothing can be guessed here.
+    The rows in the chain are known by the name, so none can be guessed for standard input.
     """
     if path != Path("-"):
-        _refuse_beside(f"--input {path}", {"--input-name": name})
-        return path, False
+        _refuse_beside(f"--input {path}", {"input_name": name})
+        return path
     if name is None:
         raise click.UsageError(
             "--input - needs --input-name NAME: by the name it is known what was taken before"
         )
     if Path(name).name != name:
         raise SettingError("--input-name", name, "the name of a file, without a folder")
-    return Path(name), True
+    return Path(name)
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
     """Raise UsageError where one of `others` was given: it would have no effect."""
-    for other, value in others.items():
+    for name, value in others.items():
         if value is not None:
-            raise click.UsageError(f"{other} cannot be given with {option}")
+            raise click.UsageError(f"--{name.replace('_', '-')} cannot be given with {option}")
 
 
 def _take_topic(
@@ -289,7 +251,7 @@ def _take_topic(
 def _add_file(
     settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
 ) -> None:
-    with intake, progress(name, intake.file_bytes, "bytes") as bar:
+    with intake, progress(name, intake.file_bytes) as bar:
         intake.on_progress = bar.move_to
         done = run_async(_sequence(settings, config, intake))
     _report(done)

@@ -130,12 +130,7 @@ def retention(
     in which keys are looked up, and unless the archive holds the rows and verifies now. Without
     --drop, the tables that were detached stay, and no disk is freed. Needs the owner's rights.
     """
-    from chain_verifier.archive.retention import (
-        DropRequest,
-        RetentionRequest,
-        drop_detached,
-        retain,
-    )
+    from chain_verifier.archive.retention import RetentionRequest, drop_detached, retain
     from chain_verifier.config import local_folder
 
     if drop and reason is None:
@@ -155,8 +150,7 @@ def retention(
     done = retain(settings.database_dsn(), folder_path, request, **wait)
     dropped = None
     if drop:
-        asked = DropRequest(chain_id=chain_id, until_id=until_id, is_dry_run=dry_run, **known)
-        dropped = drop_detached(settings.database_dsn(), folder_path, asked, **wait)
+        dropped = drop_detached(settings.database_dsn(), folder_path, request, **wait)
     _show(done, dropped, as_json=as_json)
 
 

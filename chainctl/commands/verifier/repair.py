@@ -91,7 +91,7 @@ def repair(
         data_json({**_as_json(done.plan), "act_id": done.act_id})
     elif done.act_id is not None:
         talk(f"chainctl: done, and recorded as act {done.act_id}")
-    return ExitCode.FINDINGS if done.plan.left_count else ExitCode.CLEAN
+    return ExitCode.FINDINGS if done.plan.left else ExitCode.CLEAN
 
 
 def _seals_in(
@@ -116,7 +116,7 @@ def _show(plan: RepairPlan, as_json: bool) -> None:
         table(_COLUMNS, [[getattr(each, name) for name in _COLUMNS] for each in pieces])
     what = f"{counted(plan.batches, 'batch')}, {counted(plan.rows, 'row')}"
     head = "" if plan.head == plan.head_after else f"; head {plan.head} -> {plan.head_after}"
-    left = counted(plan.left_count, "range")
+    left = counted(len(plan.left), "range")
     talk(
         f"chainctl: chain {plan.chain}: to be written back from {plan.source}: {what}{head}; "
         f"left: {left}"

@@ -17,7 +17,7 @@ from chain_kernel.monitoring import Metric
 from chainctl.database import SQL, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.monitor_server import Address, http_option, watched_beside
-from chainctl.options import CHAIN_ID, SuggestingGroup, json_option, user_and_host, uses_settings
+from chainctl.options import CHAIN_ID, Group, json_option, user_and_host, uses_settings
 from chainctl.output import data, data_json, data_json_line, table, talk
 from chainctl.units import Span
 
@@ -95,7 +95,7 @@ class _Exports:
         return f"no seals were stored for {seconds:.0f} s"
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def seal() -> None:
     """Take seals out of the database."""
 

@@ -18,8 +18,8 @@ from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.files import write_private
 from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
+from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark
-from chainctl.demo_option import demo_option
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who
@@ -35,13 +35,11 @@ from chainctl.output import (
 from chainctl.units import shown_age
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
     from chain_verifier.findings import Finding
-    from chain_verifier.html import Origin
     from chain_verifier.report import ChainsReport, Report, Unverified
-    from chainctl.output import ProgressBar
     from chainctl.settings import Settings
 
 
@@ -195,60 +193,50 @@ def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> 
 
 def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> ExitCode:
     request = _request_of(settings, asked, chain_id)
-    with _watched() as watcher:
-        if asked.is_local:
-            from chain_verifier.local.verify import verify_locally
-
-            report = verify_locally(request, watcher.step)
-        else:
-            from chain_verifier.spark.verify import verify
-
-            report = verify(request, progress=watcher.step, stages=watcher.stages)
+    verify_one, _ = _mode_of(asked)
+    with _shown_steps() as show:
+        report = verify_one(request, progress=show)
     _show(report, asked)
     _move_marks(settings, asked, [report])
-    if asked.page is not None:
-        from chain_verifier.chart_data import read_chart_data
-        from chain_verifier.html import html_report
-
-        page = html_report(report, read_chart_data(request), _origin(settings))
-        write_private(Path(asked.page), page)
+    _write_page(settings, asked, report)
     return _code_of(report)
 
 
 def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    from chain_verifier.report import Unverified
-
     prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
-    with _watched() as watcher:
-        if asked.is_local:
-            from chain_verifier.local.verify import verify_chains_locally
-
-            report = verify_chains_locally(prepared, watcher.step)
-        else:
-            from chain_verifier.spark.verify import verify_chains
-
-            report = verify_chains(prepared, progress=watcher.step, stages=watcher.stages)
+    _, verify_several = _mode_of(asked)
+    with _shown_steps() as show:
+        report = verify_several(prepared, progress=show)
     _show(report, asked, settings.secrets())
     _move_marks(settings, asked, report.reports)
-    if asked.page is not None:
-        from chain_verifier.chart_data import read_chart_data
-        from chain_verifier.html import html_chains_report
-
-        requests = {one.chain_id: one for one in prepared if not isinstance(one, Unverified)}
-        pictures = {one.chain_id: read_chart_data(requests[one.chain_id]) for one in report.reports}
-        page = html_chains_report(report, pictures, _origin(settings))
-        write_private(Path(asked.page), page)
+    _write_page(settings, asked, report)
     return max(map(_code_of, report.outcomes))
 
 
-def _origin(settings: Settings) -> Origin:
-    from chain_verifier.html import Origin
+def _mode_of(
+    asked: VerifyOptions,
+) -> tuple[Callable[..., Report], Callable[..., ChainsReport]]:
+    """Return what verifies one chain, and what verifies several."""
+    if asked.is_local:
+        from chain_verifier.local.verify import verify_chains_locally, verify_locally
 
-    return Origin(
+        return verify_locally, verify_chains_locally
+    from chain_verifier.spark.verify import verify, verify_chains
+
+    return verify, verify_chains
+
+
+def _write_page(settings: Settings, asked: VerifyOptions, report: Report | ChainsReport) -> None:
+    if asked.page is None:
+        return
+    from chain_verifier.html import Origin, html_report
+
+    origin = Origin(
         made_at=datetime.now(UTC),
         command=hide_secrets(command_line(), settings.secrets()),
         version=installed_version(),
     )
+    write_private(Path(asked.page), html_report(report, origin))
 
 
 def _prepared(
@@ -338,31 +326,13 @@ def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     )
 
 
-class _Watcher:
-    """Shows which step is under way, and how far Spark is with its stages."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
-        self._step = ""
-
-    def step(self, line: str) -> None:
-        """Begin the next step."""
-        self._step = line
-        self._bar.move_to(0, line)
-
-    def stages(self, done: int, total: int) -> None:
-        """Show how many tasks of the running stages are done."""
-        self._bar.expect(total)
-        self._bar.move_to(done, self._step)
-
-
 @contextmanager
-def _watched() -> Iterator[_Watcher]:
-    """Show what is under way: Spark takes seconds to start, and as long as it needs to check."""
+def _shown_steps() -> Iterator[Callable[[str], None]]:
+    """Show which step is under way: Spark takes seconds to start, and as long as it needs."""
     # spark-submit writes what goes to stderr to its stdout, where the report is.
     is_awaited = "PYSPARK_GATEWAY_PORT" not in os.environ
     with progress("verifying", None, is_awaited=is_awaited) as bar:
-        yield _Watcher(bar)
+        yield lambda line: bar.move_to(0, line)
 
 
 def _show(

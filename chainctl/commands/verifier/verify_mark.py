@@ -13,7 +13,7 @@ from chainctl.database import SQL, acting_on, looking, utc
 from chainctl.event_loop import run_async
 from chainctl.options import (
     ROW_ID,
-    SuggestingGroup,
+    Group,
     acts_by_hand,
     chain_option,
     json_option,
@@ -63,7 +63,7 @@ class RevokedMarks(Struct, frozen=True, kw_only=True):
     """The row of chain_act that records it; null for a dry run."""
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=Group)
 def verify_mark() -> None:
     """Verified marks: up to which row a chain was proven whole, by whom, and when."""
 

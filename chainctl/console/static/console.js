@@ -242,11 +242,6 @@ function spark(node, value, name, label) {
   chart(node.lastChild, name, false);
 }
 
-function button(node, label, name, open) {
-  if (!node.firstChild) node.append(make('button', { type: 'button', textContent: label, ariaLabel: name }));
-  node.firstChild.onclick = open;
-}
-
 // -- chains ---------------------------------------------------------------------------------------
 
 const TONES = { leads: 'good', 'steps down': 'warn', silent: 'bad' };
@@ -302,15 +297,6 @@ const chainsTable = new Table($('chains'), {
         spark(at, pace, `chain ${row.chain}`, `Orders per second of chain ${row.chain}`);
       },
     },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => button(at, 'Act', `Act on chain ${row.chain}`, () => openAct({
-        title: `Chain ${row.chain}`,
-        target: `Leader ${row.leader || 'none'}, epoch ${number(row.epoch)}: ${life(row)}.`,
-        choices: ['step-down', 'takeover'],
-        fields: { chain: row.chain },
-      })),
-    },
   ],
 });
 
@@ -342,15 +328,6 @@ const receiversTable = new Table($('receivers'), {
     {
       name: 'Time behind', kind: 'n',
       draw: (at, row) => spark(at, span(row.behind_seconds), `receiver ${row.key}`, `Lag of receiver ${row.receiver} in seconds`),
-    },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => button(at, 'Act', `Act on receiver ${row.receiver} of chain ${row.chain}`, () => openAct({
-        title: `Receiver ${row.receiver}`,
-        target: `Chain ${row.chain}, checkpoint ${number(row.head_delivered)}${row.halted ? `, halted: ${row.halted}` : ''}.`,
-        choices: row.halted ? ['unhalt', 'move', 'reset', 'forget'] : ['move', 'reset', 'forget'],
-        fields: { chain: row.chain, receiver: row.receiver },
-      })),
     },
   ],
 });
@@ -402,45 +379,8 @@ const outboxTable = new Table($('outbox-counts'), {
     },
     { name: 'Oldest', kind: 'n', draw: (at, row) => lines(at, plain(span(row.oldest_seconds))) },
     { name: 'Trouble', draw: (at, row) => lines(at, plain(row.trouble || '')) },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => {
-        if (row.status !== 'abnormal') return;
-        button(at, 'Act on all', `Act on all abnormal deliveries to ${row.destination}`, () => openAct({
-          title: `Abnormal deliveries to ${row.destination}`,
-          target: `${plural(row.deliveries, 'delivery', 'deliveries')}, the oldest ${span(row.oldest_seconds)} old.`,
-          choices: ['retry', 'abandon'],
-          fields: { destination: row.destination },
-        }));
-      },
-    },
   ],
 });
-
-const stuckTable = new Table($('stuck'), {
-  size: 15,
-  read: () => rows('stuck').sort((a, b) => a.message_id.localeCompare(b.message_id)),
-  words: (row) => [row.message_id, row.destination, row.consumer, row.last_error || ''],
-  isBad: () => true,
-  empty: () => '',
-  columns: [
-    { name: 'Message', kind: 'title', draw: (at, row) => lines(at, { text: row.message_id, kind: 'mono' }) },
-    { name: 'Destination', draw: (at, row) => lines(at, plain(row.destination), sub(row.consumer ? `for ${row.consumer}` : '')) },
-    { name: 'Tries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.tries))) },
-    { name: 'Last error', draw: (at, row) => lines(at, plain(row.last_error || '')) },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => button(at, 'Act', `Act on the delivery of ${row.message_id}`, () => openAct({
-        title: 'Abnormal delivery',
-        target: `Message ${row.message_id} to ${row.destination}${row.consumer ? ` for ${row.consumer}` : ''}.`,
-        choices: ['retry', 'abandon'],
-        fields: { message_ids: [row.message_id], ...(row.consumer ? { consumer: row.consumer } : {}) },
-      })),
-    },
-  ],
-});
-
-// -- dead letters ---------------------------------------------------------------------------------
 
 const inboxesTable = new Table($('inboxes'), {
   read: () => rows('inboxes').sort((a, b) => b.dead - a.dead || a.consumer.localeCompare(b.consumer)),
@@ -451,47 +391,6 @@ const inboxesTable = new Table($('inboxes'), {
     { name: 'Consumer', kind: 'title', draw: (at, row) => lines(at, plain(row.consumer)) },
     { name: 'Dead letters', kind: 'n', draw: (at, row) => lines(at, row.dead ? pill(number(row.dead), 'bad') : plain('0')) },
     { name: 'Parked', kind: 'n', draw: (at, row) => lines(at, plain(number(row.parked), 'they wait for a retry, or for one before them with their key')) },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => {
-        if (!row.dead) return at.replaceChildren();
-        return button(at, 'Act on all', `Act on all dead letters of ${row.consumer}`, () => openAct({
-          title: `Dead letters of ${row.consumer}`,
-          target: `${plural(row.dead, 'message')} that it has given up.`,
-          choices: ['dead-retry', 'dead-abandon'],
-          fields: { consumer: row.consumer },
-        }));
-      },
-    },
-  ],
-});
-
-const lettersTable = new Table($('letters-list'), {
-  size: 15,
-  read: () => Object.entries(state.letters || {})
-    .map(([key, row]) => ({ ...row, message_key: row.key, key }))
-    .sort((a, b) => b.dead_at.localeCompare(a.dead_at) || a.key.localeCompare(b.key)),
-  words: (row) => [row.message_id, row.destination, row.topic, row.consumer, row.message_key || '', row.reason, row.last_error],
-  isBad: () => true,
-  empty: () => 'No message was given up.',
-  columns: [
-    {
-      name: 'Message', kind: 'title',
-      draw: (at, row) => lines(at, { text: row.message_id, kind: 'mono' }, sub(row.message_key === null ? 'no key' : `key ${row.message_key}`)),
-    },
-    { name: 'Destination', draw: (at, row) => lines(at, plain(row.destination), sub(`topic ${row.topic}`), sub(`for ${row.consumer}`)) },
-    { name: 'Tries', kind: 'n', draw: (at, row) => lines(at, plain(number(row.failures))) },
-    { name: 'Why', draw: (at, row) => lines(at, pill(row.reason, 'bad'), sub(row.last_error)) },
-    { name: 'Given up', kind: 'time', draw: (at, row) => lines(at, plain(ago(row.dead_at), row.dead_at), sub(clock(row.dead_at))) },
-    {
-      name: '', kind: 'act',
-      draw: (at, row) => button(at, 'Act', `Act on the dead letter ${row.message_id} of ${row.consumer}`, () => openAct({
-        title: 'Dead letter',
-        target: `Message ${row.message_id} to ${row.destination}, given up by ${row.consumer}: ${row.reason}.`,
-        choices: ['dead-retry', 'dead-abandon'],
-        fields: { message_ids: [row.message_id], consumer: row.consumer },
-      })),
-    },
   ],
 });
 
@@ -530,30 +429,25 @@ const verifiedTable = new Table($('verified'), {
   ],
 });
 
-function actedOn(row) {
-  if (row.message_id) return `${row.of}${row.consumer ? ` of ${row.consumer}` : ''}`;
-  return `chain ${row.chain}${row.receiver ? `, ${row.receiver}` : ''}`;
-}
+const actedOn = (row) => `chain ${row.chain}${row.receiver ? `, ${row.receiver}` : ''}`;
 
 const actsTable = new Table($('acts'), {
   size: 10,
-  read: () => [...rows('acts'), ...rows('message_acts')].sort((a, b) => b.acted_at.localeCompare(a.acted_at) || b.act_id - a.act_id),
-  words: (row) => [actedOn(row), row.message_id || '', row.act, row.actor, row.reason],
+  read: () => rows('acts').sort((a, b) => b.act_id - a.act_id),
+  words: (row) => [actedOn(row), row.act, row.actor, row.reason],
   isBad: () => false,
   empty: () => 'Nobody has acted by hand.',
   columns: [
     { name: 'When', kind: 'time', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
     { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(actedOn(row))) },
     { name: 'Who', kind: 'who', draw: (at, row) => lines(at, plain(row.actor)) },
-    { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), row.message_id ? { text: row.message_id, kind: 'sub mono' } : sub(row.detail)) },
+    { name: 'Why', draw: (at, row) => lines(at, plain(row.reason), sub(row.detail)) },
   ],
 });
 
 // -- the whole page -------------------------------------------------------------------------------
 
-const tables = [
-  chainsTable, receiversTable, gapsTable, outboxTable, stuckTable, inboxesTable, lettersTable, verifiedTable, actsTable,
-];
+const tables = [chainsTable, receiversTable, gapsTable, outboxTable, inboxesTable, verifiedTable, actsTable];
 
 function figure(name, value, note, tone = '') {
   text($(`tile-${name}`), value);
@@ -659,10 +553,7 @@ function draw() {
   drawTiles();
   tables.forEach((table) => table.draw());
   drawReport();
-  const stuck = rows('stuck').length > 0;
-  $('stuck').hidden = !stuck;
-  $('letters').hidden = !rows('inboxes').length;
-  $('stuck-title').hidden = !stuck;
+  $('inboxes').hidden = !rows('inboxes').length;
   const absent = state.absent.gaps || state.absent.verified;
   text($('database'), absent ? absent.why : `Database ${about().id}.`);
 }
@@ -731,7 +622,7 @@ async function onBroken() {
   } catch {
     // The next try shows it.
   }
-  if (status === 401) return askToken();
+  if (status === 401) return location.reload(); // the browser asks for the token
   say('away', status === 503 ? `The console has no room for another page.${since()}` : `The console does not answer.${since()}`);
   setTimeout(listen, 3000);
   return undefined;
@@ -746,130 +637,6 @@ setInterval(() => {
   }
 }, 5000);
 
-// -- acts -----------------------------------------------------------------------------------------
-
-const ACTS = {
-  'step-down': ['Ask the leader to step down', 'It commits and publishes what it has accepted, then ends. A standby leads within half a second.'],
-  takeover: ['Free the lease', 'The next process leads at once; the old leader can commit nothing more. For a leader that hangs.'],
-  unhalt: ['Let it start again', 'It starts at its checkpoint. Where the database still contradicts that, it halts again.'],
-  move: ['Move its checkpoint', 'Forward, it never processes the orders between; back, it processes them again. Stop it first.'],
-  reset: ['Reset its checkpoint to the start', 'It processes every order again. Stop it first.'],
-  forget: ['Forget it', 'For a receiver that no longer exists: checkpoint, gap ledger and halt are removed.'],
-  retry: ['Retry', 'A new round of tries.'],
-  abandon: ['Abandon', 'It ends, and is never sent again.'],
-  'dead-retry': ['Retry', 'A new round of tries, at once or in its turn within its key. One that is older than the inbox may have been applied before.'],
-  'dead-abandon': ['Abandon', 'It ends, and is never worked on again.'],
-};
-
-let acting = null;
-
-function openAct({ title, target, choices, fields }) {
-  acting = { fields, previewed: null, of: fields.chain === undefined ? 'messages' : 'chain' };
-  text($('act-title'), title);
-  text($('act-target'), target);
-  const options = choices.map((name, index) => make('label', {},
-    make('input', { type: 'radio', name: 'act', value: name, checked: index === 0, onchange: invalidate }),
-    make('span', { textContent: ACTS[name][0] }),
-    make('span', { className: 'note', textContent: ACTS[name][1] })));
-  $('act-choices').replaceChildren($('act-choices').firstElementChild, ...options);
-  for (const name of ['act-reason', 'act-to-id']) $(name).value = '';
-  $('act-actor').value = localStorage.getItem('actor') || '';
-  invalidate();
-  $('act-dialog').showModal();
-  $('act-reason').focus();
-}
-
-const chosen = () => document.querySelector('input[name=act]:checked').value;
-
-function invalidate() {
-  acting.previewed = null;
-  $('act-do').disabled = true;
-  $('act-to').hidden = chosen() !== 'move';
-  $('act-to-id').required = chosen() === 'move';
-  report('', []);
-}
-
-function report(tone, parts, items = []) {
-  const node = $('act-answer');
-  node.dataset.tone = tone;
-  node.replaceChildren(...parts.map((part) => make('p', { textContent: part })));
-  if (items.length) node.append(make('ul', {}, ...items.map((item) => make('li', { textContent: item, className: 'mono' }))));
-}
-
-async function act(isDry) {
-  if (!$('act-form').reportValidity()) return;
-  const body = { ...acting.fields, reason: $('act-reason').value, dry_run: isDry };
-  if ($('act-actor').value.trim()) body.actor = $('act-actor').value.trim();
-  if (chosen() === 'move') body.to_id = Number($('act-to-id').value);
-  // What was shown is done, and no more: deliveries that became abnormal meanwhile are left out.
-  if (!isDry && acting.previewed.length) body.message_ids = acting.previewed;
-  const buttons = [$('act-preview'), $('act-do')];
-  buttons.forEach((each) => { each.disabled = true; });
-  const answer = await post(`/api/acts/${chosen()}`, body, $('act-token').value);
-  $('act-preview').disabled = false;
-  if (!answer.ok) {
-    report('bad', [answer.why]);
-    $('act-do').disabled = acting.previewed === null;
-    return;
-  }
-  localStorage.setItem('actor', $('act-actor').value.trim());
-  onActed(answer.content, isDry);
-}
-
-function onActed(done, isDry) {
-  const items = done.deliveries.map((each) => `${each.message_id} ${each.consumer} ${each.status}`);
-  if (isDry) {
-    report('', ['Nothing is done yet. This is what it would do:', ...done.lines], items);
-    acting.previewed = [...new Set(done.deliveries.map((each) => each.message_id))];
-    $('act-do').disabled = acting.of === 'messages' && !items.length;
-    if (!$('act-do').disabled) $('act-do').focus();
-    return;
-  }
-  acting.previewed = null;
-  const record = done.act_id === null ? '' : ` as act ${number(done.act_id)}`;
-  report('good', ['Done.', ...done.lines, `Recorded${record}, by ${done.actor}.`], items);
-  $('act-cancel').focus();
-}
-
-async function post(path, body, token) {
-  try {
-    const response = await fetch(path, {
-      method: 'POST',
-      headers: { 'Content-Type': 'application/json', Authorization: `Bearer ${token}` },
-      body: JSON.stringify(body),
-    });
-    const content = response.status === 204 ? null : await response.json();
-    if (response.ok) return { ok: true, content };
-    if (response.status === 401) return { ok: false, why: 'This is not the token of this console.' };
-    return { ok: false, why: content.expected || content.error };
-  } catch {
-    return { ok: false, why: 'The console does not answer: it is not known whether it was done. Look before you act again.' };
-  }
-}
-
-function askToken() {
-  say('away', 'This console shows nothing without its token.');
-  if (!$('token-dialog').open) $('token-dialog').showModal();
-}
-
-$('token-form').addEventListener('submit', async (event) => {
-  event.preventDefault();
-  const answer = await post('/api/reading', {}, $('token-input').value);
-  text($('token-answer'), answer.ok ? '' : answer.why);
-  if (!answer.ok) return;
-  $('act-token').value = $('token-input').value;
-  $('token-input').value = '';
-  $('token-dialog').close();
-  listen();
-});
-
-$('act-do').addEventListener('click', () => act(false));
-$('act-cancel').addEventListener('click', () => $('act-dialog').close());
-$('act-to-id').addEventListener('input', invalidate);
-$('act-form').addEventListener('submit', (event) => {
-  event.preventDefault();
-  act(true);
-});
 $('search').addEventListener('input', draw);
 $('only-bad').addEventListener('change', draw);
 $('filter').addEventListener('submit', (event) => event.preventDefault());

@@ -10,12 +10,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.sql import AUDITOR
-from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import DatabaseSource, ParquetSource
 from chain_verifier.spark.follow import Follower
-from chain_verifier.spark.source_check import examine
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
-from chain_verifier.verification import EVENT_TYPES, ScanPlan
+from chain_verifier.verification import EVENT_TYPES
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store
@@ -27,14 +25,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.findings import Finding
-    from chain_verifier.spark.table import Table
-    from chain_verifier.verification import ScannedSource
     from local_stack import KafkaServer
 
     MakeFollower = Callable[[Callable[[Finding], None]], Follower]
     MakeFrames = Callable[[Sequence[Row]], list[bytes]]
     MakeParquet = Callable[[Sequence[Row]], ParquetSource]
-    Examine = Callable[..., ScannedSource]
 
 _TYPES = EVENT_TYPES | {"payload": "string"}
 LINE_SCHEMA = f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in _TYPES.items())}>>"
@@ -95,40 +90,14 @@ def make_follower(
     return make
 
 
-@pytest.fixture
-def examine_table() -> Examine:
-    """Examines a table in small buckets, so that a few rows fill many of them.
-
-    With fingerprints, since buckets are looked at then even if the chain is whole.
-    """
-
-    def run(table: Table, head: int | None, bits: int = 4, start: int = 0) -> ScannedSource:
-        horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
-        how = ScanPlan(
-            key=secrets.randbits(63), bits=bits, leaf_bits=min(bits, 3), fingerprints=True
-        )
-        return examine(table, horizon, how)
-
-    return run
-
-
 class RowTable:
     """A table of rows in memory."""
 
     name = "rows"
     has_positions = False
+    may_lack = ()
     span = None
 
     def __init__(self, spark: SparkSession, rows: Sequence[Row]) -> None:
         frame = frame_of(spark, rows).withColumn(HAS_NULL, any_null())
         self.rows = frame.withColumn(MALFORMED, F.lit(False))
-
-
-@pytest.fixture
-def examine_rows(spark: SparkSession, examine_table: Examine) -> Examine:
-    """Examines rows as a source named `rows`."""
-
-    def run(rows: Sequence[Row], head: int | None, **options: int) -> ScannedSource:
-        return examine_table(RowTable(spark, rows), head, **options)
-
-    return run

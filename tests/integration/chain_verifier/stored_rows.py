@@ -12,7 +12,7 @@ from chain_kernel.seal import genesis_seal
 from chain_kernel.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
-from tests.stored_pages import LET_TAMPER, store_rows
+from tests.stored_pages import store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,17 +30,6 @@ DROP_RULES = (
 )
 """What an owner does first who makes of a page what none can be."""
 _FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-async def execute(dsn: str, *statements: str) -> None:
-    """Do to the database, as its owner, what no role of ours may do, to single rows, too."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(LET_TAMPER)
-        for statement in statements:
-            await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 def batches_of(

@@ -6,18 +6,23 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
 from chain_kernel.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
 from chain_kernel.sql import AUDITOR, GAP_READER
-from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
+from chain_kernel.text import silent
+from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.report import Verdict
+from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
+from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
@@ -25,16 +30,16 @@ from tests.integration.chain_verifier.planted_faults import (
     head_of,
     write_journal,
 )
-from tests.integration.chain_verifier.stored_rows import execute, store
+from tests.integration.chain_verifier.stored_rows import store
 from tests.lanes import at_night
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from chain_verifier.config import ParquetSource, Source
-    from chain_verifier.report import Report
+    from chain_verifier.config import Source
 
 ROWS = chain_of(random.Random(11), 60)
 HEAD = head_of(ROWS)
@@ -93,6 +98,27 @@ def null(index: int, *columns: str, **fields: Any) -> dict[str, Any]:
     return {"kind": Kind.NULL, "columns": columns} | ids
 
 
+def spare(index: int) -> int:
+    """A number after a row that is no row: ids rise by two at least."""
+    return (ROWS[index].id or 0) + 1
+
+
+def added(index: int, pid: int | None) -> Row:
+    return Row(spare(index), pid, f"added {index}")
+
+
+class Line:
+    """What is in a journal in the place of a row."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def line(self) -> str:
+        return self._text
+
+
+LINE = ROWS[30].line()
+
 Vector = tuple[Sequence[Any], int | None, list[dict[str, Any]]]
 
 VECTORS: dict[str, Vector] = {
@@ -131,6 +157,20 @@ VECTORS: dict[str, Vector] = {
          {"kind": Kind.NULL, "pid": ROWS[7].pid, "columns": ("key",)} | span(7, 19),
          {"kind": Kind.NULL, "pid": ROWS[21].pid, "columns": ("key",)} | span(21, len(ROWS) - 1)],
     ),
+    "rows that are linked wrongly": (
+        [*ROWS[:1], added(0, 0), *ROWS[1:11], added(10, ROWS[9].id), *ROWS[11:21],
+         added(20, spare(19)), *ROWS[21:31], added(30, ROWS[40].id), *ROWS[31:]],
+        HEAD,
+        [{"kind": Kind.SECOND_ROOT, "pid": 0, "ids": (ROWS[0].id, spare(0))},
+         {"kind": Kind.FORK, "pid": ROWS[9].id, "ids": (ROWS[10].id, spare(10))},
+         {"kind": Kind.ORPHAN, "id": spare(20), "pid": spare(19)},
+         {"kind": Kind.PID_NOT_BELOW_ID, "id": spare(30), "pid": ROWS[40].id}],
+    ),
+    "a field missing": (
+        [*ROWS[:30], Line(LINE.replace('"event_time_ns"', '"other"')), *ROWS[31:]],
+        HEAD,
+        [null(30, "event_time_ns")],
+    ),
     "null in ids": (
         [*ROWS[:7], replace(ROWS[7], id=None), *ROWS[8:20], replace(ROWS[20], pid=None),
          *ROWS[21:30], replace(ROWS[30], chain_id=None), *ROWS[31:]],
@@ -146,6 +186,7 @@ IN_THE_MERGE = (
     "behind the head",
     "moved, and rows repeated",
     "a row of another chain",
+    "rows that are linked wrongly",
     "null in ids",
 )
 """One for each finding."""
@@ -189,8 +230,9 @@ def test_modes_with_no_row_and_no_known_head_prove_nothing(
 
 def row_count(rows: Sequence[Any], head: int | None) -> int:
     """Rows of the chain up to the head, each as often as it stands."""
-    own = [row for row in rows if row.chain_id == CHAIN_ID and None not in (row.id, row.pid)]
-    return sum(head is None or row.id <= head for row in own)
+    known = [ROWS[30] if isinstance(row, Line) else row for row in rows]
+    own = [row for row in known if row.chain_id == CHAIN_ID and row.pid is not None]
+    return sum(row.id is not None and (head is None or row.id <= head) for row in own)
 
 
 @pytest.mark.parametrize("name", ["row and tail missing", *at_night("clean", "null in ids")])
@@ -201,32 +243,6 @@ def test_modes_with_parquet_find_what_is_wrong_with_it(
     source = parquet_of(random.Random(1).sample(rows, len(rows)))
     report = agreed(source, head=head)
     assert sorted(report.findings, key=str) == sorted(expected_of(name, source.name), key=str)
-
-
-@pytest.mark.nightly
-def test_modes_with_a_wiped_journal_name_its_rows_in_one_finding_and_a_hole_splits_it(
-    agreed: Callable[..., Report], journal_of: Callable[..., JournalSource]
-) -> None:
-    """The 3,000 rows fill several of the parts in which Spark looks for neighbours."""
-    rows = wide_chain(3_000)
-    base = journal_of(rows)
-
-    def lacking(other: Sequence[Row], name: str) -> list[tuple[int | None, int | None, int | None]]:
-        report = agreed(base, journal_of(other, name), head=rows[-1].id, bucket_bits=None)
-        assert report.row_counts["lacking"] == len(rows) - len(other)
-        found = [one for one in report.findings if one.kind is Kind.LACKING]
-        assert report.counts["lacking"] == len(found)
-        return [(one.id, one.last_id, one.rows) for one in found]
-
-    assert lacking([], "wiped") == [(rows[0].id, rows[-1].id, len(rows))]
-    assert lacking([rows[1_000]], "hole") == [
-        (rows[0].id, rows[999].id, 1_000), (rows[1_001].id, rows[-1].id, 1_999),
-    ]  # fmt: skip
-
-
-def wide_chain(count: int) -> list[Row]:
-    """A chain whose ids skip by thousands."""
-    return [Row(2_000 * number, 2_000 * (number - 1)) for number in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("torn", ["{", *at_night(ROWS[-1].line()[:50], ROWS[-1].line())])
@@ -241,15 +257,6 @@ def test_modes_with_a_torn_end_leave_it_out(
     assert report.sources[0].notes == (() if is_whole else (note,))
 
 
-class Line:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def line(self) -> str:
-        return self._text
-
-
-LINE = ROWS[30].line()
 NO_ROWS = [
     "garbage", "", "[]", "\x00\x01\x02", LINE[:40], LINE + LINE, LINE + "\r", LINE + " ",
     LINE.replace('"id": ', '"id": "x'),
@@ -259,18 +266,142 @@ NO_ROWS = [
 ]  # fmt: skip
 
 
+Mode = Callable[..., Report]
+
+
+@pytest.fixture(params=["spark", "local"])
+def verify_by(request: pytest.FixtureRequest, spark: SparkSession) -> Mode:
+    """Verifies sources in one of the modes."""
+
+    def run(*sources: Source, progress: Callable[[str], None] = silent, **options: Any) -> Report:
+        asked = VerifyRequest(
+            chain_id=options.pop("chain_id", CHAIN_ID), sources=sources, **options
+        )
+        if request.param == "spark":
+            return verify(asked, spark, progress)
+        return verify_locally(asked, progress)
+
+    return run
+
+
 @pytest.mark.parametrize("line", [NO_ROWS[0], *at_night(*NO_ROWS[1:])])
-def test_modes_with_a_line_that_is_no_row_refuse_alike(
-    spark: SparkSession, journal_of: Callable[..., JournalSource], line: str
+def test_journal_with_a_line_that_is_no_row_is_refused_by_its_number(
+    verify_by: Mode, journal_of: Callable[..., JournalSource], line: str
 ) -> None:
-    source = journal_of([*ROWS[:30], Line(line), *ROWS[31:]])
-    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,))
-    with pytest.raises(InputError) as by_spark:
-        verify(request, spark)
-    with pytest.raises(InputError) as locally:
-        verify_locally(request)
-    assert (str(locally.value), locally.value.line) == (str(by_spark.value), 31)
-    assert (locally.value.field, by_spark.value.field) == (source.name, source.name)
+    for rows, number in (([*ROWS[:30], Line(line), *ROWS[31:]], 31), ([*ROWS, Line(line)], 61)):
+        source = journal_of(rows)
+        with pytest.raises(InputError) as refused:
+            verify_by(source)
+        assert (refused.value.field, refused.value.line) == (source.name, number)
+
+
+def columns_in(**changed: list[Any] | None) -> Callable[[Path], Any]:
+    """Write one row of Parquet with some columns of another type, or without them."""
+
+    def write(path: Path) -> ParquetSource:
+        table = pa.table(
+            {name: pa.array([0]).cast(kind) for name, kind in
+             (("chain_id", pa.int32()), ("id", pa.int64()), ("pid", pa.int64()),
+              ("key", pa.string()), ("event_time_ns", pa.int64()))}
+        )  # fmt: skip
+        table = table.append_column("payload", [[b"x"]])
+        for name, other in changed.items():
+            table = table.drop_columns([name])
+            table = table if other is None else table.append_column(name, [other])
+        pq.write_table(table, path)
+        return ParquetSource(path=str(path))
+
+    return write
+
+
+def mixed(path: Path) -> ParquetSource:
+    for name in ("dictionary", "folders"):
+        write_layout(name, path, ROWS)
+    return ParquetSource(path=str(path))
+
+
+def written(path: Path, text: str, source: Any) -> Any:
+    path.write_text(text)
+    return source(path=str(path))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "rows of another chain": (
+        lambda path: written(path, replace(ROWS[0], chain_id=8).line() + "\n", JournalSource),
+        "none of chain 7",
+    ),
+    "no journal": (lambda path: JournalSource(path=str(path)), "No such file"),
+    "a folder": (lambda path: JournalSource(path=str(path.parent)), "it is a folder"),
+    "no Parquet": (lambda path: ParquetSource(path=str(path)), "^parquet was "),
+    "text as Parquet": (lambda path: written(path, "text", ParquetSource), "^parquet was "),
+    "a column missing": (
+        columns_in(payload=None), "column payload was not given, expected the type binary",
+    ),
+    "a column of another type": (
+        columns_in(key=[1]), "column key was 'bigint', expected the type string",
+    ),
+    "folders, and files beside them": (mixed, "not every file is in a folder chain_id=N"),
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", REFUSED)
+def test_source_that_cannot_be_used_is_refused(verify_by: Mode, tmp_path: Path, name: str) -> None:
+    make, told = REFUSED[name]
+    with pytest.raises(InputError, match=told):
+        verify_by(make(tmp_path / "source"))
+
+
+@pytest.mark.nightly
+def test_parquet_of_other_writers_is_read_and_what_breaks_off_is_no_verdict(
+    verify_by: Mode, tmp_path: Path
+) -> None:
+    for name in OTHER_LAYOUTS:
+        write_layout(name, tmp_path / name, ROWS)
+        report = verify_by(ParquetSource(path=str(tmp_path / name)), head=HEAD)
+        assert report.verdict is Verdict.COMPLETE, name
+    narrow = tmp_path / "narrow.parquet"
+    ids = {"id": pa.array([1, 2], pa.int32()), "pid": pa.array([0, 1], pa.int32())}
+    rest = {"chain_id": [7, 7], "key": ["k", "l"], "event_time_ns": [0, 0], "payload": [b"", b""]}
+    pq.write_table(pa.table({**ids, **rest}), narrow)
+    assert verify_by(ParquetSource(path=str(narrow)), head=2).verdict is Verdict.COMPLETE
+    path = tmp_path / "dictionary" / "1.parquet"
+    content = bytearray(path.read_bytes())
+    content[4 : len(content) // 3] = bytes(len(content) // 3 - 4)
+    path.write_bytes(content)
+    with pytest.raises(SourceBroken):
+        verify_by(ParquetSource(path=str(path.parent)), head=HEAD)
+
+
+@pytest.mark.nightly
+def test_journal_that_grows_while_it_is_read_is_read_as_it_was(
+    verify_by: Mode, journal_of: Callable[..., JournalSource]
+) -> None:
+    source = journal_of(ROWS[:40], torn=ROWS[40].line()[:20])
+
+    def grow(line: str) -> None:
+        if line.startswith("checking"):
+            journal_of(ROWS)
+
+    report = verify_by(source, progress=grow)
+    assert (report.findings, report.sources[0].rows in (40, 41)) == ((), True)
+
+
+def test_journal_of_many_blocks_is_read_in_order_whatever_its_name(
+    spark: SparkSession, agreed: Callable[..., Report], journal_of: Callable[..., JournalSource]
+) -> None:
+    usual = spark.conf.get("spark.sql.files.maxPartitionBytes")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "1000")
+    try:
+        name = "a [1] {journal}* é%20?.jsonl"
+        assert agreed(journal_of(ROWS, name), head=HEAD).is_clean
+        report = agreed(journal_of(moved(ROWS, 5, 49), name), head=HEAD)
+        assert [one.kind for one in report.findings] == [Kind.OUT_OF_ORDER]
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", usual or "128MB")
+    hidden = VerifyRequest(chain_id=CHAIN_ID, sources=(journal_of(ROWS, "_journal"),))
+    with pytest.raises(InputError, match="begins with neither"):
+        verify(hidden, spark)
 
 
 @pytest.fixture
@@ -297,30 +428,34 @@ def test_local_with_pages_of_few_rows_finds_an_id_that_stands_often(
     assert (found.id or 0) <= (row_id or 0)
 
 
-def test_local_with_a_database_that_breaks_off_or_cannot_be_used_is_no_verdict(
-    audit: DatabaseSource, database: str, role_dsn: Callable[[str], str]
+def test_database_that_breaks_off_or_cannot_be_used_is_no_verdict_and_shows_no_password(
+    verify_by: Mode, audit: DatabaseSource, database: str, role_dsn: Callable[[str], str]
 ) -> None:
     def cut_off(line: str) -> None:
         if line == "checking database":
-            ours = (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'auditor'"
-            )
-            asyncio.run(execute(database, ours))
+            asyncio.run(execute(database, "ALTER TABLE chain_page RENAME TO gone"))
 
     with pytest.raises(SourceBroken, match="database: could not be read to its end"):
-        verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(audit,)), cut_off)
+        verify_by(audit, progress=cut_off)
+    asyncio.run(execute(database, "ALTER TABLE gone RENAME TO chain_page"))
     with pytest.raises(ChainMissing):
-        verify_locally(VerifyRequest(chain_id=CHAIN_ID + 1, sources=(audit,)))
-    closed = DatabaseSource(database="postgresql://auditor:sesame@127.0.0.1:1/x")
-    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1") as refused:
-        verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(closed,)))
-    assert "sesame" not in str(refused.value)
+        verify_by(audit, chain_id=CHAIN_ID + 1)
+    password = str(urlsplit(str(audit.database)).password)
+    for dsn, told in (
+        ("postgresql://auditor:sesame@127.0.0.1:1/x", r"127\.0\.0\.1:1"),
+        (str(audit.database).replace(password, "sesame"), "password"),
+    ):
+        with pytest.raises(ConnectError, match=told) as refused:
+            verify_by(DatabaseSource(database=dsn))
+        assert "sesame" not in str(refused.value)
     asyncio.run(execute(database, f"REVOKE SELECT ON chain_page FROM {GAP_READER}"))  # noqa: S608
     barred = DatabaseSource(database=role_dsn(GAP_READER))
-    with pytest.raises(
-        ConnectError, match=r"member of auditor \(login gap_reader: .*permission denied"
-    ):
-        verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(barred,)))
+    member = r"member of auditor \(login gap_reader: .*permission denied"
+    with pytest.raises(ConnectError, match=member):
+        verify_by(barred)
     asyncio.run(execute(database, "UPDATE schema_version SET version = 99"))
     with pytest.raises(SchemaError, match="99"):
-        verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(audit,)))
+        verify_by(audit)
+    asyncio.run(execute(database, "DROP TABLE schema_version"))
+    with pytest.raises(SchemaError, match="missing"):
+        verify_by(audit)

@@ -1,5 +1,5 @@
 """Very many findings are counted and written, and a sample reaches the driver; findings that cannot
-be written leave no verdict; stages at work are reported to a watcher.
+be written leave no verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.config import FINDINGS_MAX, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.spark.session import watched_stages
 from chain_verifier.spark.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
@@ -163,11 +162,3 @@ def test_findings_at_a_url_are_left_to_spark_to_write_and_counted(
         verify(nowhere, spark)
     with pytest.raises(SettingError, match="the local mode names the first fault"):
         verify_locally(request)
-
-
-def test_stages_at_work_are_reported_to_a_watcher(spark: SparkSession) -> None:
-    told: list[tuple[int, int]] = []
-    with watched_stages(spark, lambda *tasks: told.append(tasks)):
-        while not told:
-            spark.range(MANY, numPartitions=8).agg(F.sum("id")).collect()
-    assert all(0 <= done <= total for done, total in told)

@@ -52,10 +52,6 @@ def pairs(report: Report) -> list[tuple[tuple[int, ...], str]]:
     return [(one.ids, one.key) for one in report.findings if one.kind is Kind.REPEATED_KEY]
 
 
-def pair(first: int, second: int, key: str, rows: Sequence[Row] = ROWS) -> Any:
-    return (rows[first].id, rows[second].id), key
-
-
 def test_keys_that_stand_once_are_no_finding(
     verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
 ) -> None:
@@ -67,62 +63,59 @@ def test_keys_that_stand_once_are_no_finding(
     assert (without.verdict, without.keys_compared) == (Verdict.COMPLETE, False)
 
 
-@pytest.mark.merge
-def test_keys_that_stand_again_within_the_window_name_both_rows(
-    verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
+SKIP = 10**15
+FAR = [
+    row if at < 30 else replace(
+        row, id=(row.id or 0) + SKIP, pid=(row.pid or 0) + (SKIP if at > 30 else 0)
+    )
+    for at, row in enumerate(ROWS)
+]  # fmt: skip
+OF_CLIENT = ["x#1", "x#y#0", f"c\n#{ID_MAX}", "é#7"]
+FREE = ["x#01", "#1", "x#", f"x#{ID_MAX + 1}", "x#1\n", "x#-1", "x#१", "x#1.5"]
+NUMBERS: dict[int, str | None] = {at: key for at, key in enumerate([*OF_CLIENT, *FREE])}
+NUMBERS |= {at + 30: key for at, key in NUMBERS.items()}
+
+Case = tuple[list[Row], int, list[tuple[int, int, str]]]
+"""The rows, the window, and by their places the rows that are named with their key."""
+
+CASES: dict[str, Case] = {
+    # Exactly as far apart as the window, further, three times, NULL, and of other case.
+    "within the window": (
+        keyed({3: "a", 13: "a", 4: "b", 15: "b", 20: "c\n", 25: "c\n", 29: "c\n", 40: None,
+               41: None, 50: "d", 51: "D", 52: "d "}),
+        10,
+        [(3, 13, "a"), (20, 25, "c\n"), (25, 29, "c\n")],
+    ),
+    # After a take-over ids go on far ahead: that makes no row lie between.
+    "far apart by their ids": (
+        keyed({25: "a", 35: "a", 24: "b", 36: "b"}, FAR), 10, [(25, 35, "a")],
+    ),
+    "numbers of a client": (
+        keyed(NUMBERS), 5, [(at, at + 30, key) for at, key in enumerate(OF_CLIENT)],
+    ),
+    "numbers of a client, and what is no such key": (
+        keyed(NUMBERS), 30, [(at, at + 30, key) for at, key in enumerate([*OF_CLIENT, *FREE])],
+    ),
+    "an id twice": (
+        [*ROWS, ROWS[5], replace(ROWS[9], key=ROWS[8].key)], 10**6, [(8, 9, ROWS[8].key or "")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.merge) if name == "within the window" else name
+     for name in CASES],
+)  # fmt: skip
+def test_keys_that_come_again_name_both_rows(
+    verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource], name: str
 ) -> None:
-    """Exactly as far apart as the window, further, three times, NULL, and of other case."""
-    planted: dict[int, str | None] = {
-        3: "a", 13: "a", 4: "b", 15: "b", 20: "c\n", 25: "c\n", 29: "c\n", 40: None, 41: None,
-        50: "d", 51: "D", 52: "d ",
-    }  # fmt: skip
-    rows = keyed(planted)
-    report = verified(parquet_of(rows), head=HEAD, key_window_rows=10)
-    assert pairs(report) == [
-        pair(3, 13, "a"), pair(20, 25, "c\n"), pair(25, 29, "c\n"),
-    ]  # fmt: skip
-    assert report.row_counts == {"repeated_key": 3, "null": 2}
-    (text,) = {one.text for one in report.findings if one.key == "a"}
-    assert text == f"two orders under one key: rows {ROWS[3].id}, {ROWS[13].id} have the key 'a'"
+    rows, window, expected = CASES[name]
+    wide = {"bucket_bits": None} if head_of(rows) > SKIP else {}
+    report = verified(parquet_of(rows), head=head_of(rows), key_window_rows=window, **wide)
+    assert pairs(report) == [((rows[a].id, rows[b].id), key) for a, b, key in expected]
+    assert report.counts["repeated_key"] == len(expected)
     assert all(line.isprintable() for line in report.lines())
-
-
-def test_keys_far_apart_by_their_ids_are_judged_by_the_rows_between(
-    verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
-) -> None:
-    """Behind a take-over ids go on far ahead: that makes no row lie between."""
-    skip = 10**15
-    rows = [
-        row if at < 30 else replace(
-            row, id=(row.id or 0) + skip, pid=(row.pid or 0) + (skip if at > 30 else 0)
-        )
-        for at, row in enumerate(ROWS)
-    ]  # fmt: skip
-    rows = keyed({25: "a", 35: "a", 24: "b", 36: "b"}, rows)
-    report = verified(parquet_of(rows), head=head_of(rows), key_window_rows=10, bucket_bits=None)
-    assert pairs(report) == [pair(25, 35, "a", rows)]
-
-
-def test_numbers_of_a_client_never_stand_again_and_what_is_no_such_key_may(
-    verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
-) -> None:
-    of_client = ["x#1", "x#y#0", f"c\n#{ID_MAX}", "é#7"]
-    free = ["x#01", "#1", "x#", f"x#{ID_MAX + 1}", "x#1\n", "x#-1", "x#१", "x#1.5"]
-    keys = {at: key for at, key in enumerate([*of_client, *free])}
-    keys |= {at + 30: key for at, key in keys.items()}
-    report = verified(parquet_of(keyed(keys)), head=HEAD, key_window_rows=5)
-    assert pairs(report) == [pair(at, at + 30, key) for at, key in enumerate(of_client)]
-    near = verified(parquet_of(keyed(keys)), head=HEAD, key_window_rows=30)
-    assert [key for _, key in pairs(near)] == [*of_client, *free]
-
-
-def test_an_id_that_stands_twice_is_a_duplicate_and_no_repeated_key(
-    verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
-) -> None:
-    rows = [*ROWS, ROWS[5], replace(ROWS[9], key=ROWS[8].key)]
-    report = verified(parquet_of(rows), head=HEAD)
-    assert pairs(report) == [pair(8, 9, ROWS[8].key or "")]
-    assert report.counts == {"duplicate": 2, "repeated_key": 1}
 
 
 def test_keys_of_a_database_are_compared_behind_the_start(
@@ -130,6 +123,7 @@ def test_keys_of_a_database_are_compared_behind_the_start(
 ) -> None:
     asyncio.run(store(database, keyed({2: "a", 30: "a", 40: "a"})))
     source = DatabaseSource(database=role_dsn(AUDITOR))
-    assert pairs(verified(source)) == [pair(2, 30, "a"), pair(30, 40, "a")]
+    later = ((ROWS[30].id, ROWS[40].id), "a")
+    assert pairs(verified(source)) == [((ROWS[2].id, ROWS[30].id), "a"), later]
     start = ROWS[9].id or 0
-    assert pairs(verified(source, start=start)) == [pair(30, 40, "a")]
+    assert pairs(verified(source, start=start)) == [later]

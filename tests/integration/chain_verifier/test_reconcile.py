@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,93 +53,98 @@ def compared(spark: SparkSession, tmp_path: Path) -> Compare:
     return run
 
 
-def differences(report: Report) -> list[Finding]:
-    return [finding for finding in report.findings if finding.against]
+def changed(rows: Sequence[Row], **at: Row) -> list[Row]:
+    """The rows, some replaced: `r5` is row 5."""
+    return [at.get(f"r{number}", row) for number, row in enumerate(rows)]
 
 
-def difference(report: Report, kind: Kind, **fields: Any) -> Finding:
-    (comparison,) = report.comparisons
-    return Finding(kind=kind, source=comparison.source, against=comparison.against, **fields)
+def columns_of(number: int, **fields: Any) -> dict[str, Row]:
+    return {f"r{number}": replace(ROWS[number], **fields)}
 
 
-def test_compare_with_the_same_rows_is_equal(compared: Compare) -> None:
-    report = compared(ROWS, ROWS)
-    assert report.is_clean
-    assert report.verdict is Verdict.COMPLETE
-    assert report.comparisons[0].is_equal
+def differing(first: int, *columns: str, last: int | None = None) -> dict[str, Any]:
+    """Neighbours that differ in the same way are one."""
+    ends = {} if last is None else {"last_id": ROWS[last].id, "rows": last - first + 1}
+    return {"kind": Kind.DIFFERING, "id": ROWS[first].id, "columns": columns} | ends
 
 
-@pytest.mark.merge
-def test_compare_with_values_changed_names_each_row_and_column(compared: Compare) -> None:
-    """Of one column; of several; swapped between two rows; moved from one column to the next."""
-    filled = [index for index in range(20, 60) if ROWS[index].payload]
-    own, base = list(ROWS), list(ROWS)
-    own[filled[0]] = replace(ROWS[filled[0]], payload=b"other")
-    own[filled[-1]] = replace(ROWS[filled[-1]], payload=b"")
-    own[2] = replace(ROWS[2], key="é\x00")
-    own[3] = replace(ROWS[3], event_time_ns=5)
-    own[4] = replace(ROWS[4], key="other", event_time_ns=5)
-    own[8], own[9] = replace(ROWS[8], key=ROWS[9].key), replace(ROWS[9], key=ROWS[8].key)
-    base[11] = replace(ROWS[11], key="ab", payload=b"c")
-    own[11] = replace(ROWS[11], key="a", payload=b"bc")
+def lacking(number: int) -> dict[str, Any]:
+    return {"kind": Kind.LACKING, "id": ROWS[number].id}
+
+
+def surplus(row: Row) -> dict[str, Any]:
+    return {"kind": Kind.SURPLUS, "id": row.id}
+
+
+FILLED = [index for index in range(20, 60) if ROWS[index].payload]
+ADDED = Row(id_of(ROWS[50]) + 1, ROWS[50].pid, "added")
+# The row 30 was taken out together with the link to it: there the chain alone looks whole.
+RELINKED = replace(ROWS[31], pid=ROWS[30].pid)
+
+Case = tuple[list[Row], list[Row], list[dict[str, Any]], dict[str, int]]
+"""The base, the source, how they differ, and what is found in them beside that."""
+
+CASES: dict[str, Case] = {
+    "the same rows": (ROWS, ROWS, [], {}),
+    "another order": (ROWS, [ROWS[1], ROWS[0], *ROWS[2:]], [], {"out_of_order": 1}),
+    # Of one column; of several; swapped between two rows; moved from one column to the next.
+    "values changed": (
+        changed(ROWS, **columns_of(11, key="ab", payload=b"c")),
+        changed(
+            ROWS,
+            **columns_of(2, key="é\x00"), **columns_of(3, event_time_ns=5),
+            **columns_of(4, key="other", event_time_ns=5),
+            **columns_of(8, key=ROWS[9].key), **columns_of(9, key=ROWS[8].key),
+            **columns_of(11, key="a", payload=b"bc"),
+            **columns_of(FILLED[0], payload=b"other"), **columns_of(FILLED[-1], payload=b""),
+        ),
+        [differing(2, "key"), differing(3, "event_time_ns"), differing(4, "key", "event_time_ns"),
+         differing(8, "key", last=9), differing(11, "key", "payload"),
+         differing(FILLED[0], "payload"), differing(FILLED[-1], "payload")],
+        {},
+    ),
+    "a row twice, once without a key": (
+        ROWS,
+        [*ROWS[:8], replace(ROWS[8], key=None), replace(ROWS[8], key="a"), *ROWS[9:]],
+        [surplus(ROWS[8])],
+        {"duplicate": 1, "null": 1},
+    ),
+    "rows missing, repeated and added": (
+        ROWS,
+        [*ROWS[:10], *ROWS[11:21], *ROWS[20:30], RELINKED, *ROWS[32:51], ADDED, *ROWS[51:]],
+        [lacking(10), lacking(30), differing(31, "pid"), surplus(ROWS[20]), surplus(ADDED)],
+        {"duplicate": 1, "fork": 1, "gap": 1},
+    ),
+    "no row": (
+        ROWS, [], [lacking(0) | {"last_id": HEAD, "rows": len(ROWS)}], {"gap": 1}
+    ),
+    "a value lacking on both sides": (
+        changed(ROWS, **columns_of(5, key=None), **columns_of(6, payload=None)),
+        changed(ROWS, **columns_of(5, key=None, payload=b"other"), **columns_of(6, payload=b"")),
+        [differing(5, "payload", last=6)],
+        {"null": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.merge) if name == "values changed" else name
+     for name in CASES],
+)  # fmt: skip
+def test_compare_names_each_difference_and_nothing_else(compared: Compare, name: str) -> None:
+    base, own, expected, alone = CASES[name]
     report = compared(base, own)
-    changed = {
-        2: ("key",), 3: ("event_time_ns",), 4: ("key", "event_time_ns"), 8: ("key",),
-        11: ("key", "payload"), filled[0]: ("payload",), filled[-1]: ("payload",),
-    }  # fmt: skip
-    assert differences(report) == [
-        difference(
-            report, Kind.DIFFERING, id=ROWS[index].id, columns=columns,
-            # Two neighbours that differ in the same way are one.
-            **({"last_id": ROWS[9].id, "rows": 2} if index == 8 else {}),
-        )
-        for index, columns in sorted(changed.items())
-    ]  # fmt: skip
-    assert report.verdict is Verdict.BROKEN
-    assert [source.verdict for source in report.sources] == [Verdict.COMPLETE] * 2
-
-
-def test_compare_with_a_row_that_stands_twice_with_other_content_and_a_null_names_it(
-    compared: Compare,
-) -> None:
-    own = [*ROWS[:8], replace(ROWS[8], key=None), replace(ROWS[8], key="a"), *ROWS[9:]]
-    report = compared(ROWS, own)
-    assert differences(report) == [difference(report, Kind.SURPLUS, id=ROWS[8].id)]
-    assert report.counts == {"duplicate": 1, "null": 1, "surplus": 1}
-
-
-def test_compare_with_rows_missing_repeated_and_added_names_each(compared: Compare) -> None:
-    added = Row(id_of(ROWS[50]) + 1, ROWS[50].pid, "added")
-    # The row 30 was taken out together with the link to it: there the chain alone looks whole.
-    relinked = replace(ROWS[31], pid=ROWS[30].pid)
-    own = [
-        *ROWS[:10], *ROWS[11:21], *ROWS[20:30], relinked, *ROWS[32:51], added, *ROWS[51:],
-    ]  # fmt: skip
-    report = compared(ROWS, own)
-    assert sorted(differences(report), key=str) == sorted(
-        [
-            difference(report, Kind.LACKING, id=ROWS[10].id),
-            difference(report, Kind.LACKING, id=ROWS[30].id),
-            difference(report, Kind.DIFFERING, id=ROWS[31].id, columns=("pid",)),
-            difference(report, Kind.SURPLUS, id=ROWS[20].id),
-            difference(report, Kind.SURPLUS, id=added.id),
-        ],
-        key=str,
+    (comparison,) = report.comparisons
+    names: dict[str, Any] = {"source": comparison.source, "against": comparison.against}
+    found = [one for one in report.findings if one.against]
+    assert sorted(found, key=str) == sorted(
+        (Finding(**names, **fields) for fields in expected), key=str
     )
-    assert report.comparisons[0].counts == {"differing": 1, "lacking": 2, "surplus": 2}
-    assert report.sources[1].counts == {"duplicate": 1, "fork": 1, "gap": 1}
-
-
-def test_compare_with_one_source_empty_counts_every_row(compared: Compare) -> None:
-    report = compared(ROWS, [])
-    assert report.comparisons[0].counts == {"lacking": 1}
-    assert report.comparisons[0].row_counts == {"lacking": len(ROWS)}
-
-
-def test_compare_with_rows_in_another_order_is_equal_in_content(compared: Compare) -> None:
-    report = compared(ROWS, [ROWS[1], ROWS[0], *ROWS[2:]])
-    assert report.comparisons[0].is_equal
-    assert report.counts == {"out_of_order": 1}
+    assert comparison.is_equal is not bool(expected)
+    both = Counter(one["kind"].value for one in expected) + Counter(alone)
+    assert report.counts == both
+    assert report.verdict is (Verdict.BROKEN if both else Verdict.COMPLETE)
 
 
 _XX_PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F)
@@ -177,20 +183,6 @@ def test_compare_with_a_payload_made_to_collide_under_any_key_of_a_fast_hash_nam
     base, own = list(ROWS), list(ROWS)
     base[30], own[30] = replace(ROWS[30], payload=payload), replace(ROWS[30], payload=other)
     report = compared(base, own)
-    assert differences(report) == [
-        difference(report, Kind.DIFFERING, id=ROWS[30].id, columns=("payload",))
-    ]
-
-
-def test_compare_with_rows_that_lack_a_value_on_both_sides_still_compares_the_rest(
-    compared: Compare,
-) -> None:
-    base, own = list(ROWS), list(ROWS)
-    base[5], own[5] = replace(ROWS[5], key=None), replace(ROWS[5], key=None, payload=b"other")
-    base[6], own[6] = replace(ROWS[6], payload=None), replace(ROWS[6], payload=b"")
-    report = compared(base, own)
-    assert differences(report) == [
-        difference(
-            report, Kind.DIFFERING, id=ROWS[5].id, last_id=ROWS[6].id, rows=2, columns=("payload",)
-        )
+    assert [(one.kind, one.id, one.columns) for one in report.findings] == [
+        (Kind.DIFFERING, ROWS[30].id, ("payload",))
     ]

@@ -10,13 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
 
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import (
     SPARK_SECRET_OPTIONS,
-    jdbc_address,
-    librdkafka_options,
     spark_kafka_options,
 )
 from chain_kernel.errors import ConnectError
@@ -31,8 +28,8 @@ from tests.certificates import HOST, Authority
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.published_frames import frames_of, publish
 from tests.integration.chain_verifier.stored_rows import store
-from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
-from tests.secured_postgres import CERTIFIED, TRADER, secured_postgres_in
+from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, TOPIC, SecuredKafka
+from tests.secured_postgres import CERTIFIED, secured_postgres_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,19 +48,6 @@ ROWS = chain_of(random.Random(23), 60)
 def records(spark: SparkSession, config: KafkaConfig) -> DataFrame:
     reader = spark.read.format("kafka").option("subscribe", TOPIC)
     return reader.options(**spark_kafka_options(config)).load()
-
-
-@pytest.mark.parametrize("way", ["login", "mutual"])
-def test_spark_reads_a_topic_by_login_and_by_certificate(
-    spark: SparkSession, secured_kafka: SecuredKafka, way: str
-) -> None:
-    value = secrets.token_bytes(8)
-    producer = Producer(librdkafka_options(secured_kafka.login(SEQUENCER)))
-    producer.produce(TOPIC, value, partition=0)
-    assert producer.flush(60) == 0
-    for user in (RECEIVER, SEQUENCER):  # one of them has a password with quotes and backslashes
-        found = records(spark, getattr(secured_kafka, way)(user)).select("value").collect()
-        assert value in {bytes(row.value) for row in found}
 
 
 def test_plan_of_a_topic_shows_no_secret(
@@ -150,38 +134,6 @@ def _secured(folder: Path) -> Iterator[SecuredPostgres]:
     authority = Authority(certificates)
     with secured_postgres_in(folder / "secured", authority, authority.server()) as server:
         yield server
-
-
-def ask(spark: SparkSession, config: DatabaseConfig, query: str) -> Any:
-    address = jdbc_address(config)
-    reader = spark.read.format("jdbc").option("url", address.url).option("query", query)
-    reader = reader.option("driver", "org.postgresql.Driver")
-    ((value,),) = reader.options(**address.properties).load().collect()
-    return value
-
-
-def test_spark_reads_a_database_by_tls_as_asyncpg_does(
-    spark: SparkSession, server_folder: Path
-) -> None:
-    is_tls = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
-    with _secured(server_folder) as secured:
-        for mode in ("require", "verify-ca", "verify-full"):
-            assert ask(spark, secured.right(sslmode=mode), is_tls) is True
-        files = secured.authority.client(CERTIFIED)
-        query = "SELECT CAST(current_user AS text) AS login"
-        assert ask(spark, secured.certified(files), query) == CERTIFIED
-        assert ask(spark, secured.right(TRADER), query) == TRADER
-        other = Authority(server_folder, "other")
-        for wrong in (
-            secured.right(host="127.0.0.1"),
-            secured.right(sslrootcert=str(other.path)),
-            secured.right(sslrootcert=str(other.path), sslmode="require"),
-        ):
-            with pytest.raises(
-                Exception, match=r"SSL|certificate|hostname"
-            ) as refused:  # Java's own
-                ask(spark, wrong, is_tls)
-            assert "for-trade" not in str(refused.value)
 
 
 def test_database_is_verified_by_tls_in_both_modes_however_that_is_said(

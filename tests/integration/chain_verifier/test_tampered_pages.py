@@ -19,37 +19,34 @@ from chain_verifier.database_facts import SQL, filled
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from tests.integration.chain_verifier.agreement import require_first, verified_by_both
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, as_one, chain_of, head_of
+from tests.integration.chain_verifier.planted_faults import (
+    CHAIN_ID,
+    Row,
+    as_one,
+    chain_of,
+    head_of,
+    id_of,
+)
 from tests.integration.chain_verifier.stored_rows import (
+    BATCH_ROWS,
     DROP_RULES,
     PAGE_ROWS,
     batches_of,
-    execute,
     store,
 )
-from tests.lanes import at_night
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    Harm = tuple[list[str], set[Finding], set[Finding]]
-    """Statements, what the links say, and what the seals say beside that."""
+Harm = tuple[list[str], set[Finding], set[Finding]]
+"""Statements, what the links say, and what the seals say beside that."""
 
-ROWS = chain_of(random.Random(23), 60)
+ROWS = chain_of(random.Random(23), 900)
 HEAD = head_of(ROWS)
 BATCHES = batches_of(ROWS)
-PAGES = [batch[at : at + PAGE_ROWS] for batch in BATCHES for at in range(0, len(batch), PAGE_ROWS)]
-BATCH = BATCHES[2]
-"""The batch that is harmed, and its first page, which holds four of its ten rows."""
-PAGE = BATCH[:PAGE_ROWS]
-ID = [row.id or 0 for row in PAGE]
-LAST = ID[-1]
-BEFORE = PAGE[0].pid or 0
-NEXT_LAST = BATCH[2 * PAGE_ROWS - 1].id or 0
-BATCH_LAST = BATCH[-1].id or 0
-ENDS: dict[str, Any] = {"id": ID[0], "until_id": BATCH_LAST}
 
 COLUMNS = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
@@ -58,8 +55,13 @@ def finding(kind: Kind, **fields: Any) -> Finding:
     return Finding(kind=kind, source="database", **fields)
 
 
-def change(assignments: str, last_id: int = LAST) -> str:
-    return f"UPDATE chain_page SET {assignments} WHERE last_id = {last_id}"
+def gap(after_id: int, until_id: int) -> Finding:
+    return finding(Kind.GAP, after_id=after_id, until_id=until_id)
+
+
+def late(first_id: int, last_id: int, after_id: int, count: int) -> Finding:
+    ends = {"id": first_id, "until_id": last_id, "after_id": after_id}
+    return finding(Kind.OUT_OF_ORDER, **ends, count=count)
 
 
 def every(column_of: str, columns: Sequence[str] = COLUMNS) -> str:
@@ -71,285 +73,294 @@ def array(*ids: int) -> str:
     return f"'{{{', '.join(map(str, ids))}}}'::bigint[]"
 
 
+def null(row: Row, *columns: str) -> Finding:
+    return finding(Kind.NULL, id=row.id, pid=row.pid, columns=columns)
+
+
+class Spot:
+    """A batch that is harmed, and its first page, which holds four of its ten rows."""
+
+    def __init__(self, batch: Sequence[Row]) -> None:
+        self.page = batch[:PAGE_ROWS]
+        self.ids = [id_of(row) for row in self.page]
+        self.last = self.ids[-1]
+        self.before = self.page[0].pid or 0
+        self.next_last = id_of(batch[2 * PAGE_ROWS - 1])
+        self.batch_last = id_of(batch[-1])
+        self.ends: dict[str, Any] = {"id": self.ids[0], "until_id": self.batch_last}
+        self.mismatch = finding(Kind.SEAL_MISMATCH, **self.ends)
+
+        self.from_next = (
+            f" FROM chain_page AS a WHERE p.last_id = {self.next_last} AND a.last_id = {self.last}"
+        )
+
+    def change(self, assignments: str) -> str:
+        return f"UPDATE chain_page SET {assignments} WHERE last_id = {self.last}"
+
+    def batch_count(self, count: int) -> Finding:
+        return finding(Kind.BATCH_COUNT, **self.ends, count=count, expected_count=10)
+
+    def wrong_page(
+        self, first_id: int | None = None, last_id: int | None = None, **fields: Any
+    ) -> Finding:
+        ends = {"id": first_id or self.ids[0], "until_id": last_id or self.last}
+        return finding(Kind.WRONG_PAGE, **(ends | {"ids": (self.ids[0], self.last)} | fields))
+
+
+SPOTS = [Spot(batch) for batch in BATCHES[2:-2:3] if len(batch) == BATCH_ROWS]
+"""Each has whole batches on both sides."""
+
+
+def within_rules(at: Spot) -> dict[str, Harm]:
+    """What the rules of the table let an owner do."""
+    return {
+        "a row taken out": (
+            [at.change(every("{0}[:1] || {0}[3:]"))],
+            {gap(at.ids[0], at.ids[1])},
+            {at.batch_count(9)},
+        ),
+        "a row's content changed": ([at.change("payloads[2] = 'x'::bytea")], set(), {at.mismatch}),
+        "a page added": (
+            [
+                f"INSERT INTO chain_page SELECT {CHAIN_ID}, {at.last + 1}, {at.last + 1},"
+                f" {array(at.last + 1)}, pids[4:], keys[4:], event_times_ns[4:], payloads[4:]"
+                f" FROM chain_page WHERE last_id = {at.last}"
+            ],
+            {finding(Kind.FORK, pid=at.ids[2], ids=(at.last, at.last + 1))},
+            {at.batch_count(11)},
+        ),
+        "a page added behind the head": (
+            [
+                f"INSERT INTO chain_page SELECT {CHAIN_ID}, {HEAD + 1}, {HEAD + 1},"
+                f" {array(HEAD + 1)}, {array(HEAD)}, keys[4:], event_times_ns[4:], payloads[4:]"
+                f" FROM chain_page WHERE last_id = {at.last}"
+            ],
+            {finding(Kind.BEYOND_HEAD, id=HEAD + 1, pid=HEAD, until_id=HEAD)},
+            set(),
+        ),
+        "rows of a page in one more page": (
+            [
+                f"INSERT INTO chain_page SELECT {CHAIN_ID}, {at.ids[1]}, {at.ids[2]}, "
+                + ", ".join(f"{name}[2:3]" for name in COLUMNS)
+                + f" FROM chain_page WHERE last_id = {at.last}"
+            ],
+            {
+                as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in at.ids[1:3]),
+                late(at.ids[0], at.ids[1], at.ids[2], 2),
+            },
+            {at.batch_count(12)},
+        ),
+        "a page whose range holds the next one": (
+            [
+                "UPDATE chain_page AS p SET first_id = a.first_id, "
+                + ", ".join(f"{name} = a.{name} || p.{name}" for name in COLUMNS)
+                + at.from_next
+            ],
+            {
+                as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in at.ids),
+                late(at.ids[0], at.ids[2], at.last, 3),
+            },
+            {at.batch_count(14)},
+        ),
+        "the first rows of a page in the next one": (
+            [
+                "UPDATE chain_page AS p SET first_id = a.first_id, "
+                + ", ".join(f"{name} = a.{name}[:2] || p.{name}" for name in COLUMNS)
+                + at.from_next,
+                at.change(every("{0}[3:]") + f", first_id = {at.ids[2]}"),
+            ],
+            {late(at.ids[0], at.ids[1], at.last, 2)},
+            {finding(Kind.BATCH_RANGE, **at.ends, ids=(at.ids[2], at.batch_last), pid=at.ids[1])},
+        ),
+    }
+
+
+def against_rules(at: Spot) -> dict[str, Harm]:
+    """What an owner can do who drops the rules of the table first."""
+    return {
+        "another first id": (
+            [at.change(f"first_id = {at.ids[1]}")],
+            {at.wrong_page(at.ids[1])},
+            set(),
+        ),
+        "a first id in the page before": (
+            [at.change(f"first_id = {at.before - 1}")],
+            {at.wrong_page(at.before - 1)},
+            set(),
+        ),
+        "a last id below its last row": (
+            [at.change(f"last_id = {at.ids[2]}")],
+            {at.wrong_page(last_id=at.ids[2])},
+            set(),
+        ),
+        "a last id above its last row": (
+            [at.change(f"last_id = {at.last + 1}")],
+            {at.wrong_page(last_id=at.last + 1)},
+            set(),
+        ),
+        "a last id below all ids": (
+            [at.change("last_id = 1")],
+            {at.wrong_page(last_id=1)},
+            {
+                at.batch_count(6),
+                finding(
+                    Kind.BATCH_COUNT,
+                    id=ROWS[0].id,
+                    until_id=BATCHES[0][-1].id,
+                    count=14,
+                    expected_count=10,
+                ),
+            },
+        ),
+        "a last id behind the head": (
+            [at.change(f"last_id = {HEAD + 9}")],
+            {at.wrong_page(last_id=HEAD + 9), late(at.ids[0], at.last, HEAD, 4)},
+            {at.batch_count(6)},
+        ),
+        "one of the ids taken out": (
+            [at.change("ids = ids[:3]")],
+            {
+                at.wrong_page(ids=(at.ids[0], at.ids[2]), columns=COLUMNS[1:]),
+                finding(Kind.NULL, pid=at.ids[2], columns=("id",)),
+                gap(at.ids[2], at.last),
+            },
+            {at.mismatch},
+        ),
+        "one of the pids taken out": (
+            [at.change("pids = pids[:3]")],
+            {
+                at.wrong_page(columns=("pids",)),
+                finding(Kind.NULL, id=at.last, columns=("pid",)),
+                gap(at.ids[2], at.last),
+            },
+            {at.mismatch},
+        ),
+        **{
+            f"one of the {name} taken out": (
+                [at.change(f"{name} = {name}[:3]")],
+                {at.wrong_page(columns=(name,)), null(at.page[3], name.removesuffix("s"))},
+                {at.mismatch},
+            )
+            for name in ("keys", "payloads")
+        },
+        "one of the event times taken out": (
+            [at.change("event_times_ns = event_times_ns[:3]")],
+            {at.wrong_page(columns=("event_times_ns",)), null(at.page[3], "event_time_ns")},
+            {at.mismatch},
+        ),
+        "counted from 0": (
+            [at.change("keys = ('[0:3]=' || keys::text)::text[]")],
+            {at.wrong_page(columns=("keys",))},
+            {at.mismatch},
+        ),
+        "of two dimensions": (
+            [
+                at.change(
+                    "ids = ARRAY[ids[:2], ids[3:]], payloads = ARRAY[payloads[:2], payloads[3:]]"
+                )
+            ],
+            {at.wrong_page(ids=(), columns=("ids", "payloads"))},
+            {at.mismatch},
+        ),
+        "a NULL among keys": (
+            [at.change("keys[2] = NULL")],
+            {null(at.page[1], "key")},
+            {at.mismatch},
+        ),
+        "a NULL among ids": (
+            [at.change("ids[2] = NULL")],
+            {finding(Kind.NULL, pid=at.page[1].pid, columns=("id",)), gap(at.ids[0], at.ids[1])},
+            {at.mismatch},
+        ),
+        "no payloads at all": (
+            ["ALTER TABLE chain_page ALTER payloads DROP NOT NULL", at.change("payloads = NULL")],
+            {at.wrong_page(columns=("payloads",)), as_one(null(row, "payload") for row in at.page)},
+            {at.mismatch},
+        ),
+        "no rows": (
+            [at.change(every("'{{}}'"))],
+            {at.wrong_page(ids=(), columns=COLUMNS), gap(at.before, at.last)},
+            {at.batch_count(6)},
+        ),
+        "a page twice": (
+            [
+                "ALTER TABLE chain_page DROP CONSTRAINT chain_page_pkey CASCADE",
+                f"INSERT INTO chain_page SELECT * FROM chain_page WHERE last_id = {at.last}",
+            ],
+            {as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in at.ids)},
+            {at.batch_count(14)},
+        ),
+        "an id far outside": (
+            [at.change(f"ids[2] = {HEAD + 50}")],
+            {
+                gap(at.ids[0], at.ids[1]),
+                finding(Kind.BEYOND_HEAD, id=HEAD + 50, pid=at.ids[0], until_id=HEAD),
+                late(at.ids[2], at.last, HEAD + 50, 2),
+            },
+            {at.mismatch},
+        ),
+    }
+
+
+DROPPED: Harm = ([*DROP_RULES], set(), set())
+ALONE = (
+    "a page added behind the head", "a last id below all ids", "a last id behind the head",
+    "an id far outside",
+)  # fmt: skip
+"""Their findings are not of their batch alone."""
+
+
 @pytest.fixture
 def harmed(
     spark: SparkSession, database: str, role_dsn: Callable[[str], str]
-) -> Callable[[Harm], None]:
-    """Stores a chain of six batches in pages, harms it, and holds both modes to what they find."""
+) -> Callable[..., None]:
+    """Stores a chain in pages, harms it, and holds both modes to what they find."""
     asyncio.run(store(database, ROWS))
 
-    def run(harm: Harm) -> None:
-        statements, by_links, by_seals = harm
-        asyncio.run(execute(database, *statements))
+    def run(*harms: Harm) -> None:
+        by_links = {one for _, links, _ in harms for one in links}
+        expected = by_links | {one for *_, seals in harms for one in seals}
+        asyncio.run(execute(database, *(one for statements, *_ in harms for one in statements)))
         source = DatabaseSource(database=role_dsn(AUDITOR))
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(source,), bucket_bits=5, leaf_bits=5, seals=True
         )
         require_first(verify_locally(replace(request, seals=False)).findings, by_links)
         found = verified_by_both(request, spark).findings
-        assert (set(found), len(found)) == (by_links | by_seals, len(by_links) + len(by_seals))
+        assert (set(found), len(found)) == (expected, len(expected))
 
     return run
 
 
-def batch_count(count: int, expected_count: int = 10, **ends: Any) -> Finding:
-    return finding(Kind.BATCH_COUNT, **(ends or ENDS), count=count, expected_count=expected_count)
-
-
-MISMATCH = finding(Kind.SEAL_MISMATCH, **ENDS)
-
-BY_THE_RULES: dict[str, Harm] = {
-    "a row taken out": (
-        [change(every("{0}[:1] || {0}[3:]"))],
-        {finding(Kind.GAP, after_id=ID[0], until_id=ID[1])},
-        {batch_count(9)},
-    ),
-    "the last row of a page taken out": (
-        [change(every("{0}[:3]") + f", last_id = {ID[2]}")],
-        {finding(Kind.GAP, after_id=ID[2], until_id=LAST)},
-        {batch_count(9)},
-    ),
-    "a row added": (
-        [
-            change(
-                f"ids = ids[:2] || {ID[1] + 1}::bigint || ids[3:],"
-                f" pids = pids[:2] || {ID[0]}::bigint || pids[3:],"
-                + every("{0}[:2] || {0}[2:2] || {0}[3:]", COLUMNS[2:])
-            )
-        ],
-        {finding(Kind.FORK, pid=ID[0], ids=(ID[1], ID[1] + 1))},
-        {batch_count(11)},
-    ),
-    "a row's content changed": (
-        [change("payloads[2] = 'x'::bytea")],
-        set(),
-        {MISMATCH},
-    ),
-    "a row under another id": (
-        [change(f"ids[2] = {ID[1] + 1}")],
-        {finding(Kind.ORPHAN, id=ID[2], pid=ID[1])},
-        {MISMATCH},
-    ),
-    "the content of two rows swapped": (
-        [change(every("{0}[:1] || {0}[3:3] || {0}[2:2] || {0}[4:]", COLUMNS[2:]))],
-        set(),
-        {MISMATCH},
-    ),
-    "two rows in each other's place": (
-        [change(every("{0}[:1] || {0}[3:3] || {0}[2:2] || {0}[4:]"))],
-        {finding(Kind.OUT_OF_ORDER, id=ID[1], until_id=ID[1], after_id=ID[2], count=1)},
-        {MISMATCH},
-    ),
-    "a page taken out": (
-        [f"DELETE FROM chain_page WHERE last_id = {LAST}"],
-        {finding(Kind.GAP, after_id=BEFORE, until_id=LAST)},
-        {batch_count(6)},
-    ),
-    "a page added": (
-        [
-            f"INSERT INTO chain_page SELECT {CHAIN_ID}, {LAST + 1}, {LAST + 1},"
-            f" {array(LAST + 1)}, pids[4:], keys[4:], event_times_ns[4:], payloads[4:]"
-            f" FROM chain_page WHERE last_id = {LAST}"
-        ],
-        {finding(Kind.FORK, pid=ID[2], ids=(LAST, LAST + 1))},
-        {batch_count(11)},
-    ),
-    "a page added behind the head": (
-        [
-            f"INSERT INTO chain_page SELECT {CHAIN_ID}, {HEAD + 1}, {HEAD + 1},"
-            f" {array(HEAD + 1)}, {array(HEAD)}, keys[4:], event_times_ns[4:], payloads[4:]"
-            f" FROM chain_page WHERE last_id = {LAST}"
-        ],
-        {finding(Kind.BEYOND_HEAD, id=HEAD + 1, pid=HEAD, until_id=HEAD)},
-        set(),
-    ),
-    "rows of a page in one more page": (
-        [
-            f"INSERT INTO chain_page SELECT {CHAIN_ID}, {ID[1]}, {ID[2]}, "
-            + ", ".join(f"{name}[2:3]" for name in COLUMNS)
-            + f" FROM chain_page WHERE last_id = {LAST}"
-        ],
-        {
-            as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID[1:3]),
-            finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[1], after_id=ID[2], count=2),
-        },
-        {batch_count(12)},
-    ),
-    "a page whose range holds the next one": (
-        [
-            "UPDATE chain_page AS p SET first_id = a.first_id, "
-            + ", ".join(f"{name} = a.{name} || p.{name}" for name in COLUMNS)
-            + f" FROM chain_page AS a WHERE p.last_id = {NEXT_LAST} AND a.last_id = {LAST}"
-        ],
-        {
-            as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID),
-            finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[2], after_id=LAST, count=3),
-        },
-        {batch_count(14)},
-    ),
-    "the first rows of a page in the next one": (
-        [
-            "UPDATE chain_page AS p SET first_id = a.first_id, "
-            + ", ".join(f"{name} = a.{name}[:2] || p.{name}" for name in COLUMNS)
-            + f" FROM chain_page AS a WHERE p.last_id = {NEXT_LAST} AND a.last_id = {LAST}",
-            change(every("{0}[3:]") + f", first_id = {ID[2]}"),
-        ],
-        {finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=ID[1], after_id=LAST, count=2)},
-        {finding(Kind.BATCH_RANGE, **ENDS, ids=(ID[2], BATCH_LAST), pid=ID[1])},
-    ),
-}
-"""What the rules of the table let an owner do."""
-AT_EACH_MERGE = "a row's content changed"
-
-
 @pytest.mark.invariant("S13")
-@pytest.mark.parametrize(
-    "name",
-    [AT_EACH_MERGE, *at_night(*(name for name in BY_THE_RULES if name != AT_EACH_MERGE))],
-)
-def test_page_harmed_within_its_rules_is_found_by_exact_ids(
-    harmed: Callable[[Harm], None], name: str
+def test_pages_harmed_within_their_rules_are_found_by_exact_ids(
+    harmed: Callable[..., None],
 ) -> None:
-    harmed(BY_THE_RULES[name])
+    harmed(*harms_of(within_rules))
 
 
-def wrong_page(first_id: int = ID[0], last_id: int = LAST, **fields: Any) -> Finding:
-    ends = {"id": first_id, "until_id": last_id, "ids": (ID[0], LAST)}
-    return finding(Kind.WRONG_PAGE, **(ends | fields))
+def harms_of(made: Callable[[Spot], dict[str, Harm]]) -> Iterator[Harm]:
+    """Each harm that is found in its batch alone, in a batch of its own."""
+    names = [name for name in made(SPOTS[0]) if name not in ALONE]
+    for name, spot in zip(names, SPOTS, strict=False):
+        yield made(spot)[name]
 
 
-def null(row: Row, *columns: str) -> Finding:
-    return finding(Kind.NULL, id=row.id, pid=row.pid, columns=columns)
-
-
-GAP_AT_LAST = finding(Kind.GAP, after_id=ID[2], until_id=LAST)
-
-AGAINST_THE_RULES: dict[str, Harm] = {
-    "another first id": (
-        [change(f"first_id = {ID[1]}")],
-        {wrong_page(ID[1])},
-        set(),
-    ),
-    "a first id in the page before": (
-        [change(f"first_id = {BEFORE - 1}")],
-        {wrong_page(BEFORE - 1)},
-        set(),
-    ),
-    "a last id below its last row": (
-        [change(f"last_id = {ID[2]}")],
-        {wrong_page(last_id=ID[2])},
-        set(),
-    ),
-    "a last id above its last row": (
-        [change(f"last_id = {LAST + 1}")],
-        {wrong_page(last_id=LAST + 1)},
-        set(),
-    ),
-    "a last id below all ids": (
-        [change("last_id = 1")],
-        {
-            wrong_page(last_id=1),
-        },
-        {batch_count(6), batch_count(14, id=ROWS[0].id, until_id=BATCHES[0][-1].id)},
-    ),
-    "a last id behind the head": (
-        [change(f"last_id = {HEAD + 9}")],
-        {
-            wrong_page(last_id=HEAD + 9),
-            finding(Kind.OUT_OF_ORDER, id=ID[0], until_id=LAST, after_id=HEAD, count=4),
-        },
-        {batch_count(6)},
-    ),
-    "one of the ids taken out": (
-        [change("ids = ids[:3]")],
-        {
-            wrong_page(ids=(ID[0], ID[2]), columns=COLUMNS[1:]),
-            finding(Kind.NULL, pid=ID[2], columns=("id",)),
-            GAP_AT_LAST,
-        },
-        {MISMATCH},
-    ),
-    "one of the pids taken out": (
-        [change("pids = pids[:3]")],
-        {
-            wrong_page(columns=("pids",)),
-            finding(Kind.NULL, id=LAST, columns=("pid",)),
-            GAP_AT_LAST,
-        },
-        {MISMATCH},
-    ),
-    **{
-        f"one of the {name} taken out": (
-            [change(f"{name} = {name}[:3]")],
-            {wrong_page(columns=(name,)), null(PAGE[3], name.removesuffix("s"))},
-            {MISMATCH},
-        )
-        for name in ("keys", "payloads")
-    },
-    "one of the event times taken out": (
-        [change("event_times_ns = event_times_ns[:3]")],
-        {wrong_page(columns=("event_times_ns",)), null(PAGE[3], "event_time_ns")},
-        {MISMATCH},
-    ),
-    "counted from 0": (
-        [change("keys = ('[0:3]=' || keys::text)::text[]")],
-        {wrong_page(columns=("keys",))},
-        {MISMATCH},
-    ),
-    "of two dimensions": (
-        [change("ids = ARRAY[ids[:2], ids[3:]], payloads = ARRAY[payloads[:2], payloads[3:]]")],
-        {wrong_page(ids=(), columns=("ids", "payloads"))},
-        {MISMATCH},
-    ),
-    "a NULL among keys": (
-        [change("keys[2] = NULL")],
-        {null(PAGE[1], "key")},
-        {MISMATCH},
-    ),
-    "a NULL among ids": (
-        [change("ids[2] = NULL")],
-        {
-            finding(Kind.NULL, pid=PAGE[1].pid, columns=("id",)),
-            finding(Kind.GAP, after_id=ID[0], until_id=ID[1]),
-        },
-        {MISMATCH},
-    ),
-    "no payloads at all": (
-        ["ALTER TABLE chain_page ALTER payloads DROP NOT NULL", change("payloads = NULL")],
-        {wrong_page(columns=("payloads",)), as_one(null(row, "payload") for row in PAGE)},
-        {MISMATCH},
-    ),
-    "no rows": (
-        [change(every("'{{}}'"))],
-        {wrong_page(ids=(), columns=COLUMNS), finding(Kind.GAP, after_id=BEFORE, until_id=LAST)},
-        {batch_count(6)},
-    ),
-    "a page twice": (
-        [
-            "ALTER TABLE chain_page DROP CONSTRAINT chain_page_pkey CASCADE",
-            f"INSERT INTO chain_page SELECT * FROM chain_page WHERE last_id = {LAST}",
-        ],
-        {as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in ID)},
-        {batch_count(14)},
-    ),
-    "an id far outside": (
-        [change(f"ids[2] = {HEAD + 50}")],
-        {
-            finding(Kind.GAP, after_id=ID[0], until_id=ID[1]),
-            finding(Kind.BEYOND_HEAD, id=HEAD + 50, pid=ID[0], until_id=HEAD),
-            finding(Kind.OUT_OF_ORDER, id=ID[2], until_id=LAST, after_id=HEAD + 50, count=2),
-        },
-        {MISMATCH},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", at_night(*AGAINST_THE_RULES))
-def test_page_harmed_against_its_rules_is_found_by_exact_ids(
-    harmed: Callable[[Harm], None], name: str
+@pytest.mark.nightly
+def test_pages_harmed_against_their_rules_are_found_by_exact_ids(
+    harmed: Callable[..., None],
 ) -> None:
-    statements, by_links, by_seals = AGAINST_THE_RULES[name]
-    harmed(([*DROP_RULES, *statements], by_links, by_seals))
+    assert len(against_rules(SPOTS[0])) < len(SPOTS)
+    harmed(DROPPED, *harms_of(against_rules))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ALONE)
+def test_page_harmed_so_that_others_tell_it_is_found_by_exact_ids(
+    harmed: Callable[..., None], name: str
+) -> None:
+    within = within_rules(SPOTS[0])
+    harmed(*([within[name]] if name in within else [DROPPED, against_rules(SPOTS[0])[name]]))
 
 
 LIES = (
@@ -365,11 +376,10 @@ LIES = (
 )
 
 
-def test_view_and_functions_that_lie_are_not_asked(harmed: Callable[[Harm], None]) -> None:
+def test_view_and_functions_that_lie_are_not_asked(harmed: Callable[..., None]) -> None:
     """The owner may make them for the very types of a page, which PostgreSQL then prefers."""
     harmed(([*LIES], set(), set()))
-    statements, by_links, by_seals = BY_THE_RULES["a row taken out"]
-    harmed(([*statements], by_links, by_seals))
+    harmed(within_rules(SPOTS[0])["a row taken out"])
 
 
 STATEMENTS = (
@@ -399,7 +409,7 @@ def test_range_of_a_statement_is_read_from_the_partition_that_holds_it(
     asyncio.run(store(database, ROWS))
     values = (True,) if name == "edges" else ()
     statement = filled(SQL[name], CHAIN_ID, *values)
-    within = f"{ids} > {BEFORE} AND {ids} <= {BATCH_LAST}"
+    within = f"{ids} > {SPOTS[0].before} AND {ids} <= {SPOTS[0].batch_last}"
     found = asyncio.run(_tables(database, f"SELECT * FROM ({statement}) s WHERE {within}"))
     assert found == {f"chain_page_{CHAIN_ID}_0"}
 

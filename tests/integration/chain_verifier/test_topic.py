@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
@@ -22,12 +25,12 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from tests.builders.topics import make_topics
+from tests.deadlines import stretched
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     chain_of,
     head_of,
-    id_of,
     write_journal,
 )
 from tests.integration.chain_verifier.published_frames import (
@@ -37,10 +40,11 @@ from tests.integration.chain_verifier.published_frames import (
     frames_of,
     heartbeat_of,
 )
-from tests.integration.chain_verifier.stored_rows import execute, store
+from tests.integration.chain_verifier.stored_rows import batches_of, store
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -192,20 +196,15 @@ def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each
     assert (fall.epoch, fall.expected_epoch) == (2, 3)
 
 
-def test_topic_with_nothing_in_it_is_a_gap_up_to_the_head(topic: Topic, alone: Verified) -> None:
-    assert found(alone(head=HEAD)) == {(Kind.GAP, None, 0, HEAD, None)}
-    assert alone(head=0).is_clean
-
-
-def test_topic_without_a_frame_of_the_chain_is_not_proven_whatever_else_it_holds(
+def test_topic_without_a_frame_of_the_chain_is_a_gap_up_to_a_known_head_and_else_no_proof(
     topic: Topic, alone: Verified
 ) -> None:
+    assert found(alone(head=HEAD)) == {(Kind.GAP, None, 0, HEAD, None)}
+    assert alone(head=0).is_clean
     assert alone().verdict is Verdict.UNPROVEN
-    topic.send(b"{}", *sliced(ROWS, chain_id=8))
+    topic.send(b"{}", *sliced(ROWS, chain_id=8), heartbeat_of(HEAD, bytes(32)))
     report = alone()
     assert (report.verdict, report.is_clean, report.findings) == (Verdict.UNPROVEN, False, ())
-    topic.send(heartbeat_of(HEAD, bytes(32)))
-    assert alone().verdict is Verdict.UNPROVEN
     topic.send(*sliced(ROWS))
     assert alone().verdict is Verdict.CONTIGUOUS
 
@@ -214,7 +213,7 @@ def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_
     topic: Topic, both: Verified, frames: list[bytes], database: str
 ) -> None:
     """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
-    seal = asyncio.run(_head_seal(database))
+    ((seal,),) = asyncio.run(execute(database, "SELECT last_seal FROM chain_head"))
     topic.send(*sliced(ROWS, chain_id=8))
     report = both()
     assert [source.verdict for source in report.sources] == [Verdict.COMPLETE, Verdict.UNPROVEN]
@@ -222,15 +221,6 @@ def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_
     topic.send(heartbeat_of(HEAD, seal))
     topic.remove_before(len(ROWS) // 10)
     assert both().verdict is Verdict.COMPLETE
-
-
-async def _head_seal(dsn: str) -> bytes:
-    connection = await asyncpg.connect(dsn)
-    try:
-        seal: bytes = await connection.fetchval("SELECT last_seal FROM chain_head")
-        return seal
-    finally:
-        await connection.close()
 
 
 def test_topic_that_is_not_there_or_has_no_broker_is_refused(
@@ -243,56 +233,114 @@ def test_topic_that_is_not_there_or_has_no_broker_is_refused(
         (closed, ConnectError, r"127\.0\.0\.1:1"),
     ):
         request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,))
-        with pytest.raises(error, match=told):
-            verify(request, spark)
-        with pytest.raises(error, match=told):
-            verify_locally(request)
+        for verify_it in (partial(verify, request, spark), partial(verify_locally, request)):
+            with pytest.raises(error, match=told):
+                verify_it()
 
 
-def test_topic_with_retention_is_told_from_loss(
-    topic: Topic, both: Verified, frames: list[bytes]
+@contextmanager
+def slow_broker(servers: str, silent: int) -> Iterator[str]:
+    """Hold a port that passes to a broker, but for its first connections, which get no answer."""
+    host, port = servers.split(":")
+    held: list[socket.socket] = []
+
+    def pipe(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                held.append(client)
+                if len(held) > silent:
+                    held.append(socket.create_connection((host, int(port))))
+                    for pair in (held[-2:], held[-1:-3:-1]):
+                        Thread(target=pipe, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    for each in held:
+        each.close()
+
+
+@pytest.mark.parametrize("mode", ["spark", "local"])
+def test_topic_of_a_broker_that_is_slow_to_answer_is_waited_for(
+    spark: SparkSession, topic: Topic, frames: list[bytes], mode: str
 ) -> None:
     topic.send(*frames)
-    topic.remove_before(2)
-    report = both()
-    assert report.is_clean, report.findings
-    of_topic = report.sources[1]
-    assert (of_topic.rows, of_topic.first_id) == (40, ROWS[20].id)
-    assert f"retention has removed the rows up to {ROWS[19].id}" in of_topic.notes
-
-
-def test_topic_with_a_range_that_the_publisher_skipped_is_clean(
-    topic: Topic, both: Verified, frames: list[bytes], database: str
-) -> None:
-    topic.send(*frames[:2], *frames[4:])
-    skip = f"VALUES ({CHAIN_ID}, {ROWS[19].id}, {ROWS[39].id}, 1)"
-    columns = "(chain_id, after_id, until_id, epoch)"
-    asyncio.run(execute(database, f"INSERT INTO chain_skip {columns} {skip}"))
-    report = both()
+    with slow_broker(topic.servers, silent=4) as servers:
+        source = TopicSource(kafka=servers, topic=topic.name, connect_seconds=stretched(1.0))
+        request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=HEAD)
+        report = verify(request, spark) if mode == "spark" else verify_locally(request)
     assert report.is_clean, report.findings
 
 
-def test_topic_with_a_tail_not_yet_published_is_no_loss_until_the_database_says_so(
-    topic: Topic, both: Verified, frames: list[bytes], database: str
-) -> None:
-    topic.send(*frames[:-1])
-    report = both()
-    assert report.is_clean, report.findings
-    known = decode_header(frames[-1]).first_pid
-    short = f"rows after {known} are not known to be published yet"
-    assert short in report.sources[1].notes
-    asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
-    unpublished = [row for row in ROWS if id_of(row) > known]
-    assert against(both()) == [span(Kind.LACKING, unpublished)]
+class Beside(NamedTuple):
+    """A topic beside the database of its chain."""
+
+    records: Callable[[list[bytes]], list[bytes]]
+    """What is published, given the frames of the database."""
+    lacking: Sequence[Sequence[Row]] = ()
+    note: str = ""
+    statement: str = ""
+    removed: int = 0
+    start: int = 0
 
 
-def test_topic_that_was_wiped_lacks_the_rows_of_the_database_in_one_finding(
-    topic: Topic, both: Verified, frames: list[bytes], database: str
+DISOWNED = frame_of(ROWS[:10])
+"""A leader's, of a batch that was never committed; the rows were, in another batch."""
+PUBLISHED = "UPDATE chain_head SET published_id = last_id"
+SKIPPED = f"{CHAIN_ID}, {ROWS[19].id}, {ROWS[39].id}, 1"
+SKIP = f"INSERT INTO chain_skip (chain_id, after_id, until_id, epoch) VALUES ({SKIPPED})"  # noqa: S608
+LAST = batches_of(ROWS)[-1]
+BESIDE = {
+    "retention": Beside(
+        lambda frames: frames,
+        note=f"retention has removed the rows up to {ROWS[19].id}",
+        removed=2,
+    ),
+    "a range that was skipped": Beside(lambda f: [*f[:2], *f[4:]], statement=SKIP),
+    "a tail not yet published": Beside(
+        lambda frames: frames[:-1], note=" are not known to be published yet"
+    ),
+    "a tail that was published": Beside(
+        lambda frames: frames[:-1], [ROWS[-len(LAST) :]], statement=PUBLISHED
+    ),
+    "wiped": Beside(lambda _: [], [ROWS], statement=PUBLISHED),
+    "one frame left": Beside(
+        lambda frames: [frames[2]],
+        [ROWS[:20], ROWS[30:]],
+        statement=PUBLISHED,
+    ),
+    "a disowned frame of rows that are there": Beside(
+        lambda frames: [DISOWNED, *frames], note="of a leader of this database"
+    ),
+    "a disowned frame below the start": Beside(
+        lambda frames: [DISOWNED, *frames],
+        note="of a leader of this database",
+        start=ROWS[19].id or 0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_topic_beside_its_database_lacks_what_should_be_there_and_nothing_else(
+    topic: Topic, both: Verified, frames: list[bytes], database: str, name: str
 ) -> None:
-    asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
-    assert against(both()) == [span(Kind.LACKING, ROWS)]
-    topic.send(frames[2])
-    assert against(both()) == [span(Kind.LACKING, ROWS[:20]), span(Kind.LACKING, ROWS[30:])]
+    case = BESIDE[name]
+    topic.send(*case.records(frames))
+    if case.removed:
+        topic.remove_before(case.removed)
+    if case.statement:
+        asyncio.run(execute(database, case.statement))
+    report = both(start=case.start)
+    assert against(report) == [span(Kind.LACKING, rows) for rows in case.lacking]
+    assert report.is_clean is not bool(case.lacking), report.findings
+    assert case.note in "; ".join(report.sources[1].notes)
 
 
 def test_three_sources_at_once_name_what_each_lacks_or_has_too_much(

@@ -16,7 +16,8 @@ from chain_kernel.errors import ChainMissing, ConnectError
 from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_verifier.verified_mark import read_extent, set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import batches_of, execute, store
+from tests.integration.chain_verifier.stored_rows import batches_of, store
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,13 +27,7 @@ from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
 from tests.command_call import Done, call_here
 from tests.deadlines import deadline
-from tests.integration.chainctl.runbooks import (
-    ARCHIVE,
-    Background,
-    Runbook,
-    World,
-    settings_of,
-)
+from tests.integration.chainctl.runbooks import ARCHIVE, Runbook, World, settings_of
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -104,11 +98,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def call(start: Start, tmp_path: Path) -> Call:
     def run(
-        *arguments: object,
-        settings: Mapping[str, str] | None = None,
-        as_process: bool = False,
+        *arguments: object, settings: Mapping[str, str] | None = None, as_process: bool = False,
         **popen: Any,
-    ) -> Done:
+    ) -> Done:  # fmt: skip
         if not (as_process or popen) and may_run_here():
             return call_here(arguments, settings or {}, tmp_path)
         process = start(*arguments, settings=settings, **popen)
@@ -135,11 +127,9 @@ def refused(call: Call) -> Refused:
     """
 
     def run(
-        *arguments: object,
-        settings: Mapping[str, str] | None = None,
-        hidden: str = "",
+        *arguments: object, settings: Mapping[str, str] | None = None, hidden: str = "",
         as_process: bool = False,
-    ) -> str:
+    ) -> str:  # fmt: skip
         done = call(*arguments, settings=settings, as_process=as_process)
         assert done.code == 2, done
         assert done.err.startswith("chainctl: "), done
@@ -270,14 +260,6 @@ def suffix() -> str:
 
 
 @pytest.fixture
-def background() -> Iterator[Background]:
-    """A thread for what a test does beside its commands."""
-    thread = Background()
-    yield thread
-    thread.close()
-
-
-@pytest.fixture
 def state_settings(
     postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
 ) -> dict[str, str]:
@@ -292,11 +274,11 @@ def world(call: Call, state_settings: dict[str, str], suffix: str, tmp_path: Pat
 
 
 @pytest.fixture
-def page(call: Call, start: Start, world: World) -> Callable[..., Runbook]:
+def page(call: Call, world: World) -> Callable[..., Runbook]:
     """Opens a runbook over the world of this test."""
 
     def open_page(name: str, more: Mapping[str, object] | None = None) -> Runbook:
         samples = {"orders": world.orders, ARCHIVE: world.folder / "archive", **(more or {})}
-        return Runbook(name, call, start, world.settings, samples)
+        return Runbook(name, call, world.settings, samples)
 
     return open_page

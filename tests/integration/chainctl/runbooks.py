@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,12 +18,11 @@ from tests.command_lines import blocks, command_lines, refusal_of
 from tests.deadlines import Deadline
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
 
     from local_stack import KafkaServer, PostgresServer
     from tests.command_call import Done
-    from tests.integration.chainctl.conftest import Call, Start
+    from tests.integration.chainctl.conftest import Call
 
 BATCH_ROWS = 10
 ARCHIVE = "/var/lib/orderchain-archive"
@@ -44,16 +42,11 @@ class Runbook:
     """One page. Its samples (ids, names, folders) are replaced by what the test has."""
 
     def __init__(
-        self,
-        name: str,
-        call: Call,
-        start: Start,
-        settings: Mapping[str, str],
+        self, name: str, call: Call, settings: Mapping[str, str],
         samples: Mapping[str, object],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._name = name
         self._call = call
-        self._start = start
         self.settings = dict(settings)
         self._commands = commands_of((RUNBOOKS / f"{name}.md").read_text(encoding="utf-8"))
         self._samples = {sample: str(value) for sample, value in samples.items()}
@@ -103,10 +96,6 @@ class Runbook:
         """Run a command of the page, for what a program reads of it."""
         return json.loads(self.run(beginning, *more, "--json", code=code, dry_run=dry_run).out)
 
-    def begin(self, beginning: str, *more: object) -> subprocess.Popen[str]:
-        """Start a command of the page that runs on."""
-        return self._start(*self.words(beginning), *more, settings=self.settings)
-
     def until(self, beginning: str, is_so: Callable[[Any], object]) -> Any:
         """Run a command of the page until it shows what is waited for, and return that.
 
@@ -120,36 +109,6 @@ class Runbook:
             if found is not None and is_so(found):
                 return found
             assert bound.left() > 0, (beginning, done)
-
-
-class Background:
-    """Runs coroutines of the test in a thread: commands are called in the main one meanwhile."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return what `work` returns."""
-        return self.begin(work).result()
-
-    def begin(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Begin `work`, and return its future."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """Cancel what is under way, and end the thread."""
-        self.run(self._cancel())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _cancel(self) -> None:
-        work = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
 
 
 def sql(dsn: str, *statements: str) -> list[Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chain_kernel.errors import SettingError, TopicError
-from chainctl.admin import apply_schema, create_chain, create_topic
+from chain_kernel.errors import SettingError
+from chainctl.admin import apply_schema, create_chain
 from outbox import Destination, save_destinations
 
 if TYPE_CHECKING:
@@ -45,17 +45,3 @@ async def test_environment_has_the_chains_and_parts_that_the_marker_names(
     ):
         with pytest.raises(SettingError, match=text):
             await refused
-
-
-async def test_topic_of_an_intake_is_made_once_and_compared_then(
-    orderchain_environment: dict[str, str], orderchain_fresh_name: str
-) -> None:
-    kafka, name = orderchain_environment["CHAINCTL_KAFKA"], orderchain_fresh_name
-    made = await create_topic(kafka, name, partitions=3)
-    assert (made.topic_created, made.partitions) == (True, 3)
-    assert made.warning is not None  # one broker
-    assert not (await create_topic(kafka, name)).topic_created
-    with pytest.raises(TopicError, match=f"partitions of topic {name} was 3, expected 4"):
-        await create_topic(kafka, name, partitions=4)
-    with pytest.raises(TopicError, match=r"cleanup\.policy"):
-        await create_topic(kafka, name, settings={"cleanup.policy": "compact"})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
-import chainctl.database
+import chainctl.locks
 from chain_kernel.errors import RetryError
 from chain_kernel.sql import AUDITOR
 from chainctl.console.state_reader import StateReader
@@ -16,14 +17,15 @@ from local_stack.postgres import SUPERUSER
 from tests.integration.chainctl.runbooks import sql
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Call
-    from tests.integration.chainctl.runbooks import Background
 
 ACT = ("--reason", "a test", "--actor", "ann")
 BY_TABLE = {
     "chain_head": (
-        ("status", "--chain", "1"), ("top", "--once"), ("leader", "--chain", "1"),
+        ("status", "--chain", "1"), ("leader", "--chain", "1"),
         ("lag", "--chain", "1"), ("step-down", "--chain", "1", *ACT), ("chain", "list"),
         ("doctor",),
     ),
@@ -32,7 +34,14 @@ BY_TABLE = {
 
 
 @pytest.fixture
-def locked(background: Background, database_name: str, postgres_server: PostgresServer) -> Any:
+def runner() -> Iterator[asyncio.Runner]:
+    """Runs what needs a loop; connections stay open in between."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def locked(runner: asyncio.Runner, database_name: str, postgres_server: PostgresServer) -> Any:
     """Locks a table from a session of a superuser, as somebody forgets it."""
     begun: list[asyncpg.Connection[Any]] = []
 
@@ -44,14 +53,14 @@ def locked(background: Background, database_name: str, postgres_server: Postgres
         await connection.execute(statement)
         return int(connection.get_server_pid())
 
-    yield lambda statement: background.run(lock(statement))
+    yield lambda statement: runner.run(lock(statement))
     for connection in begun:
-        background.run(connection.close())
+        runner.run(connection.close())
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chainctl.database, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(chainctl.locks, "LOCK_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("table", BY_TABLE)
@@ -86,7 +95,7 @@ def test_lock_of_one_row_and_a_login_that_may_not_see_queries(
 
 
 def test_console_under_a_lock_names_its_holder(
-    call: Call, state_settings: dict[str, str], locked: Any, background: Background
+    call: Call, state_settings: dict[str, str], locked: Any, runner: asyncio.Runner
 ) -> None:
     assert call("chain", "create", 1, settings=state_settings).code == 0
     process_id = locked("LOCK TABLE chain_head")
@@ -99,4 +108,4 @@ def test_console_under_a_lock_names_its_holder(
             await reader.close()
 
     with pytest.raises(RetryError, match=f"chain_head is locked.*process {process_id}"):
-        background.run(look())
+        runner.run(look())

@@ -71,27 +71,3 @@ def test_bad_options_and_a_database_that_is_away_are_refused_in_one_line(
     assert (done.code, done.out) == (2, "")
     assert told in done.err
     assert len(done.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", [("messages", "serve"), ("outbox", "relay")])
-@pytest.mark.parametrize("content", [None, b"", b"ftp://alerts.example/T0KEN", b"\xff\xfe"])
-def test_bad_file_with_the_webhook_is_refused_in_one_line_without_the_secret(
-    call: Call, tmp_path: Path, command: tuple[str, str], content: bytes | None
-) -> None:
-    clients = tmp_path / "clients.toml"
-    clients.write_text(f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\n')
-    clients.chmod(0o600)
-    webhook = tmp_path / "webhook"
-    if content is not None:
-        webhook.write_bytes(content)
-    options = ("--clients", clients) if command[0] == "messages" else ()
-    done = call(*command, *options, "--alert-webhook-file", webhook, settings=SETTINGS)
-    assert (done.code, done.out) == (2, "")
-    assert "webhook" in done.err
-    assert "T0KEN" not in done.err
-    assert len(done.err.splitlines()) == 1
-
-
-def test_webhook_is_no_flag_that_other_users_could_read(call: Call) -> None:
-    done = call("outbox", "relay", "--alert-webhook", "https://alerts.example", settings=SETTINGS)
-    assert done.code == 2

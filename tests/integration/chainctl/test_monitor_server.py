@@ -9,17 +9,14 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import asyncpg
 import pytest
 
-import outbox
 from chain_kernel.clients import http_thread
 from chainctl.monitor_server import Address, watched
 from tests.deadlines import Deadline
@@ -91,11 +88,8 @@ def test_receiver_is_ready_once_it_has_caught_up_and_logs_json(
 
 
 def test_leader_is_ready_and_its_standby_lives_and_is_not(
-    start: Start,
-    module_settings: dict[str, str],
-    chain: int,
-    make_topic: Callable[..., None],
-) -> None:
+    start: Start, module_settings: dict[str, str], chain: int, make_topic: Callable[..., None],
+) -> None:  # fmt: skip
     topic = f"orders-{chain}"
     make_topic(topic)
     common = ("sequence", "--chain", chain, "--intake-topic", topic, "--http", 0, *JSON)
@@ -136,37 +130,6 @@ def test_relay_is_ready_once_it_runs_and_counts(
     assert "orderchain_outbox_relay_sent_total 0.0" in lines
     assert "orderchain_outbox_waiting 0.0" in lines
     assert "orderchain_ready 1.0" in lines
-    end(process)
-
-
-def test_relay_exports_how_many_deliveries_are_unfinished_and_how_old_they_are(
-    call: Call, start: Start, owner: dict[str, str], free_chain: int
-) -> None:
-    made = call(
-        "outbox", "destination", "set", "clearing", "--topic", f"t{free_chain}", "--consumer", "a",
-        settings=owner,
-    )  # fmt: skip
-    assert made.code == 0, made
-
-    async def store() -> None:
-        connection = await asyncpg.connect(owner["CHAINCTL_DATABASE"])
-        async with connection.transaction():
-            await outbox.add(connection, "clearing", b"x")
-        await connection.close()
-
-    asyncio.run(store())
-    process = start(
-        "outbox", "relay", "--group", f"g{free_chain}", "--http", 0, *JSON, settings=owner
-    )
-    address = address_of(process)
-    bound = Deadline()
-    while "orderchain_outbox_deliveries{" not in (text := get(f"{address}/metrics")[1]):
-        assert bound.left() > 0, text
-        time.sleep(0.05)
-    assert re.search(
-        r'orderchain_outbox_deliveries\{destination="clearing",status="\w+"\} 1\.0', text
-    )
-    assert 'orderchain_outbox_oldest_seconds{destination="clearing"' in text
     end(process)
 
 
@@ -229,64 +192,6 @@ def test_port_in_use_is_refused_in_one_line(
 def test_text_that_is_no_address_is_refused(refused: Refused, text: str) -> None:
     line = refused("outbox", "relay", "--http", text)
     assert "[HOST:]PORT" in line
-
-
-# -- strangers at the port -------------------------------------------------------------------------
-
-
-CHUNKS = (
-    b"GET /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2**21
-)
-"""A body of 12 MB in chunks of a byte, which took a strict parser a minute of one core."""
-
-
-@pytest.fixture
-def leading(
-    start: Start, module_settings: dict[str, str], chain: int, make_topic: Callable[..., None]
-) -> tuple[subprocess.Popen[str], str]:
-    """A leader that is ready, with a short lease, and where it serves."""
-    topic = f"orders-{chain}"
-    make_topic(topic)
-    process = start(
-        "sequence", "--chain", chain, "--intake-topic", topic, "--http", 0, *JSON,
-        settings={**module_settings, "CHAINCTL_LEASE_SECONDS": "2"},
-    )  # fmt: skip
-    address = address_of(process)
-    until_ready(address)
-    return process, address
-
-
-def send_chunks(address: str) -> None:
-    """Send all chunks, as fast as they are taken, or until the connection is closed."""
-    host, _, port = address.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port))) as stranger, suppress(OSError):
-        stranger.sendall(CHUNKS)
-
-
-def test_chunks_of_a_stranger_do_not_depose_the_leader(
-    leading: tuple[subprocess.Popen[str], str],
-) -> None:
-    process, address = leading
-    strangers = [Thread(target=send_chunks, args=(address,)) for _ in range(2)]
-    for each in strangers:
-        each.start()
-    while any(each.is_alive() for each in strangers):
-        assert get(f"{address}/livez") == (200, "ok\n")
-    assert re.search(r"orderchain_sequencer_epoch\{.*\} 1\.0", get(f"{address}/metrics")[1])
-    assert not [line for line in end(process) if line["level"] == "error"]
-
-
-def test_idle_connections_do_not_keep_health_and_metrics_from_being_read(
-    leading: tuple[subprocess.Popen[str], str],
-) -> None:
-    _, address = leading
-    host, _, port = address.removeprefix("http://").rpartition(":")
-    with ExitStack() as idle:
-        for count in (50, 450):
-            for _ in range(count):
-                idle.enter_context(socket.create_connection((host, int(port))))
-            assert get(f"{address}/livez") == (200, "ok\n")
-            assert get(f"{address}/readyz") == (200, "ok\n")
 
 
 async def test_liveness_is_that_of_the_loop_that_works_not_of_the_one_that_serves(

@@ -1,29 +1,52 @@
-"""`chainctl` over a Kafka that asks for TLS and a login: by flag, variable and file."""
+"""`chainctl` over servers that ask for TLS and a login: by flag, variable and file."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
+from tests.certificates import HOST, Authority
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
+from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Call, Refused
+
+    Settings = dict[str, str]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
-def login(secured_kafka: SecuredKafka, user: str) -> dict[str, str]:
-    """Return the variables for SASL_SSL with SCRAM."""
+
+@pytest.fixture(scope="module")
+def name(secured_postgres: SecuredPostgres) -> str:
+    """A database with the schema, on a server that takes TLS alone."""
+    name = f"test_{secrets.token_hex(8)}"
+    secured_postgres.make_database(name)
+    return name
+
+
+@pytest.fixture
+def owner(secured_postgres: SecuredPostgres, name: str) -> str:
+    return secured_postgres.server.dsn(SUPERUSER, name).replace("127.0.0.1", HOST)
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"{PREFIX}{secrets.token_hex(6)}"
+
+
+def by_login(secured_kafka: SecuredKafka, user: str) -> Settings:
+    """The variables for SASL_SSL with SCRAM."""
     return {
         "CHAINCTL_KAFKA": secured_kafka.at("LOGIN"),
         "CHAINCTL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
@@ -34,116 +57,152 @@ def login(secured_kafka: SecuredKafka, user: str) -> dict[str, str]:
     }
 
 
-def mutual_flags(secured_kafka: SecuredKafka, user: str) -> list[str]:
-    """Return the flags for TLS with a client certificate."""
-    files = secured_kafka.authority.client(user)
-    return [
-        "--kafka", secured_kafka.at("MUTUAL"), "--kafka-security-protocol", "SSL",
-        "--kafka-ssl-cafile", str(secured_kafka.authority.path),
-        "--kafka-ssl-certfile", str(files.certificate), "--kafka-ssl-keyfile", str(files.key),
-    ]  # fmt: skip
+def by_keywords(secured_postgres: SecuredPostgres, name: str) -> Settings:
+    keywords = {
+        "host": "localhost", "port": secured_postgres.port, "dbname": name, "user": TRADER,
+        "password": "for-trade", "sslmode": "verify-full",
+        "sslrootcert": str(secured_postgres.authority.path),
+    }  # fmt: skip
+    return {"CHAINCTL_DATABASE": " ".join(f"{key}='{each}'" for key, each in keywords.items())}
 
 
-@pytest.fixture
-def databases(postgres_server: PostgresServer, empty_database_name: str) -> dict[str, str]:
-    return {
-        "CHAINCTL_DATABASE": postgres_server.dsn(SUPERUSER, empty_database_name),
-        "CHAINCTL_GAP_DATABASE": postgres_server.dsn(GAP_READER, empty_database_name),
-    }
+def by_certificate(secured_postgres: SecuredPostgres, name: str) -> Settings:
+    tls = {"sslmode": "verify-full", "sslrootcert": str(secured_postgres.authority.path)}
+    files = secured_postgres.authority.client(CERTIFIED)
+    own = {"sslcert": str(files.certificate), "sslkey": str(files.key)}
+    return {"CHAINCTL_DATABASE": secured_postgres.url(name, CERTIFIED, **tls, **own)}
 
 
-def test_chain_lives_over_tls_by_variables_and_by_flags(
-    call: Call, secured_kafka: SecuredKafka, databases: dict[str, str], tmp_path: Path
-) -> None:
-    orders, journal = tmp_path / "o.csv", tmp_path / "journal"
+def live(call: Call, settings: Settings, chain: int, topic: str, owner: str, folder: Path) -> None:
+    """Make a chain, fill it, read it, prove it; no password is ever shown."""
+    orders, journal = folder / "o.csv", folder / "journal"
     orders.write_text("n\n" + "".join(f"{number}\n" for number in range(1, FILLED_ROWS + 1)))
-    topic = f"{PREFIX}{secrets.token_hex(6)}"
-    leader, reader = (databases | login(secured_kafka, user) for user in (SEQUENCER, RECEIVER))
-    certified = mutual_flags(secured_kafka, RECEIVER)
-    steps: list[tuple[list[object], dict[str, str]]] = [
-        (["schema", "apply"], leader),
-        (["chain", "create", 1, "--topic", topic], leader),
-        (["sequence", "--chain", 1, "--input", orders], leader),
-        (["receive", "--chain", 1, "--output", journal], reader),
-        (["verify", "--chain", 1, "--local", "--source", "database", "--source", "topic",
-          "--source", f"journal:{journal}"], reader),
-        (["verify", "--chain", 1, "--local", "--source", "database", "--source", "topic",
-          *certified], databases),
-    ]  # fmt: skip
-    for arguments, settings in steps:
+    sources = ["--source", "database", "--source", "topic", "--source", f"journal:{journal}"]
+    on_chain = ("--chain", chain)
+    for arguments in (
+        ["chain", "create", chain, "--topic", topic, "--database", owner],
+        ["sequence", *on_chain, "--input", orders],
+        ["receive", *on_chain, "--output", journal],
+        ["verify", *on_chain, "--local", *sources],
+    ):
         done = call(*arguments, settings=settings)
         assert done.code == 0, (arguments, done)
-        assert PASSWORDS[RECEIVER] not in done.out + done.err
-    found = json.loads(call("doctor", "--json", settings=reader).out)
+        shown = done.out + done.err
+        assert not [each for each in (*PASSWORDS.values(), "for-trade") if each in shown]
+    assert len(journal.read_text().splitlines()) == FILLED_ROWS
+
+
+def test_whole_path_runs_by_the_lines_of_the_page(
+    call: Call, secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka, name: str,
+    owner: str, topic: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    password, passfile = tmp_path / "kafka-password", tmp_path / "pgpass"
+    password.write_text(PASSWORDS[SEQUENCER] + "\n")
+    own = secured_postgres.environment["PGPASSWORD"]
+    passfile.write_text(f"{HOST}:{secured_postgres.port}:{name}:{TRADER}:{own}\n")
+    for file in (password, passfile):
+        file.chmod(0o600)
+    text = PAGE.read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```sh\n(export CHAINCTL_DATABASE=.*?)^```$", text, re.M | re.S)
+    for there, here in {
+        "sequencer_writer@db.example/orders": f"{TRADER}@{HOST}:{secured_postgres.port}/{name}",
+        "/etc/orderchain/database-ca.pem": str(secured_postgres.authority.path),
+        "/etc/orderchain/pgpass": str(passfile),
+        "broker-1.example:9094": secured_kafka.at("LOGIN"),
+        "USERNAME=sequencer": f"USERNAME={SEQUENCER}",
+        "/etc/orderchain/kafka-password": str(password),
+        "/etc/orderchain/kafka-ca.pem": str(secured_kafka.authority.path),
+    }.items():
+        assert there in lines, there
+        lines = lines.replace(there, here)
+    shell = subprocess.run(
+        ["bash", "-euc", f"{lines}\nenv"], env={}, capture_output=True, text=True, check=True
+    )
+    pairs = (line.partition("=") for line in shell.stdout.splitlines())
+    settings = {key: each for key, _, each in pairs if key.startswith(("CHAINCTL_", "PG"))}
+    assert len(settings) == 8
+    live(call, settings, 1, topic, owner, tmp_path)
+
+
+@pytest.mark.parametrize("database", [by_keywords, by_certificate])
+def test_chain_lives_over_tls_by_variables_flags_and_certificates(
+    call: Call, secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka, name: str,
+    owner: str, topic: str, free_chain: int, tmp_path: Path, database: object,
+) -> None:  # fmt: skip
+    settings = database(secured_postgres, name) | by_login(secured_kafka, SEQUENCER)  # type: ignore[operator]
+    files = secured_kafka.authority.client(RECEIVER)
+    mutual = (
+        "--kafka", secured_kafka.at("MUTUAL"), "--kafka-security-protocol", "SSL",
+        "--kafka-ssl-certfile", files.certificate, "--kafka-ssl-keyfile", files.key,
+    )  # fmt: skip
+    live(call, settings, free_chain, topic, owner, tmp_path)
+    without = {key: each for key, each in settings.items() if "SASL" not in key}
+    arguments = ("verify", "--chain", free_chain, "--local", "--source", "topic", *mutual)
+    assert call(*arguments, settings=without).code == 0
+
+
+def test_doctor_names_the_right_that_a_login_lacks(
+    call: Call, secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka, name: str,
+    owner: str, topic: str, free_chain: int,
+) -> None:  # fmt: skip
+    leader = {"CHAINCTL_DATABASE": owner, **by_login(secured_kafka, SEQUENCER)}
+    created = call("chain", "create", free_chain, "--topic", topic, settings=leader)
+    assert created.code == 0, created
+    reader = {**leader, **by_login(secured_kafka, RECEIVER)}
+    found = json.loads(call("doctor", "--chain", free_chain, "--json", settings=reader).out)
     (tried,) = [each for each in found if each["what"] == f"records of topic {topic}"]
     assert tried["state"] == "warning"
-    assert f"not tried: kafka was '{reader['CHAINCTL_KAFKA']}'" in tried["found"]
     assert f"a user 'receiver' that may write to topic {topic} (ACL)" in tried["found"]
 
 
-def test_plaintext_client_is_refused_in_one_line(
-    refused: Refused, call: Call, secured_kafka: SecuredKafka, databases: dict[str, str]
+def test_what_kafka_refuses_is_said_in_one_line(
+    refused: Refused, secured_kafka: SecuredKafka, owner: str, topic: str, free_chain: int
 ) -> None:
-    settings = databases | {"CHAINCTL_KAFKA": secured_kafka.at("LOGIN")}
-    assert call("schema", "apply", settings=settings).code == 0
-    line = refused("chain", "create", "1", settings=settings)
-    assert "does it ask for TLS or a login?" in line
-    assert "speaks PLAINTEXT with us" in line
+    right = {"CHAINCTL_DATABASE": owner, **by_login(secured_kafka, RECEIVER)}
+    plain = {"CHAINCTL_DATABASE": owner, "CHAINCTL_KAFKA": secured_kafka.at("LOGIN")}
+    wrong = {**right, "CHAINCTL_KAFKA_SASL_PASSWORD": "wrong-one"}
+    for settings, words in (
+        (plain, "does it ask for TLS or a login?"),
+        (wrong, "wrong user or password"),
+        (right, f"a user 'receiver' that may create topic {topic} (ACL)"),
+    ):
+        create = ("chain", "create", free_chain, "--topic", topic)
+        assert words in refused(*create, settings=settings, hidden="wrong-one")
 
 
-def test_wrong_password_is_refused_and_not_shown(
-    refused: Refused, call: Call, secured_kafka: SecuredKafka, databases: dict[str, str]
+def test_what_postgresql_refuses_is_said_in_one_line(
+    refused: Refused, secured_postgres: SecuredPostgres, name: str, tmp_path: Path
 ) -> None:
-    settings = databases | login(secured_kafka, RECEIVER)
-    assert call("schema", "apply", settings=settings).code == 0
-    settings["CHAINCTL_KAFKA_SASL_PASSWORD"] = "wrong-one"
-    line = refused("chain", "create", "1", settings=settings, hidden="wrong-one")
-    assert "wrong user or password" in line
+    other = Authority(tmp_path, "other").path
+    right = {"CHAINCTL_DATABASE": secured_postgres.url(name), **secured_postgres.environment}
+    for changed, words in (
+        ({"PGSSLMODE": "disable"}, "does it ask for TLS? sslmode is disable"),
+        ({"PGSSLROOTCERT": str(other)}, f"signed by sslrootcert {other}"),
+        ({"PGSSLROOTCERT": "/nowhere.pem"}, "sslrootcert"),
+        ({"PGSSLMODE": "strict"}, "sslmode of database was 'strict', expected one of disable,"),
+        ({"PGPASSWORD": "Tr0ub4dor"}, "wrong user or password"),
+    ):
+        for command in (
+            ["chain", "list"],
+            ["verify", "--chain", 1, "--local", "--source", "database"],
+        ):
+            line = refused(*command, settings={**right, **changed}, hidden="Tr0ub4dor")
+            assert words in line
 
 
-def test_topic_without_the_right_to_make_it_is_refused(
-    refused: Refused, call: Call, secured_kafka: SecuredKafka, databases: dict[str, str]
-) -> None:
-    settings = databases | login(secured_kafka, RECEIVER)
-    assert call("schema", "apply", settings=settings).code == 0
-    topic = f"{PREFIX}{secrets.token_hex(6)}"
-    line = refused("chain", "create", "1", "--topic", topic, settings=settings)
-    assert f"a user 'receiver' that may create topic {topic} (ACL)" in line
-
-
-def test_password_from_a_file_works(
-    call: Call, secured_kafka: SecuredKafka, databases: dict[str, str], tmp_path: Path
-) -> None:
-    file = tmp_path / "password"
-    file.write_text(PASSWORDS[SEQUENCER] + "\n")
-    settings = databases | login(secured_kafka, SEQUENCER)
-    del settings["CHAINCTL_KAFKA_SASL_PASSWORD"]
-    assert call("schema", "apply", settings=settings).code == 0
-    topic = f"{PREFIX}{secrets.token_hex(6)}"
-    done = call(
-        "chain", "create", "1", "--topic", topic, "--kafka-sasl-password-file", file,
-        settings=settings,
-    )  # fmt: skip
+def test_config_show_hides_every_secret(
+    call: Call, secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka, name: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    (tmp_path / "chainctl.toml").write_text("kafka_ssl_key_password = 'key-sesame'\n")
+    settings = by_keywords(secured_postgres, name) | by_login(secured_kafka, RECEIVER)
+    done = call("config", "show", "--json", settings={**settings, "CHAINCTL_KAFKAA": "x"})
     assert done.code == 0, done
-
-
-def test_no_flag_takes_a_secret_and_config_show_hides_them(
-    call: Call, secured_kafka: SecuredKafka, tmp_path: Path
-) -> None:
-    (tmp_path / "chainctl.toml").write_text(
-        "kafka_ssl_key_password = 'key-sesame'\nkafka_ssl_check_hostname = false\n"
-    )
-    done = call("config", "show", "--json", settings=login(secured_kafka, RECEIVER))
-    assert done.code == 0, done
-    assert PASSWORDS[RECEIVER] not in done.out + done.err
-    assert "key-sesame" not in done.out + done.err
+    assert done.err == "chainctl: CHAINCTL_KAFKAA is set, but is no setting: ignored\n"
+    for secret in (PASSWORDS[RECEIVER], "key-sesame", "for-trade"):
+        assert secret not in done.out
     shown = json.loads(done.out)
-    assert shown["kafka_sasl_password"] == {
-        "value": "***", "source": "CHAINCTL_KAFKA_SASL_PASSWORD",
-    }  # fmt: skip
+    hidden = {"value": "***", "source": "CHAINCTL_KAFKA_SASL_PASSWORD"}
+    assert shown["kafka_sasl_password"] == hidden
     assert shown["kafka_ssl_key_password"] == {"value": "***", "source": "chainctl.toml"}
-    assert shown["kafka_sasl_username"]["value"] == RECEIVER
-    assert shown["kafka_ssl_check_hostname"]["value"] is False
-    for secret in ("--kafka-sasl-password", "--kafka-ssl-key-password", "--alert-webhook"):
-        done = call("config", "show", secret, "sesame")
-        assert done.code == 2, done
+    assert "password=***" in shown["database"]["value"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from aiokafka.admin import NewPartitions
+
+from chainctl import database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,42 +64,30 @@ def test_command_without_a_database_says_how_to_name_one(
 @pytest.mark.parametrize("arguments", [["chain", "create", "1"], ["receive", "--output", "j"],
                                        ["sequence", "--input", "o.csv"]])  # fmt: skip
 def test_command_without_kafka_says_how_to_name_it(
-    refused: Refused,
-    module_settings: dict[str, str],
-    chain: int,
-    input_file: Path,
+    refused: Refused, module_settings: dict[str, str], chain: int, input_file: Path,
     arguments: list[str],
-) -> None:
+) -> None:  # fmt: skip
     settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
     if arguments[0] != "chain":
         arguments = [*arguments, "--chain", str(chain)]
     assert "kafka was '', expected" in refused(*arguments, settings=settings)
 
 
-def test_database_with_a_wrong_password_is_refused_without_showing_it(
+def test_database_that_refuses_is_named_without_its_password(
     refused: Refused, module_settings: dict[str, str]
 ) -> None:
-    parts = urlsplit(module_settings["CHAINCTL_DATABASE"])
-    dsn = parts._replace(netloc=f"postgres:{SECRET}@{parts.hostname}:{parts.port}").geturl()
-    for arguments in (["chain", "list"], ["fill", "--chain", 1, "--after", 0, "--until", 1]):
-        line = refused(*arguments, settings=with_database(module_settings, dsn), hidden=SECRET)
-        assert "wrong user or password" in line
-
-
-def test_database_that_does_not_exist_is_refused(
-    refused: Refused, module_settings: dict[str, str]
-) -> None:
-    dsn = module_settings["CHAINCTL_DATABASE"] + "_not"
-    line = refused("chain", "list", settings=with_database(module_settings, dsn))
-    assert "expected a database that exists" in line
-
-
-def test_database_whose_port_is_closed_is_refused(
-    refused: Refused, module_settings: dict[str, str]
-) -> None:
-    dsn = f"postgresql://u:{SECRET}@127.0.0.1:1/d"
-    line = refused("chain", "list", settings=with_database(module_settings, dsn))
-    assert "expected a server that listens at 127.0.0.1:1" in line
+    dsn = module_settings["CHAINCTL_DATABASE"]
+    parts = urlsplit(dsn)
+    wrong = parts._replace(netloc=f"postgres:{SECRET}@{parts.hostname}:{parts.port}").geturl()
+    closed = f"postgresql://u:{SECRET}@127.0.0.1:1/d"
+    for address, told in (
+        (wrong, "wrong user or password"),
+        (f"{dsn}_not", "expected a database that exists"),
+        (closed, "expected a server that listens at 127.0.0.1:1"),
+    ):
+        settings = with_database(module_settings, address)
+        for command in (["chain", "list"], ["fill", "--chain", 1, "--after", 0, "--until", 1]):
+            assert told in refused(*command, settings=settings, hidden=SECRET)
 
 
 def test_database_whose_port_is_silent_is_refused_by_the_deadline(
@@ -143,13 +135,9 @@ def test_verifier_refuses_a_silent_broker_by_the_deadline(
 
 
 def test_kafka_whose_port_is_closed_or_silent_is_refused(
-    refused: Refused,
-    call: Call,
-    module_settings: dict[str, str],
-    chain: int,
-    silent_port: int,
+    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, silent_port: int,
     input_file: Path,
-) -> None:
+) -> None:  # fmt: skip
     sequence, receive = ["sequence", "--input", input_file], ["receive", "--output", "j"]
     for arguments, port in ((sequence, 1), (receive, 1), (sequence, silent_port)):
         settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{port}"}
@@ -177,14 +165,9 @@ def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
 
 @pytest.mark.parametrize("fault", ["missing", "two partitions"])
 def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
-    refused: Refused,
-    call: Call,
-    module_settings: dict[str, str],
-    chain: int,
-    admin: Admin,
-    input_file: Path,
-    fault: str,
-) -> None:
+    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, admin: Admin,
+    input_file: Path, fault: str,
+) -> None:  # fmt: skip
     topic = f"orderchain.{chain}"
     if fault == "missing":
         admin(lambda client: client.delete_topics([topic]))
@@ -199,13 +182,20 @@ def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
     assert "rows come from the database until it is there" in done.err
 
 
-def test_config_show_hides_passwords_and_names_sources(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "chainctl.toml").write_text("batch_rows = 7\n")
-    settings = {"CHAINCTL_DATABASE": f"postgresql://u:{SECRET}@h/d", "CHAINCTL_KAFKAA": "x"}
-    done = call("config", "show", settings=settings)
-    assert done.code == 0
-    assert SECRET not in done.out + done.err
-    assert "postgresql://u:***@h/d  CHAINCTL_DATABASE" in done.out
-    assert "batch_rows" in done.out
-    assert "chainctl.toml" in done.out
-    assert done.err == "chainctl: CHAINCTL_KAFKAA is set, but is no setting: ignored\n"
+def test_table_that_another_session_locks_is_given_up_after_a_while(
+    call: Call, module_settings: dict[str, str], chain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = {**database.SQL, "lock_timeout": "SET lock_timeout = '100ms'"}
+    monkeypatch.setattr(database, "SQL", soon)
+
+    async def lock() -> asyncpg.Connection:
+        holder = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
+        await holder.execute("BEGIN; LOCK TABLE chain_head")
+        return holder
+
+    with asyncio.Runner() as runner:
+        holder = runner.run(lock())
+        for command in (["status"], ["step-down", "--reason", "x"]):
+            done = call(*command, "--chain", chain, settings=module_settings)
+            assert (done.code, "lock timeout" in done.err) == (3, True), done
+        runner.run(holder.close())

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import asyncpg
 import pytest
 
 from chain_kernel.errors import GapError, HaltError
 from chain_kernel.model import Event
 from chain_kernel.seal import event_pages, next_seal
 from gapfill import GapReader, GapReaderConfig
+from tests.builders.stored_chain import StoredChain
 from tests.stored_pages import LET_LACK_VALUES
 
-from .conftest import CHAIN_ID
+from .conftest import CHAIN_ID, MakeStored
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import asyncpg
-
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeStored
-
-    Rows = list[Event]
-    Damage = Callable[[Rows, int], Rows]
+Rows = list[Event]
+Damage = Callable[[Rows, int], Rows]
 
 BATCHES: Final = (3, 12, 2, 5)
 """Rows of each; the second has two pages, of nine and three."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -13,12 +14,10 @@ from chain_kernel.model import TERMS_MAX
 from chain_kernel.sql import load_sql
 from gapfill import GapReader, GapReaderConfig
 
+from .conftest import MakeStored
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from chain_kernel.clients.postgres import Connection
-
-    from .conftest import MakeStored
 
 PAGE_ROWS = 100
 SQL = load_sql("gapfill", "queries.sql")
@@ -66,9 +65,7 @@ async def test_statements_read_the_chain_by_index_and_no_more_than_a_page(
     await login.close()
 
 
-async def test_a_reader_plans_a_statement_once_and_locks_its_chain_alone(
-    make_stored: MakeStored, gap_dsn: str
-) -> None:
+async def test_reader_locks_its_chain_alone(make_stored: MakeStored, gap_dsn: str) -> None:
     stored = await make_stored([5] * 20)
     await make_stored([5], chain_id=8)
 

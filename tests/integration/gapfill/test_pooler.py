@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from chain_kernel.model import Event
 from gapfill import GapReader, GapReaderConfig
 from tests.pgbouncer import pgbouncer
 
 from .conftest import CHAIN_ID, MakeStored
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chain_kernel.model import Event
 
 IGNORED = "extra_float_digits,jit,enable_bitmapscan,enable_seqscan"
 READERS = 5

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import pytest
 
 import gapfill.batch_proof
 from chain_kernel.errors import BatchDamaged, HaltError, RowsArchived
+from chain_kernel.model import Mark
+from chain_kernel.seal import Batch
 from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import ids_of
-from tests.builders.stored_chain import STORED_PAGE_ROWS
+from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
 from tests.stored_pages import LET_TAMPER
 
-from .conftest import CHAIN_ID, PAGE_ROWS
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from chain_kernel.model import Mark
-    from chain_kernel.seal import Batch
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeStored
+from .conftest import CHAIN_ID, PAGE_ROWS, MakeStored
 
 CHANGES = [
     ("a payload", "UPDATE chain_event SET payload = 'other' WHERE id = $2"),

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import ConnectError
+from gapfill import GapReader
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gapfill import GapReader
-
-    from .conftest import MakeStored
+from .conftest import MakeStored
 
 REFUSED_ALWAYS = [
     """INSERT INTO chain_page VALUES (7, 999, 999, '{999}', '{998}', '{k}', '{0}', '{""}')""",
@@ -82,20 +78,3 @@ async def test_gap_reader_with_anything_but_a_fill_is_refused(
     await make_stored([3])
     allowed = [text for text in REFUSED_ALWAYS if not await is_refused(gap_login, text)]
     assert allowed == []
-
-
-async def test_gap_reader_by_default_is_read_only(gap_dsn: str) -> None:
-    connection = await asyncpg.connect(gap_dsn)
-    try:
-        assert await connection.fetchval("SHOW default_transaction_read_only") == "on"
-    finally:
-        await connection.close()
-
-
-async def test_gap_reader_reads_what_a_fill_needs(
-    make_stored: MakeStored, gap_login: asyncpg.Connection
-) -> None:
-    await make_stored([3])
-    for table in ("schema_version", "chain_batch", "chain_page", "chain_event"):
-        assert await gap_login.fetch(f"SELECT * FROM {table}")  # noqa: S608 - names of our own
-    assert await gap_login.fetchval("SELECT last_id FROM chain_head") > 0

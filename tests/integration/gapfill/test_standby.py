@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import NotYetReadable
+from chain_kernel.model import Mark, Run
+from chain_kernel.ports import GapSource
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from local_stack import PostgresServer, PostgresServerConfig
@@ -18,14 +21,7 @@ from local_stack.process import free_port
 from tests.builders.chains import ids_of
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import GapSource
-
-    from .conftest import MakeStored
+from .conftest import MakeStored
 
 
 @pytest.fixture

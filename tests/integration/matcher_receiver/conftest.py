@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
+from local_stack import KafkaServer
 from matcher_receiver import (
     CheckpointConfig,
     KafkaFrameSource,
@@ -22,9 +23,6 @@ from matcher_receiver import (
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 from tests.tuned import tuned
-
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
 
 RoleDsn = Callable[[str], str]
 Publish = Callable[[Iterable[bytes | None]], Awaitable[None]]

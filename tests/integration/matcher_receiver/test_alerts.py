@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import asyncpg
 import pytest
 
 from chain_kernel.errors import PrimaryBehind
 from matcher_receiver import Receiver
+from tests.builders.stored_chain import StoredChain
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.prometheus import Prometheus, scraped
 
+from .conftest import MakeReceiver, Publish
 from .test_forged_frames import forgeries
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import asyncpg
-
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
 
 LATE_ROWS = 10_500
 """More ids than a receiver may lag behind for more than a few seconds."""

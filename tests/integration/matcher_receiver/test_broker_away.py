@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from local_stack import KafkaServer
+from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.lanes import at_night
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish
 
 
 @pytest.fixture
@@ -73,7 +70,9 @@ async def test_receiver_with_its_broker_gone_stops_in_time(
     await asyncio.to_thread(kafka_to_break.thaw)
 
 
-@pytest.mark.parametrize("records", ["fewer", *at_night("more")])
+@pytest.mark.parametrize(
+    "records", [pytest.param("fewer", marks=pytest.mark.merge), *at_night("more")]
+)
 async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_returns(
     kafka_to_break: KafkaServer,
     stored: StoredChain,

@@ -8,30 +8,22 @@ again, as a caller of `asyncio.timeout` would.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from chain_kernel.model import Run
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    PostgresCheckpointStore,
-    Receiver,
-    ReceiverConfig,
-)
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, Receiver, ReceiverConfig
+from tests.builders.stored_chain import StoredChain
 from tests.cancellation import CancelAt, Cancelled
 from tests.deadlines import deadline
 from tests.tuned import tuned
 from tests.unit.matcher_receiver.memory import MemoryFrames
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from chain_kernel.model import Run
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import RoleDsn
+from .conftest import RoleDsn
 
 TRIES = 3
 """A call is cancelled once, so at the second try it must get through."""

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import pytest
 
-from chain_kernel.frame import HEADER_BYTES, MAC_BYTES, encode_frame
-from chain_kernel.model import Event
+from chain_kernel.frame import HEADER_BYTES, MAC_BYTES, FrameHeader, encode_frame
+from chain_kernel.model import Event, Run
+from matcher_receiver import Receiver
 from tests.builders.chains import NEXT_NONCE, signed
+from tests.builders.stored_chain import StoredChain
 from tests.lanes import at_night
 
-if TYPE_CHECKING:
-    from chain_kernel.frame import FrameHeader
-    from chain_kernel.model import Run
-    from matcher_receiver import Receiver
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish
 
 FLOOD = 2_000
 QUIET = {"poll_after_seconds": 600.0, "check_seconds": 600.0, "prove_seconds": 600.0}
@@ -67,8 +61,7 @@ def forgeries(stored: StoredChain) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["the MAC of another frame", *at_night("a key of his own", "a phantom", "a heartbeat")],
+    "kind", ["the MAC of another frame", *at_night("a key of his own", "a phantom", "a heartbeat")]
 )
 async def test_flood_of_forged_frames_costs_no_read_and_holds_no_live_frame_up(
     stored: StoredChain, publish: Publish, make_receiver: MakeReceiver, kind: str

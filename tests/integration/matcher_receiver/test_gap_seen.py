@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+import asyncpg
+
+from matcher_receiver import Receiver
+from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    import asyncpg
-
-    from matcher_receiver import Receiver
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish
 
 
 async def taken(receiver: Receiver, until_id: int) -> list[int]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import asyncpg
 import msgspec
 import pytest
 
-from chain_kernel.errors import BatchDamaged, PageDamaged, SealMismatch, StillHalted
+from chain_kernel.errors import BatchDamaged, SealMismatch, StillHalted
+from chain_kernel.seal import Batch
+from matcher_receiver import Receiver
 from tests.builders.chains import signed
+from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
-from tests.stored_pages import LET_LACK_VALUES, LET_TAMPER
+from tests.stored_pages import LET_TAMPER
 
-if TYPE_CHECKING:
-    import asyncpg
-
-    from chain_kernel.seal import Batch
-    from matcher_receiver import Receiver
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish
 
 WRONG_SEAL = b"\2" * 32
 
@@ -58,26 +53,6 @@ async def test_receiver_restarted_after_a_wrong_seal_in_the_last_frame_goes_on(
     assert ids == stored.chain.ids
 
 
-async def test_place_with_a_seal_that_the_database_has_shown_is_what_is_stored(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0, prove_seconds=0.05) as receiver:
-        await publish([await committed_with_a_wrong_seal(stored, 5)])
-        await work_off(receiver, stored.chain.mark().id)
-        for _ in range(20):
-            # The frame after a wrong seal is dropped; what it leaves shows by the next heartbeat.
-            await publish([*stored.chain.frames(await stored.commit(2)), stored.chain.heartbeat()])
-            await work_off(receiver, stored.chain.mark().id)
-            row = await admin.fetchrow(
-                "SELECT head_delivered, batch_last_id, seal FROM receiver_checkpoint"
-            )
-            assert row["head_delivered"] == stored.chain.mark().id
-            proven = stored.chain.mark(row["batch_last_id"])
-            assert proven.is_batch_end
-            assert row["seal"] == proven.seal
-    assert row["batch_last_id"] > stored.chain.batches[1].last_id, "it was proven meanwhile"
-
-
 async def test_receiver_whose_halt_was_lifted_goes_on_where_the_database_holds_what_is_proven(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
 ) -> None:
@@ -114,22 +89,6 @@ async def test_history_that_was_rewritten_behind_the_proven_seal_halts_the_next_
     receiver = make_receiver()
     with pytest.raises(SealMismatch):
         await receiver.__aenter__()
-
-
-async def test_receiver_halts_before_a_page_that_lacks_a_value(
-    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
-) -> None:
-    whole = await stored.commit(5)
-    batch = await stored.commit(5)
-    await admin.execute(LET_LACK_VALUES)
-    await admin.execute("UPDATE chain_page SET keys[2] = NULL WHERE last_id = $1", batch.last_id)
-    async with make_receiver() as receiver:
-        assert (await anext(receiver)).events == whole.events
-        with pytest.raises(PageDamaged) as caught:
-            await anext(receiver)
-    assert (caught.value.first_id, caught.value.last_id) == (batch.first_id, batch.last_id)
-    with pytest.raises(StillHalted, match="PageDamaged"):
-        await make_receiver().__aenter__()
 
 
 @pytest.mark.parametrize("is_gap", [False, True], ids=["at the start", "in a gap"])

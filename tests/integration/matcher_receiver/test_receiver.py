@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-from chain_kernel.errors import (
-    ForeignDatabase,
-    ForkFound,
-    RowsMissing,
-    SettingError,
-)
-from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
-from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    KafkaFrameSource,
-    KafkaSourceConfig,
-    PostgresCheckpointStore,
-    Receiver,
-    ReceiverConfig,
-    State,
-)
+from chain_kernel.errors import ForeignDatabase, ForkFound, RowsMissing
+from chain_kernel.model import Event
+from chain_kernel.sql import RECEIVER_WRITER
+from matcher_receiver import Receiver, State
 from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
 from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
 
-if TYPE_CHECKING:
-    from chain_kernel.model import Event
-
-    from .conftest import MakeReceiver, Publish, RoleDsn
+from .conftest import MakeReceiver, Publish, RoleDsn
 
 
 async def next_events(receiver: Receiver, until_id: int) -> list[Event]:
@@ -63,18 +46,6 @@ async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_cha
     assert sum(gap.rows for gap in gaps) == stats.rows_filled > 0
     assert stats.duplicates_dropped >= 10
     assert stats.dropped["empty"] == 1
-
-
-async def test_receiver_with_a_lost_tail_finds_it_by_the_heartbeat(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        first, _lost = await stored.commit(5), await stored.commit(5)
-        await publish([*stored.chain.frames(first), stored.chain.heartbeat()])
-        events = await next_events(receiver, stored.chain.mark().id)
-        gaps = list(receiver.gaps)
-    assert events == stored.chain.events
-    assert [(gap.cause, gap.rows) for gap in gaps] == [("heartbeat", 5)]
 
 
 @pytest.mark.invariant("S5")
@@ -121,21 +92,6 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
         await asyncio.wait([worker])
     rows = await admin.fetch("SELECT id FROM effect ORDER BY place")
     assert [row_id for (row_id,) in rows] == stored.chain.ids
-
-
-async def test_receiver_with_a_row_deleted_behind_its_back_names_it(
-    stored: StoredChain, make_receiver: MakeReceiver
-) -> None:
-    before = await stored.commit(30)
-    await stored.commit(90)
-    ids = stored.chain.ids
-    await stored.delete_rows(ids[70])
-    async with make_receiver() as receiver:
-        delivered = await next_events(receiver, before.last_id)
-        with pytest.raises(RowsMissing) as caught:
-            await anext(receiver)
-    assert [event.id for event in delivered] == ids[:30], "the rest of its batch is not proven"
-    assert (caught.value.after_id, caught.value.until_id) == (ids[69], ids[70])
 
 
 SWAP = ", ".join(
@@ -214,34 +170,3 @@ async def test_receiver_with_its_topic_missing_says_so_and_reads_the_database(
     assert list(run.events) == stored.chain.events
     (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert f"topic was '{topic}', expected a topic that exists" in line
-
-
-@pytest.mark.parametrize("part", ["gap source", "checkpoints", "name", "topic"])
-async def test_receiver_with_a_part_of_another_chain_or_name_hands_on_nothing(
-    stored: StoredChain, role_dsn: RoleDsn, bootstrap: str, topic: str, chain_id: int, part: str
-) -> None:
-    """Nor does it store its place as anybody's."""
-    other = await StoredChain.create(stored.admin, chain_id % (2**31 - 2) + 1)
-    await stored.commit(3)
-    await other.commit(3)
-    other_id = other.chain.chain_id
-    kafka = KafkaSourceConfig(kafka=bootstrap, topic=topic)
-    # Rows of the other chain would be handed on as this one's, and frames of this topic dropped.
-    own_id = other_id if part == "topic" else chain_id
-    gaps = GapReaderConfig(
-        database=role_dsn(GAP_READER), chain_id=other_id if part == "gap source" else own_id
-    )
-    checkpoints = CheckpointConfig(
-        database=role_dsn(RECEIVER_WRITER),
-        chain_id=other_id if part == "checkpoints" else own_id,
-        name="theirs" if part == "name" else "mine",
-    )
-    receiver = Receiver(
-        ReceiverConfig(chain_id=own_id, name="mine"),
-        KafkaFrameSource(kafka),
-        GapReader(gaps),
-        PostgresCheckpointStore(checkpoints),
-    )
-    with pytest.raises(SettingError, match=r"^(chain of the|receiver of the|topic and partition)"):
-        await receiver.__aenter__()
-    assert await stored.admin.fetchval("SELECT count(*) FROM receiver_checkpoint") == 0

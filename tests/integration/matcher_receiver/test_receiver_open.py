@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
-from orderchain import ReceiverConfig, State, errors, open_receiver
+from orderchain import Event, Receiver, ReceiverConfig, State, errors, open_receiver
+from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 from tests.tuned import tuned
 
-from .conftest import publish_frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from orderchain import Event, Receiver
-    from tests.builders.stored_chain import StoredChain
-
-    from .conftest import Publish, RoleDsn
+from .conftest import Publish, RoleDsn, publish_frames
 
 
 @pytest.fixture
@@ -50,9 +44,7 @@ async def events_up_to(receiver: Receiver, until_id: int) -> list[Event]:
     return events
 
 
-async def test_receiver_of_one_config_reads_the_topic_that_the_chain_names(
-    stored: StoredChain, config: Any, bootstrap: str
-) -> None:
+async def test_one_config_is_enough(stored: StoredChain, config: Any, bootstrap: str) -> None:
     topic = f"orders.of.{stored.chain.chain_id}"
     await stored.admin.execute("UPDATE chain_head SET topic = $1", topic)
     await make_topics(bootstrap, topic)
@@ -70,44 +62,7 @@ async def test_receiver_of_one_config_reads_the_topic_that_the_chain_names(
         assert [run async for run in again] == []  # its checkpoint was stored
 
 
-async def test_receiver_of_one_config_fills_from_the_servers_in_their_order(
-    stored: StoredChain, config: Any, topic: str, role_dsn: RoleDsn
-) -> None:
-    await stored.commit(20)
-    away = "postgresql://nobody@127.0.0.1:1/x"
-    databases = away, role_dsn(GAP_READER)
-    async with open_receiver(config(gap_databases=databases, until="head")) as receiver:
-        events = [event async for run in receiver for event in run.events]
-    assert events == stored.chain.events
-
-
-async def test_receiver_without_gap_databases_reads_from_its_own(
-    stored: StoredChain, config: Any, topic: str, database: str
-) -> None:
-    await stored.commit(20)
-    own = config(gap_databases=(), database=database, until="head")
-    async with open_receiver(own) as receiver:
-        events = [event async for run in receiver for event in run.events]
-    assert events == stored.chain.events
-
-
-async def test_place_that_is_kept_elsewhere_is_reported_under_the_name(
-    stored: StoredChain, config: Any, topic: str
-) -> None:
-    await stored.commit(20)
-    own = config(checkpoint="reported", start=stored.chain.mark(0), until="head")
-    async with open_receiver(own) as receiver:
-        async for run in receiver:
-            await receiver.checkpoint(run)
-    row = await stored.admin.fetchrow(
-        "SELECT receiver, head_delivered, is_report FROM receiver_checkpoint"
-    )
-    assert tuple(row) == ("mine", stored.chain.mark().id, True)
-
-
-async def test_receiver_starts_without_its_broker_where_that_is_optional(
-    stored: StoredChain, config: Any
-) -> None:
+async def test_optional_broker_is_not_waited_for(stored: StoredChain, config: Any) -> None:
     await stored.commit(20)
     away = {"kafka": "127.0.0.1:1", "until": "head", "poll_after_seconds": 0.1}
     async with open_receiver(config(**away, kafka_at_start="optional")) as receiver:
@@ -118,11 +73,7 @@ async def test_receiver_starts_without_its_broker_where_that_is_optional(
 
 
 async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
-    stored: StoredChain,
-    config: Any,
-    publish: Publish,
-    admin: asyncpg.Connection,
-    database: str,
+    stored: StoredChain, config: Any, publish: Publish, admin: asyncpg.Connection, database: str
 ) -> None:
     await admin.execute("CREATE TABLE worked_off (id bigint PRIMARY KEY)")
     own = await asyncpg.connect(database)

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
-from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
-import chain_kernel.seal
-import gapfill.reader
 from chain_kernel.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
-from chain_kernel.model import Event
-from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from chain_kernel.model import Run
+from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import (
-    CheckpointConfig,
-    KafkaFrameSource,
-    KafkaSourceConfig,
-    PostgresCheckpointStore,
-    Receiver,
-    ReceiverConfig,
-    StartAt,
-)
+from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, StartAt
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
-from tests.builders.topics import make_topics
-from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.tuned import tuned
 
-from .conftest import publish_frames
-
-if TYPE_CHECKING:
-    from chain_kernel.model import Run
-
-    from .conftest import MakeReceiver, Publish, RoleDsn
+from .conftest import MakeReceiver, Publish, RoleDsn, publish_frames
 
 
 async def test_gaps_of_a_receiver_stand_in_the_database_when_it_has_closed(
@@ -79,21 +60,6 @@ async def test_rows_behind_a_planted_boundary_are_archived_by_error_and_ledger(
     told = row["after_id"], row["outcome"], row["row_count"], row["cause"]
     assert told == (first.events[1].id, "archived", 0, "start")
     assert row["until_id"] >= boundary.last_id
-
-
-async def test_missing_rows_stand_in_the_ledger_as_missing(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
-) -> None:
-    async with make_receiver(name="hole", poll_after_seconds=600.0) as receiver:
-        lost, seen = await stored.commit(6), await stored.commit(5)
-        await stored.delete_rows(lost.events[2].id)
-        await publish(stored.chain.frames(seen))
-        with pytest.raises(Exception, match="missing in the database"):
-            await next_events(receiver, stored.chain.mark().id)
-        assert receiver.head_delivered == 0, "of the batch with the hole nothing proves a row"
-    row = await admin.fetchrow("SELECT * FROM receiver_gap")
-    found = row["after_id"], row["until_id"], row["outcome"]
-    assert found == (0, lost.events[2].id, "missing"), "the rows after it are there"
 
 
 async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
@@ -172,40 +138,6 @@ async def test_start_at_a_place_while_rows_are_committed_hands_on_all_behind_it(
     assert events == [event for event in stored.chain.events if event.id > begun]
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
-
-async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
-    stored: StoredChain,
-    make_receiver: MakeReceiver,
-    publish: Publish,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):
-        """A row that tells whether somebody still holds it."""
-
-    held: weakref.WeakSet[Row] = weakref.WeakSet()
-
-    def make(*values: Any) -> Row:
-        row = Row(*values)
-        held.add(row)
-        return row
-
-    monkeypatch.setattr(gapfill.reader, "Event", make)
-    monkeypatch.setattr(chain_kernel.seal, "Event", make)
-    await stored.commit(5)
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        await next_events(receiver, stored.chain.mark().id)
-        for _ in range(10):
-            await stored.commit(500)
-        await publish([stored.chain.heartbeat()])
-        most = rows = 0
-        while rows < 5_000:
-            rows += len((await anext(receiver)).events)
-            most = max(most, len(held))
-    assert most <= 3 * 50  # a page is 50 rows here: the caller's, the next, and one that is dropped
-
-
 @pytest.mark.invariant("L5")
 async def test_slow_handler_slows_the_reading_and_not_the_memory(
     bootstrap: str, topic: str, stored: StoredChain, role_dsn: RoleDsn, chain_id: int
@@ -248,57 +180,3 @@ async def test_slow_handler_slows_the_reading_and_not_the_memory(
             ids += ids_of([run])
     assert ids == stored.chain.ids
     assert receiver.stats().gaps == 0
-
-
-# -- many chains -----------------------------------------------------------------------------------
-
-
-async def test_many_chains_in_one_process_do_not_mix(
-    bootstrap: str, admin: asyncpg.Connection, role_dsn: RoleDsn, chain_id: int
-) -> None:
-    chains = [
-        await StoredChain.create(admin, (chain_id + number) % 2**31 or 1, seed=number)
-        for number in range(1, 6)
-    ]
-    for chain in chains:
-        await make_topics(bootstrap, chain.topic)
-
-    def receiver_of(chain: StoredChain) -> Receiver:
-        own_id = chain.chain.chain_id
-        return Receiver(
-            ReceiverConfig(chain_id=own_id),
-            KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=chain.topic)),
-            GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=own_id)),
-            PostgresCheckpointStore(
-                CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=own_id, name="r")
-            ),
-        )
-
-    found: dict[int, list[int]] = {chain.chain.chain_id: [] for chain in chains}
-    receivers = [receiver_of(chain) for chain in chains]
-
-    async def work(receiver: Receiver) -> None:
-        async def handler(run: Run) -> None:
-            found[run.chain_id] += ids_of([run])
-
-        async with receiver:
-            await receiver.run(handler)
-
-    async with asyncio.TaskGroup() as group:
-        for receiver in receivers:
-            group.create_task(work(receiver))
-        for _ in range(4):
-            for chain in chains:
-                batch = await chain.commit(9)
-                if chain is not chains[0]:
-                    await publish_frames(bootstrap, chain.topic, chain.chain.frames(batch, 4))
-        async with deadline():
-            while any(len(ids) < 36 for ids in found.values()):  # noqa: ASYNC110 - five of them
-                await asyncio.sleep(0.02)
-        for receiver in receivers:
-            receiver.stop()
-    assert found == {chain.chain.chain_id: chain.chain.ids for chain in chains}
-    places = await admin.fetch("SELECT chain_id, head_delivered FROM receiver_checkpoint")
-    assert dict(map(tuple, places)) == {
-        chain.chain.chain_id: chain.chain.mark().id for chain in chains
-    }

@@ -13,14 +13,15 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from local_stack.postgres import SUPERUSER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
-from outbox.message import draw_message_ids
+from outbox.message import Message, draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
+from outbox.sender.business import store_messages
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from uuid import UUID
 
     from aiokafka import ConsumerRecord
@@ -105,6 +106,23 @@ class Sender:
             await self.admin.fetch("SELECT * FROM outbox_done ORDER BY message_id, consumer")
         )
 
+    async def store(
+        self,
+        count: int = 1,
+        destination: str = "clearing",
+        *,
+        ids: Sequence[UUID] = (),
+        payload: bytes = b"x",
+        claim: UUID | None = None,
+    ) -> list[UUID]:
+        """Store messages that no relay has been told of, in one transaction; return their ids."""
+        business = await self.connect()
+        chosen = list(ids) or draw_message_ids(count)
+        async with business.transaction():
+            messages = [Message(each, destination, payload) for each in chosen]
+            await store_messages(business, messages, claim=claim)
+        return chosen
+
     async def statuses(self) -> dict[UUID, Status]:
         """Return the status of each delivery by message; of several consumers the last one's."""
         rows = [*await self.pending(), *await self.done()]
@@ -122,6 +140,22 @@ class Sender:
         async with deadline():
             while not await holds():  # noqa: ASYNC110 - nothing tells when another process did it
                 await asyncio.sleep(0.02)
+
+    async def until_true(self, query: str, *values: object) -> None:
+        """Wait until a query is answered with true."""
+
+        async def holds() -> bool:
+            return bool(await self.admin.fetchval(query, *values))
+
+        await self.until(holds)
+
+    async def until_counted(self, relay: Relay, **counts: int) -> None:
+        """Wait until counters of a relay have come so far."""
+
+        async def holds() -> bool:
+            return all(getattr(relay.stats(), name) >= count for name, count in counts.items())
+
+        await self.until(holds)
 
     async def until_status(self, message_id: UUID, status: Status) -> None:
         """Wait until a message has `status`; of several consumers the last one's delivery."""

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import outbox
-from chain_kernel.errors import DurabilityError, RetryError, SettingError
+from chain_kernel.errors import DurabilityError, RetryError
 from chain_kernel.sql import LOGIN_ROLES
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
@@ -276,20 +276,6 @@ async def test_transaction_that_an_error_has_broken_raises_and_sends_nothing(
             kept = await transaction.add("clearing", b"this one")
         await sender.until_status(kept, Status.CONFIRMED)
     assert await sender.sent(clearing) == [kept]
-
-
-async def test_transaction_inside_of_another_one_is_refused(own: Database) -> None:
-    """The commit of the outer one would count, and the message be sent before it."""
-    sender = own.sender
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    async with sender.relay() as relay:
-        async with business.transaction():
-            with pytest.raises(SettingError, match="in a transaction"):
-                async with relay.transaction(business):
-                    pass
-        await relay.settle()
-    assert await sender.sent(clearing) == []
 
 
 async def test_commit_whose_wait_for_the_standby_was_cut_is_not_followed_by_a_send(

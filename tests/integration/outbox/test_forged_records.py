@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from local_stack import KafkaServer, PostgresServer
+    from outbox import Delivery
 
     from .conftest import Sender
 
@@ -59,11 +60,13 @@ async def applied(sender: Sender, until: bytes, **settings: Any) -> list[bytes]:
         "database": sender.dsns[SUPERUSER], **settings,
     })  # fmt: skip
     async with deadline(), Consumer(config) as consumer:
-        async for delivery in consumer:
-            async with delivery.transaction():
-                seen.append(delivery.payload)
-                if delivery.payload == until:
-                    consumer.stop()
+
+        async def handler(delivery: Delivery, _: Any) -> None:
+            seen.append(delivery.payload)
+            if delivery.payload == until:
+                consumer.stop()
+
+        await consumer.run(handler)
     return seen
 
 

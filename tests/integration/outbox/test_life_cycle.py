@@ -21,16 +21,13 @@ from .cut_await import cut_at
 from .service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
     import asyncpg
 
     from .conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-PARTS = ["alerts", "acks", "send", "broker", "confirms", "troubles", "sweep", "retention"]
+PARTS = ["acks", "send", "broker", "confirms", "troubles", "sweep", "retention"]
 OURS = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'orderchain outbox%'
@@ -84,31 +81,6 @@ async def test_relay_of_which_a_part_is_gone_raises_and_accepts_nothing(
     await until_gone(sender)
 
 
-class NoLog:
-    """A consumer's log that answers with nonsense, which is a bug of its author."""
-
-    async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        return None  # type: ignore[return-value]
-
-
-async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender: Sender) -> None:
-    await sender.set_up()
-    business = await sender.connect()
-    relay = Relay(sender.config(), consumer_logs={"clearing-service": NoLog()})
-    with pytest.raises(PartEnded, match="sweep") as ended:  # noqa: PT012 - the block is what ends so
-        async with relay:
-            async with relay.transaction(business) as transaction:
-                message_id = await transaction.add("clearing", b"1")
-            await sender.until_status(message_id, Status.CONFIRMED)
-            await sender.let_time_pass()
-            await business.execute("SELECT pg_notify('outbox_ready', '')")
-            async with deadline():
-                with pytest.raises(TypeError):
-                    await relay.run()
-            await refuses(relay, business)
-    assert isinstance(ended.value.__cause__, TypeError)
-
-
 async def test_transaction_that_is_open_as_a_part_ends_is_refused_at_its_next_message(
     sender: Sender,
 ) -> None:
@@ -127,35 +99,7 @@ async def test_transaction_that_is_open_as_a_part_ends_is_refused_at_its_next_me
     assert await sender.statuses() == {}
 
 
-async def test_what_was_committed_as_a_part_ended_is_sent_by_the_next_relay(
-    sender: Sender,
-) -> None:
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    relay = Relay(sender.config())
-    await relay.start()
-    async with relay.transaction(business) as transaction:
-        message_id = await transaction.add("clearing", b"1")
-        await kill("relay", "sweep")
-        with pytest.raises(PartEnded):
-            await relay.run()
-    await relay.stop()
-    async with sender.relay() as other:
-        await other.sweep()
-        await other.settle()
-    assert await sender.sent(clearing) == [message_id]
-
-
-async def test_relay_stopped_in_order_lets_its_run_return(sender: Sender) -> None:
-    relay = Relay(sender.config())
-    await relay.start()
-    running = asyncio.create_task(relay.run())
-    await relay.stop()
-    async with deadline():
-        await running
-
-
-@pytest.mark.parametrize("part", ["send", "broker", "outbox", "alerts"])
+@pytest.mark.parametrize("part", ["send", "broker", "outbox"])
 async def test_sender_of_mode_5_of_which_a_part_is_gone_accepts_nothing(
     sender: Sender, part: str
 ) -> None:
@@ -189,7 +133,7 @@ async def test_fire_after_commit_that_is_gone_accepts_nothing(sender: Sender) ->
     assert await sender.admin.fetchval("SELECT count(*) FROM trade") == 0
 
 
-@pytest.mark.parametrize("part", ["http", "relay", "check-back", "alerts"])
+@pytest.mark.parametrize("part", ["http", "relay", "check-back"])
 async def test_message_service_of_which_a_part_is_gone_raises_and_stores_nothing(
     sender: Sender, part: str
 ) -> None:
@@ -210,18 +154,6 @@ async def test_message_service_of_which_a_part_is_gone_raises_and_stores_nothing
                 status = 0
             assert status in {0, 503}
     assert len(await sender.statuses()) == 1
-
-
-async def test_message_service_whose_relay_died_raises_the_error_of_its_part(
-    sender: Sender,
-) -> None:
-    service = MessageService(service_config(sender), Clients([client("payments")]))
-    await service.start()
-    await kill("relay", "sweep")
-    async with deadline():
-        with pytest.raises(PartEnded, match="sweep"):
-            await service.run()
-    await service.stop()
 
 
 @pytest.mark.timeout(240)

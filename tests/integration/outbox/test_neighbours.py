@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -18,11 +17,11 @@ from outbox.errors import MessageError
 from outbox.message import check_message
 from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
-from outbox.sender.business import store_messages
 from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.relay import Relay
 from outbox.sender.store import RelayStore
 from tests.builders.topics import make_topics
+from tests.cases import case
 
 from .conftest import CONSUMER
 
@@ -34,17 +33,6 @@ OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 """How operators change the key."""
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
-
-
-async def store(
-    sender: Sender, destination: str, count: int = 1, *, claim: UUID | None = None
-) -> list[UUID]:
-    business = await sender.connect()
-    ids = draw_message_ids(count)
-    async with business.transaction():
-        messages = [Message(each, destination, b"x") for each in ids]
-        await store_messages(business, messages, claim=claim)
-    return ids
 
 
 async def set_up_without_topics(sender: Sender, name: str, **settings: Any) -> Destination:
@@ -65,7 +53,7 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
     await sender.admin.execute(
         "ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_headers_check"
     )
-    odd, *others = await store(sender, "clearing", 20)
+    odd, *others = await sender.store(20)
     await sender.admin.execute(
         "UPDATE outbox_message SET headers = $2::jsonb WHERE message_id = $1", odd, headers
     )
@@ -82,65 +70,40 @@ async def test_row_that_cannot_be_read_becomes_abnormal_alone(sender: Sender, he
     assert row["send_count"] == 0
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        None,
-        {},
-        {"trace": "a b", "": "x"},
-        {"n" * 100: "", "o" * 101: ""},
-        {"n" * 100: ""},
-        {"ORDERCHAIN-x": "1"},
-        {"orderchain": "1"},
-        {"né": "1"},
-        {"n": "é\n\x1b"},
-        {"a": "x" * 16_383},
-        {"a": "x" * 16_384},
-        {"a": "é" * 8_191 + "x"},
-        {"a": "é" * 8_192},
-        {'quo"ted': '"' * 16_000},
-        {str(n): "" for n in range(64)},
-        {str(n): "" for n in range(65)},
-    ],
-)
-async def test_table_and_package_agree_on_headers(
-    sender: Sender, headers: dict[str, str] | None
-) -> None:
+HEADERS: tuple[dict[str, str] | None, ...] = (
+    None, {}, {"trace": "a b", "": "x"}, {"n" * 100: "", "o" * 101: ""}, {"n" * 100: ""},
+    {"ORDERCHAIN-x": "1"}, {"orderchain": "1"}, {"né": "1"}, {"n": "é\n\x1b"},
+    {"a": "x" * 16_383}, {"a": "x" * 16_384}, {"a": "é" * 8_191 + "x"}, {"a": "é" * 8_192},
+    {'quo"ted': '"' * 16_000}, {str(n): "" for n in range(64)}, {str(n): "" for n in range(65)},
+)  # fmt: skip
+
+
+async def test_table_and_package_agree_on_headers(sender: Sender) -> None:
     await sender.set_up()
     writer = await sender.connect(OUTBOX_WRITER)
+    for headers in HEADERS:
+        with case(str(headers)[:60]):
+            await agree(writer, headers)
+
+
+async def agree(writer: asyncpg.Connection[Any], headers: dict[str, str] | None) -> None:
     (message_id,) = draw_message_ids(1)
+    text = None if headers is None else outbox.sender.business._json(headers) or "{}"
+    add = writer.execute("SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)", text)
+    many = writer.execute(
+        "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')",
+        message_id, text,
+    )  # fmt: skip
     try:
         check_message(Message(message_id, "clearing", b"x", headers=headers))
-        is_fit = True
     except MessageError:
-        is_fit = False
-    text = None if headers is None else outbox.sender.business._json(headers) or "{}"
-    add = "SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)"
-    many = (
-        "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')"
-    )
-    if is_fit:
-        await writer.execute(add, text)
-        await writer.execute(many, message_id, text)
-        return
-    with pytest.raises(asyncpg.InvalidParameterValueError):
-        await writer.execute(add, text)
-    with pytest.raises(asyncpg.CheckViolationError):
-        await writer.execute(many, message_id, text)
-
-
-async def test_check_time_that_no_reader_can_read_is_refused(sender: Sender) -> None:
-    await sender.set_up()
-    writer = await sender.connect(OUTBOX_WRITER)
-    statement = (
-        "SELECT outbox_add_many(ARRAY[outbox_new_id()], '{clearing}', '{NULL}', '{NULL}', '{x}',"
-        " NULL, $1::text::timestamptz)"
-    )
-    for at in ("200000-01-01", "4000-01-01 BC", "-infinity"):
         with pytest.raises(asyncpg.InvalidParameterValueError):
-            await writer.execute(statement, at)
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    assert await acts.find(operator, acts.DeliveryFilter()) == []
+            await add
+        with pytest.raises(asyncpg.CheckViolationError):
+            await many
+        return
+    await add
+    await many
 
 
 # ------------------------------------------------------------------------------- missing topics
@@ -153,14 +116,14 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
     clearing = await sender.set_up(tries_max=20)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await make_topics(sender.kafka, lost.confirm_topic)
-    waiting = await store(sender, "lost", 5)
+    waiting = await sender.store(5, "lost")
     # Deadlines so long that nothing which waits for one of them would come through.
     async with sender.relay(send_seconds=3_600.0) as relay:
         business = await sender.connect()
         async with relay.transaction(business) as transaction:
             waiting.append(await transaction.add("lost", b"x"))
             sent = [await transaction.add("clearing", b"x")]
-        sent += await store(sender, "clearing", 3)
+        sent += await sender.store(3)
         for each in sent:
             await sender.until_status(each, Status.CONFIRMED)
         for _ in range(3):
@@ -190,7 +153,7 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     monkeypatch.setattr(outbox.sender.message_sender, "PAUSE_SECONDS_MAX", 0.1)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await make_topics(sender.kafka, lost.confirm_topic)
-    ids = await store(sender, "lost", 30)
+    ids = await sender.store(30, "lost")
     operator = await sender.connect(OUTBOX_OPERATOR)
 
     async def is_named() -> bool:
@@ -212,40 +175,6 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     assert set(await sender.sent(lost)) == set(ids)
 
 
-async def test_topic_that_was_deleted_under_the_relay_uses_up_no_try(sender: Sender) -> None:
-    lost = await sender.set_up("lost", tries_max=1)
-    async with sender.relay(send_seconds=2.0) as relay:
-        (before,) = await store(sender, "lost")
-        await sender.until_status(before, Status.CONFIRMED)
-        await sender.delete_topics(lost.topic)
-        (after,) = await store(sender, "lost")
-        operator = await sender.connect(OUTBOX_OPERATOR)
-
-        async def is_named() -> bool:
-            return "lost" in await acts.troubles(operator)
-
-        await sender.until(is_named)
-        await relay.settle()
-        (row,) = [row for row in await sender.pending() if row["message_id"] == after]
-        assert (row["status"], row["send_count"]) == (Status.INIT, 0)
-
-
-async def test_missing_confirm_topic_stops_no_other_confirms_and_is_named(sender: Sender) -> None:
-    clearing = await sender.set_up()
-    deaf = await set_up_without_topics(sender, "deaf")
-    await make_topics(sender.kafka, deaf.topic)
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    async with sender.relay():
-        (message_id,) = await store(sender, "clearing")
-        await sender.confirm(clearing, message_id)
-        await sender.until_status(message_id, Status.CONSUMED)
-
-        async def is_named() -> bool:
-            return deaf.confirm_topic in (await acts.troubles(operator)).get("deaf", "")
-
-        await sender.until(is_named)
-
-
 async def test_confirm_topic_that_is_made_later_is_read(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,56 +183,11 @@ async def test_confirm_topic_that_is_made_later_is_read(
     late = await set_up_without_topics(sender, "late")
     await make_topics(sender.kafka, late.topic)
     async with sender.relay():
-        (message_id,) = await store(sender, "late")
+        (message_id,) = await sender.store(destination="late")
         await sender.until_status(message_id, Status.CONFIRMED)
         await make_topics(sender.kafka, late.confirm_topic)
         await sender.confirm(late, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-
-
-async def test_destination_that_hangs_leaves_room_for_the_others(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its sends take for ever, and more waits for it than a relay may hold."""
-    clearing = await sender.set_up()
-    slow = await sender.set_up("slow")
-    async with sender.relay(waiting_rows_max=50, send_rows_max=10) as relay:
-        send_group = relay._sender._send_group
-
-        async def hangs(destination: Destination, *given: Any) -> Any:
-            if destination.name == "slow":
-                await asyncio.Event().wait()
-            return await send_group(destination, *given)
-
-        monkeypatch.setattr(relay._sender, "_send_group", hangs)
-        await store(sender, "slow", 500)
-        await sender.until(lambda: _is_full(relay))
-        ids = await store(sender, "clearing", 200)
-        for each in ids:
-            await sender.until_status(each, Status.CONFIRMED)
-        assert relay.waiting <= 50 + 10
-        relay._parts.cancel({"send"})
-    assert set(await sender.sent(clearing)) == set(ids)
-    assert await sender.sent(slow) == []
-
-
-async def test_transaction_with_more_than_there_is_room_for_is_sent_as_far_as_it_fits(
-    sender: Sender,
-) -> None:
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    async with sender.relay(waiting_rows_max=50, sweep_seconds=0.05) as relay:
-        async with relay.transaction(business) as transaction:
-            ids = [await transaction.add("clearing", b"x") for _ in range(100)]
-        for each in ids:
-            await sender.until_status(each, Status.CONFIRMED)
-        assert relay.stats().swept < len(ids), "what fitted was not left to the sweep"
-    assert sorted(await sender.sent(clearing)) == ids
-    assert {row["send_count"] for row in await sender.pending()} == {1}
-
-
-async def _is_full(relay: Relay) -> bool:
-    return relay.waiting >= 30
 
 
 # -------------------------------------------------------------------------------------- crashes
@@ -311,7 +195,7 @@ async def _is_full(relay: Relay) -> bool:
 
 async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
-    ids = await store(sender, "clearing", 3, claim=uuid4())  # the first one, on the fast path
+    ids = await sender.store(3, claim=uuid4())  # the first one, on the fast path
     killed = RelayStore(sender.config(), lambda: None)
     for _ in range(4):
         await sender.let_time_pass()
@@ -337,7 +221,7 @@ async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     sender: Sender,
 ) -> None:
     await sender.set_up()
-    (message_id,) = await store(sender, "clearing", claim=uuid4())
+    (message_id,) = await sender.store(claim=uuid4())
     await sender.admin.execute("UPDATE outbox_pending SET claim_count = $1", CLAIMS_MAX)
     async with sender.relay() as relay:
         await sender.let_time_pass()
@@ -347,42 +231,6 @@ async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     assert row["last_error"].startswith(f"claimed {CLAIMS_MAX} times")
 
 
-# ------------------------------------------------------------------------- consumers that are away
-
-
-async def test_consumer_that_never_ran_is_reported_after_minutes(
-    sender: Sender, caplog: pytest.LogCaptureFixture
-) -> None:
-    clearing = await sender.set_up(resend_filter=True, consumers=("present", "absent"))
-    async with sender.relay() as relay, sender.relay(name="other." + sender.name) as other:
-        (message_id,) = await store(sender, "clearing")
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await sender.confirm(clearing, message_id, consumer="present")
-        await sender.until(lambda: _is_heard_of(sender, "present"))
-        await relay.keep()
-        assert relay.stats().silent == 0
-        # Six minutes later, for whatever was sent and for every consumer that was heard of.
-        await sender.admin.execute(
-            "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes';"
-            "UPDATE outbox_consumer SET heard_at = heard_at - interval '6 minutes'"
-        )
-        await relay.keep()
-        await other.keep()
-        await relay.keep()
-        assert relay.stats().silent + other.stats().silent == 1  # once, and by one of them
-    (line,) = [each.getMessage() for each in caplog.records if "ever heard" in each.getMessage()]
-    assert "absent" in line
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    told = (await acts.troubles(operator))["clearing"]
-    assert "absent" in told
-    assert "present" not in told
-
-
-async def _is_heard_of(sender: Sender, consumer: str) -> bool:
-    found = "SELECT count(*) FROM outbox_consumer WHERE consumer = $1 AND heard_at IS NOT NULL"
-    return bool(await sender.admin.fetchval(found, consumer))
-
-
 # ------------------------------------------------------------------------------- forged confirms
 
 
@@ -390,7 +238,7 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
     """A stranger knows everything but what was sent with the message."""
     clearing = await sender.set_up(resend_filter=True)
     async with sender.relay() as relay:
-        forged, true = await store(sender, "clearing", 2)
+        forged, true = await sender.store(2)
         for each in (forged, true):
             await sender.until_status(each, Status.CONFIRMED)
         for proof in (bytes(16), b"\xff" * 16):
@@ -410,7 +258,7 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay():
-        (message_id,) = await store(sender, "clearing")
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
     key = await sender.admin.fetchval("SELECT confirm_key FROM outbox_secret")
     proof = proof_of(token_of(bytes(key), message_id.bytes), CONSUMER, APPLIED, 0)
@@ -418,7 +266,11 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
     async with sender.relay() as relay:
         value = encode_confirms(CONSUMER, [Confirm(message_id.bytes, APPLIED, 0, 0, 0, proof)])
         await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
-        await sender.until(lambda: _is_refused(relay))
+
+        async def is_refused() -> bool:
+            return relay.stats().bad_confirms["proof"] > 0
+
+        await sender.until(is_refused)
         assert (await sender.statuses())[message_id] is Status.CONFIRMED
         await sender.let_time_pass()
         await relay.sweep()
@@ -426,7 +278,3 @@ async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_
         assert (await sender.sent(clearing)).count(message_id) == 2
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-
-
-async def _is_refused(relay: Relay) -> bool:
-    return relay.stats().bad_confirms["proof"] > 0

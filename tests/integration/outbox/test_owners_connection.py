@@ -11,10 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from chain_kernel.errors import CheckpointLost, RetryError
-from chain_kernel.model import Mark
 from local_stack.postgres import SUPERUSER
-from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from outbox import (
     Destination,
     DestinationMissing,
@@ -27,12 +24,7 @@ from outbox import (
     save_destinations,
 )
 from outbox.sender.business import BusinessTransaction, store_messages, watched_transaction
-from outbox.sender.check_back import (
-    DecisionRefused,
-    check_decision,
-    decide,
-    forget_decisions,
-)
+from outbox.sender.check_back import DecisionRefused, check_decision, decide, forget_decisions
 from outbox.sender.due_decisions import Answer
 from tests.pgbouncer import pgbouncer
 
@@ -201,31 +193,6 @@ async def decide_and_check(connection: Connection, admin: Connection) -> None:
     assert await forget_decisions(connection, datetime.now(UTC) - timedelta(days=2)) == 0
 
 
-class SlowAnswer(PostgresCheckpointStore):
-    """A checkpoint whose alone-standing save is stored, and not known to be."""
-
-    async def _save_alone(self, first_pid: int, end: Mark) -> None:
-        await super()._save_alone(first_pid, end)
-        self._in_doubt.append(end)
-        raise RetryError("the answer was lost")
-
-
-async def save_places(connection: Connection, admin: Connection, dsn: str) -> None:
-    await admin.execute("SELECT chain_create(1, $1, 'orders', 0, 1000)", b"\0" * 32)
-    places = [Mark(id=n, batch_last_id=n, seal=bytes([n]) * 32, epoch=3) for n in range(1, 5)]
-    async with SlowAnswer(CheckpointConfig(database=dsn, chain_id=1, name="m")) as checkpoint:
-        async with connection.transaction():
-            await checkpoint.save(0, places[0], connection)
-        with pytest.raises(RetryError):
-            await checkpoint.save(1, places[1])
-        async with connection.transaction():  # finds the place that was in doubt
-            await checkpoint.save(1, places[2], connection)
-        assert await checkpoint.load() == places[2]
-        with pytest.raises(CheckpointLost, match="2"):
-            async with connection.transaction():
-                await checkpoint.save(2, places[3], connection)
-
-
 @asynccontextmanager
 async def owned(dsn: str, name: str) -> AsyncIterator[Connection]:
     """Give the owner's connection, out of a pool of theirs, as most services have it."""
@@ -238,16 +205,15 @@ async def owned(dsn: str, name: str) -> AsyncIterator[Connection]:
         yield connection
 
 
-async def call_all(connection: Connection, admin: Connection, dsn: str) -> None:
+async def call_all(connection: Connection, admin: Connection) -> None:
     await set_destinations_up(connection, admin)
     await store(connection, admin)
     await decide_and_check(connection, admin)
-    await save_places(connection, admin, dsn)
 
 
 @pytest.fixture
 def dsn(postgres_server: PostgresServer, database_with: Callable[..., str]) -> str:
-    return postgres_server.dsn(SUPERUSER, database_with("chain", "outbox", "decision"))
+    return postgres_server.dsn(SUPERUSER, database_with("outbox", "decision"))
 
 
 @pytest.fixture
@@ -263,7 +229,7 @@ async def test_every_call_works_on_a_connection_as_its_owner_set_it_up(
 ) -> None:
     await admin.execute(SHADOWS)
     async with owned(dsn, owner) as connection:
-        await call_all(connection, admin, dsn)
+        await call_all(connection, admin)
 
 
 async def test_every_call_works_through_a_transaction_pooler(
@@ -273,17 +239,7 @@ async def test_every_call_works_through_a_transaction_pooler(
         pgbouncer(dsn, tmp_path) as pooled,
         owned(pooled, "no prepared statements") as connection,
     ):
-        await call_all(connection, admin, dsn)
-
-
-async def test_check_with_an_owners_short_timeout_is_unknown(admin: Connection, dsn: str) -> None:
-    (message_id,) = draw_message_ids(1)
-    async with owned(dsn, "serializable") as connection:
-        await connection.execute("SET statement_timeout = '50ms'")
-        async with admin.transaction():
-            await decide(admin, message_id)
-            assert await check_decision(connection, message_id) is Answer.UNKNOWN
-        assert await check_decision(connection, message_id) is Answer.DONE
+        await call_all(connection, admin)
 
 
 async def test_check_that_waits_answers_done_at_an_owners_isolation(

@@ -105,19 +105,7 @@ class Walk:
         await acts.act(operator, what, chosen, actor="a", reason="r")
 
     async def step(self) -> str:
-        name = self.random.choice(
-            (
-                "add",
-                "sweep",
-                "sweep",
-                "acknowledge",
-                "fail",
-                "release",
-                "confirm",
-                "postpone",
-                "act",
-            )
-        )
+        name = self.random.choice(WORKS)
         if self.ids and self.claims:
             await getattr(self, name)()
             return name

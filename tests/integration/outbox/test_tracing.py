@@ -79,28 +79,3 @@ async def test_handler_works_in_the_trace_of_the_business_that_added_the_message
     assert [("traceparent" in each, each.get("own")) for each in headers] == [
         (True, b"1"), (False, None)
     ]  # fmt: skip
-
-
-async def test_loop_of_deliveries_works_in_the_trace_too_and_leaves_it_after_the_block(
-    sender: Sender,
-) -> None:
-    destination = await sender.set_up()
-    consumer = await consumer_of(sender, destination.topic)
-    business = await sender.connect()
-    with recorded_spans() as spans:
-        tracer = trace.get_tracer("a service")
-        async with sender.relay() as relay, consumer:
-            with tracer.start_as_current_span("business"):
-                async with relay.transaction(business) as transaction:
-                    message_id = await transaction.add("clearing", b"trade")
-            async with deadline():
-                delivery = await anext(consumer)
-            async with delivery.transaction():
-                with tracer.start_as_current_span("handler"):
-                    pass
-            with tracer.start_as_current_span("after"):
-                pass
-            await sender.until_status(message_id, Status.CONSUMED)
-    assert delivery.headers["traceparent"]
-    assert parent_of(spans.only("handler")) == id_of(spans.only("business"))
-    assert parent_of(spans.only("after")) is None

@@ -139,7 +139,6 @@ def test_wheel_holds_the_schema_and_the_marks_of_typed_packages(wheel: Path) -> 
         "outbox/sql/outbox.sql",
         "chain_verifier/database.sql",
         "chain_verifier/local/scratch.sql",
-        "chain_verifier/chart_data.sql",
         "chain_verifier/marks.sql",
         "chain_verifier/archive/archive.sql",
         "chain_verifier/report.css",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,11 +14,7 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+Connect = Callable[[str], Awaitable["asyncpg.Connection[Any]"]]
 
 GENESIS_SEAL = bytes(range(32))
 PARTITION_IDS = 100
@@ -63,3 +61,8 @@ def bare_server(server_folder: Path) -> Iterator[PostgresServer]:
     )
     with PostgresServer(config) as server:
         yield server
+
+
+@pytest.fixture
+async def catalog(connect: Connect) -> asyncpg.Connection[Any]:
+    return await connect(SUPERUSER)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION, schema_sql
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-
-if TYPE_CHECKING:
-    from local_stack import PostgresServer
 
 _TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
 _ROLES = "SELECT count(*) FROM pg_roles WHERE rolname = ANY($1)"
@@ -66,14 +63,6 @@ async def test_apply_that_breaks_at_its_end_leaves_nothing(empty_database: str) 
     assert await value(empty_database, _TABLES) == 0
 
 
-async def test_second_version_row_is_refused(database: str) -> None:
-    with pytest.raises(asyncpg.UniqueViolationError):
-        await value(database, "INSERT INTO schema_version (version) VALUES (2)")
-
-
-# ---------------------------------------------------------------- a server without roles of ours
-
-
 def prepare(server: PostgresServer, database: str, statements: str) -> None:
     server.create_database(database)
     server.execute(statements, database=database)
@@ -113,9 +102,7 @@ async def test_apply_by_a_role_that_is_no_superuser_works_and_names_what_is_left
 
 
 @pytest.mark.nightly
-async def test_apply_by_a_member_of_the_owner_needs_no_createrole_once_the_roles_exist(
-    bare_server: PostgresServer,
-) -> None:
+async def test_member_of_the_owner_needs_no_createrole(bare_server: PostgresServer) -> None:
     prepare(bare_server, "first", "")
     await apply_as(bare_server.dsn(SUPERUSER, "first"))
     bare_server.execute(
@@ -133,44 +120,10 @@ async def test_apply_by_a_member_of_the_owner_needs_no_createrole_once_the_roles
     assert await value(second, settings) == ["default_transaction_read_only=off"]
 
 
-async def test_apply_by_a_role_without_rights_on_the_schema_leaves_nothing(
-    bare_server: PostgresServer,
-) -> None:
+async def test_apply_without_rights_leaves_nothing(bare_server: PostgresServer) -> None:
     prepare(bare_server, "orders", "CREATE ROLE deployer LOGIN CREATEROLE PASSWORD 'd'")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await apply_as(dsn_of(bare_server, "deployer", "d", "orders"))
     superuser = bare_server.dsn(SUPERUSER, "orders")
     assert await value(superuser, _TABLES) == 0
     assert await value(superuser, _ROLES, _ALL_ROLES) == 0
-
-
-@pytest.mark.nightly
-async def test_roles_log_in_only_with_a_password_and_within_their_limit(
-    bare_server: PostgresServer,
-) -> None:
-    prepare(bare_server, "orders", "")
-    await apply_as(bare_server.dsn(SUPERUSER, "orders"))
-    for role in LOGIN_ROLES:
-        with pytest.raises(asyncpg.InvalidPasswordError):
-            await value(dsn_of(bare_server, role, "guess", "orders"), "SELECT 1")
-    roles = (OWNER, *LOGIN_ROLES)
-    bare_server.execute("".join(f"ALTER ROLE {role} PASSWORD 'p{role}';" for role in roles))
-    for role in LOGIN_ROLES:
-        version = "SELECT version FROM schema_version"
-        assert (
-            await value(dsn_of(bare_server, role, f"p{role}", "orders"), version) == SCHEMA_VERSION
-        )
-    with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
-        await value(dsn_of(bare_server, OWNER, f"p{OWNER}", "orders"), "SELECT 1")
-    bare_server.execute("ALTER ROLE gap_reader CONNECTION LIMIT 2")
-    await refuse_third_connection(dsn_of(bare_server, GAP_READER, "pgap_reader", "orders"))
-
-
-async def refuse_third_connection(dsn: str) -> None:
-    held = await asyncio.gather(*(asyncpg.connect(dsn) for _ in range(2)))
-    try:
-        with pytest.raises(asyncpg.TooManyConnectionsError):
-            await asyncpg.connect(dsn)
-    finally:
-        for connection in held:
-            await connection.close()

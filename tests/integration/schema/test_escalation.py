@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import asyncpg
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+from .conftest import Connect
 
 _SHADOW = """
 CREATE TEMP TABLE seen (role name);
@@ -25,9 +18,7 @@ GRANT EXECUTE ON FUNCTION pg_temp.trap(pg_catalog.text) TO PUBLIC;
 """
 
 
-async def test_extend_with_types_shadowed_by_the_caller_runs_none_of_its_code(
-    connect: Connect,
-) -> None:
+async def test_types_shadowed_by_the_caller_run_no_code(connect: Connect) -> None:
     writer, superuser = await connect(SEQUENCER_WRITER), await connect(SUPERUSER)
     # As a DBA may for another application; by itself the schema takes it from everybody.
     database = await superuser.fetchval("SELECT current_database()")

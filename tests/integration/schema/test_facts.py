@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from chain_kernel.sql import NUMBERED, OWNER
 from chainctl.database import connected_to
-from chainctl.schema.parts import PARTS, Fact, differences, encode_facts, read_facts, shipped_facts
+from chainctl.schema.parts import (
+    PARTS,
+    Fact,
+    SchemaPart,
+    differences,
+    encode_facts,
+    read_facts,
+    shipped_facts,
+)
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chainctl.schema.parts import SchemaPart
-    from local_stack import PostgresServer
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -55,9 +58,7 @@ def test_numbers_from_sequences_are_those_of_the_tables_that_errors_name() -> No
     assert found == {f"table {table}": f"column {name}" for table, name in NUMBERED.items()}
 
 
-async def test_every_table_can_be_published_with_its_updates_and_deletes(
-    postgres_server: PostgresServer, part_database: str
-) -> None:
+async def test_every_table_has_a_key(postgres_server: PostgresServer, part_database: str) -> None:
     """As by CREATE PUBLICATION ... FOR ALL TABLES, which refuses both for a table without a key."""
     lacking = postgres_server.execute(
         "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace "
@@ -77,9 +78,7 @@ async def test_shipped_facts_are_those_of_the_sql(
     assert encode_facts(found) == encode_facts(shipped)
 
 
-async def test_settings_of_a_login_make_no_difference(
-    postgres_server: PostgresServer, part: SchemaPart
-) -> None:
+async def test_login_makes_no_difference(postgres_server: PostgresServer, part: SchemaPart) -> None:
     """Neither those with which the SQL was applied, nor those of who checks it."""
     harmful = {
         "bytea_output": "escape", "standard_conforming_strings": "off", "DateStyle": "SQL, DMY",
@@ -121,48 +120,17 @@ CHANGES = {
         "table chain_head: column topic_partition is bigint NOT NULL DEFAULT 0,"
         " shipped as integer NOT NULL DEFAULT 0"
     ],
-    "ALTER TABLE chain_skip ALTER COLUMN epoch DROP NOT NULL": [
-        "table chain_skip: column epoch is bigint, shipped as bigint NOT NULL"
-    ],
-    "ALTER TABLE chain_lease ALTER COLUMN counter DROP DEFAULT": [
-        "table chain_lease: column counter is bigint NOT NULL, shipped as bigint NOT NULL DEFAULT 0"
-    ],
     "ALTER TABLE chain_skip ADD COLUMN note text": [
         "table chain_skip: column note is text, shipped without"
-    ],
-    "ALTER TABLE chain_skip DROP COLUMN skipped_at": [
-        "table chain_skip: column skipped_at is missing,"
-        " shipped as timestamp with time zone NOT NULL DEFAULT now()"
     ],
     "ALTER TABLE chain_page ALTER COLUMN payloads SET STORAGE EXTENDED": [
         "table chain_page: column payloads is bytea[] NOT NULL,"
         " shipped as bytea[] NOT NULL STORAGE EXTERNAL"
     ],
-    "ALTER TABLE chain_page DROP CONSTRAINT chain_page_ends;"
-    "ALTER TABLE chain_page ADD CONSTRAINT chain_page_ends CHECK (ids[1] = first_id)": [
-        "table chain_page: constraint chain_page_ends is CHECK ((ids[1] = first_id)), shipped as "
-        "CHECK ((((ids[1] = first_id) AND (ids[cardinality(ids)] = last_id) AND "
-        "(pids[1] < first_id)) IS TRUE))"
-    ],
-    "DROP INDEX chain_verified_chain_id_until_id_idx": [
-        "table chain_verified: index chain_verified_chain_id_until_id_idx is missing, shipped as "
-        "CREATE INDEX chain_verified_chain_id_until_id_idx ON public.chain_verified "
-        "USING btree (chain_id, until_id)"
-    ],
     "ALTER TABLE chain_skip SET UNLOGGED": [
         "table chain_skip: kind is unlogged table, shipped as table"
     ],
-    "ALTER TABLE chain_head SET (fillfactor = 90)": [
-        "table chain_head: setting fillfactor is 90, shipped as 10"
-    ],
     "ALTER TABLE chain_head SET (autovacuum_vacuum_threshold = 7)": [],
-    "ALTER TABLE chain_head DISABLE TRIGGER only_forward": [
-        "table chain_head: trigger only_forward is CREATE TRIGGER only_forward AFTER UPDATE OF "
-        "last_id ON public.chain_head FOR EACH ROW WHEN ((new.last_id < old.last_id)) EXECUTE "
-        "FUNCTION chain_refuse('the last id never falls') (disabled), shipped as CREATE TRIGGER "
-        "only_forward AFTER UPDATE OF last_id ON public.chain_head FOR EACH ROW WHEN "
-        "((new.last_id < old.last_id)) EXECUTE FUNCTION chain_refuse('the last id never falls')"
-    ],
     "ALTER TABLE chain_skip DISABLE TRIGGER ALL": [
         "table chain_skip: check of foreign keys is disabled, shipped without"
     ],
@@ -178,21 +146,9 @@ CHANGES = {
         "table receiver_gap: policy own_update is PERMISSIVE UPDATE TO receiver_writer USING true,"
         " shipped as PERMISSIVE UPDATE TO receiver_writer USING (login = SESSION_USER)"
     ],
-    "CREATE OR REPLACE VIEW chain_event AS SELECT 1 AS chain_id, 2::bigint AS id, 3::bigint AS pid,"
-    " ''::text AS key, 4::bigint AS event_time_ns, ''::bytea AS payload": [
-        "view chain_event: definition is SELECT 1 AS chain_id, (2)::bigint AS id, (3)::bigint AS "
-        "pid, ''::text AS key, (4)::bigint AS event_time_ns, '\\x'::bytea AS payload;, shipped as "
-        "SELECT page.chain_id, event.id, event.pid, event.key, event.event_time_ns, event.payload "
-        "FROM (chain_page page CROSS JOIN LATERAL UNNEST(page.ids, page.pids, page.keys, "
-        "page.event_times_ns, page.payloads) event(id, pid, key, event_time_ns, payload));"
-    ],
     "CREATE OR REPLACE FUNCTION chain_refuse() RETURNS trigger LANGUAGE plpgsql"
     " SET search_path = pg_catalog, public, pg_temp AS 'BEGIN RETURN NULL; END'": [
         "function chain_refuse(): body is not the shipped one"
-    ],
-    "ALTER FUNCTION chain_refuse() RESET search_path": [
-        "function chain_refuse(): signature is RETURNS trigger LANGUAGE plpgsql, shipped as "
-        "RETURNS trigger LANGUAGE plpgsql SET search_path=pg_catalog, public, pg_temp"
     ],
     "CREATE FUNCTION chain_create(integer) RETURNS integer LANGUAGE sql AS 'SELECT 1'": [
         "function chain_create(integer): not shipped"
@@ -203,9 +159,6 @@ CHANGES = {
     "GRANT UPDATE ON chain_lease TO gap_reader": [
         "table chain_lease: role gap_reader may UPDATE, shipped: may not"
     ],
-    "GRANT SELECT ON chain_term TO auditor WITH GRANT OPTION": [
-        "table chain_term: role auditor may SELECT, and grant it, shipped: may"
-    ],
     "REVOKE INSERT ON chain_page FROM sequencer_writer": [
         "table chain_page: role sequencer_writer may not INSERT, shipped: may"
     ],
@@ -215,9 +168,6 @@ CHANGES = {
     "GRANT EXECUTE ON FUNCTION chain_create TO PUBLIC": [
         "function chain_create(integer, bytea, text, integer, bigint):"
         " role PUBLIC may EXECUTE, shipped: may not"
-    ],
-    "GRANT USAGE ON SEQUENCE chain_act_act_id_seq TO auditor": [
-        "sequence chain_act_act_id_seq: role auditor may USAGE, shipped: may not"
     ],
     "GRANT CREATE ON SCHEMA public TO auditor": [
         "schema public: role auditor may CREATE, shipped: may not"

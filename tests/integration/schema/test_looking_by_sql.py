@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from chain_kernel.sql import GAP_READER
 from tests.stored_pages import store_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import asyncpg
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+from .conftest import Connect
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 ROWS = [(121, 0, "a", 1, b"x"), (122, 121, "b", 2, b"y"), (123, 122, "c", 3, b"z")]

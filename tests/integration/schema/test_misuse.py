@@ -7,30 +7,25 @@ own: rows, columns and locks that a plain GRANT does not keep from it.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, RECEIVER_WRITER, load_sql
+from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, RECEIVER_WRITER, load_sql
 from chain_kernel.sql import SEQUENCER_WRITER as WRITER
-from local_stack.postgres import SUPERUSER
+from local_stack import PostgresServer
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from .conftest import Connect
 
-    from local_stack import PostgresServer
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
-    Statements = tuple[str, ...]
-    MakeLogin = Callable[[str, str], str]
+Statements = tuple[str, ...]
+MakeLogin = Callable[[str, str], str]
 
 SEQUENCER: Final = load_sql("sequencer", "queries.sql")
 RECEIVER: Final = load_sql("matcher_receiver", "queries.sql")
-COMMANDS: Final = load_sql("chainctl", "queries.sql")
-MARKS: Final = load_sql("chain_verifier", "marks.sql")
 SEAL: Final = b"s" * 32
 LAST: Final = 2**63 - 1
 NOT_ALLOWED: Final = "42501"
@@ -65,11 +60,6 @@ def mark(
     } | forged
     columns = ", ".join(values)
     return _MARK.format(columns=columns, overriding=overriding, values=", ".join(values.values()))
-
-
-@pytest.fixture
-async def catalog(connect: Connect) -> asyncpg.Connection[Any]:
-    return await connect(SUPERUSER)
 
 
 @pytest.fixture
@@ -114,8 +104,6 @@ async def refuse_all(
     assert {statement: code for statement, code in outcomes.items() if code != NOT_ALLOWED} == {}
     assert await contents(catalog) == before
 
-
-# ------------------------------------------------------------------------------------ every role
 
 _EVERYBODY: Statements = (
     "SELECT lo_creat(-1)",
@@ -174,10 +162,7 @@ _HELD: dict[str, Statements] = {
         "INSERT INTO receiver_halt (chain_id, receiver, at_id, reason, detail)"
         " VALUES (1, 'm', 5, 'r', 'd')",
     ),
-    AUDITOR: (
-        "LOCK TABLE chain_page, chain_batch, chain_act IN ACCESS SHARE MODE",
-        mark(5, 9),
-    ),
+    AUDITOR: ("LOCK TABLE chain_page, chain_batch, chain_act IN ACCESS SHARE MODE", mark(5, 9)),
 }
 
 
@@ -205,18 +190,6 @@ async def test_transaction_that_a_role_holds_open_keeps_no_order_out(
         created = "SELECT chain_create(2, decode(repeat('00', 32), 'hex'), 't.2', 0, 100)"
         assert await catalog.fetchval(created)
 
-
-async def test_functions_of_ours_take_no_lock_that_anybody_can_take(
-    catalog: asyncpg.Connection[Any],
-) -> None:
-    bodies = await catalog.fetch(
-        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
-    )
-    assert [name for name, body in bodies if "advisory" in body] == []
-    assert bodies
-
-
-# ------------------------------------------------------------------------------------- sequencer
 
 _TERM = (
     "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier,"
@@ -255,9 +228,7 @@ _WRITER: Statements = (
 
 
 @pytest.mark.usefixtures("chain")
-async def test_sequencer_neither_begins_a_chain_anew_nor_ends_it_for_good(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
+async def test_sequencer_ends_no_chain(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
     writer = await connect(WRITER)
     await refuse_all(writer, catalog, _WRITER)
     assert await outcome(writer, term(3)) == "INSERT 0 1"
@@ -278,7 +249,7 @@ _EXTEND = "SELECT chain_page_extend(1, $1)"
 
 
 @pytest.mark.usefixtures("chain")
-async def test_sequencer_cannot_fill_the_catalog_with_partitions(
+async def test_sequencer_fills_no_catalog(
     connect: Connect, catalog: asyncpg.Connection[Any]
 ) -> None:
     writer = await connect(WRITER)
@@ -290,35 +261,7 @@ async def test_sequencer_cannot_fill_the_catalog_with_partitions(
 
 
 @pytest.mark.usefixtures("chain")
-async def test_partitions_ahead_that_were_written_to_stay_and_end_in_a_refusal(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
-    writer = await connect(WRITER)
-    with pytest.raises(asyncpg.RaiseError, match="no more are made"):
-        await make_and_soil_partitions(writer)
-    assert await catalog.fetchval(_RANGES) <= 1 + 92
-    # What the document tells the owner to do.
-    await catalog.execute("VACUUM (TRUNCATE) chain_page")
-    assert await catalog.fetchval("SELECT chain_page_reclaim(1, 0)") == 0
-    await writer.execute(_EXTEND, 10**9)
-
-
-async def make_and_soil_partitions(writer: asyncpg.Connection[Any]) -> None:
-    """Extend again and again, and leave a row that was rolled back in each partition."""
-    for round_ in range(1, 150):
-        at_id = round_ * 10**6
-        await writer.execute(_EXTEND, at_id)
-        for id_ in (at_id, at_id + 100, at_id + 200):
-            transaction = writer.transaction()
-            await transaction.start()
-            await writer.execute(_PAGE, id_)
-            await transaction.rollback()
-
-
-@pytest.mark.usefixtures("chain")
-async def test_reclaim_drops_no_row_that_the_callers_snapshot_does_not_show(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
+async def test_reclaim_drops_no_row(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
     leader, rogue = await connect(WRITER), await connect(WRITER)
     await rogue.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await rogue.fetch("SELECT count(*) FROM chain_page")
@@ -329,22 +272,6 @@ async def test_reclaim_drops_no_row_that_the_callers_snapshot_does_not_show(
     await rogue.execute("COMMIT")
     assert await catalog.fetchval("SELECT count(*) FROM chain_page WHERE last_id = 50000") == 1
 
-
-@pytest.mark.usefixtures("chain")
-async def test_extension_behind_many_partitions_waits_for_no_reader(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
-    writer, reader = await connect(WRITER), await connect(GAP_READER)
-    async with reader.transaction():
-        await reader.fetch("SELECT * FROM chain_page WHERE chain_id = 1")
-        for round_ in range(1, 15):
-            await writer.execute(_EXTEND, round_ * 10**6)
-    assert await catalog.fetchval(_RANGES) == 3 + 14 * 3
-    await writer.execute(_EXTEND, 10**8)
-    assert await catalog.fetchval(_RANGES) == 1 + 3  # the last batch's own, and the new ones
-
-
-# --------------------------------------------------------------------------------------- auditor
 
 _AUDITOR: Statements = (
     mark(5, 9, overriding="OVERRIDING SYSTEM VALUE", mark_id="1000"),
@@ -361,38 +288,9 @@ _AUDITOR: Statements = (
 
 
 @pytest.mark.usefixtures("chain")
-async def test_auditor_forges_neither_who_nor_when_nor_what(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
+async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
     await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
 
-
-@pytest.mark.usefixtures("chain")
-async def test_mark_of_an_auditor_has_the_servers_own_login_and_time(connect: Connect) -> None:
-    auditor = await connect(AUDITOR)
-    async with auditor.transaction():
-        began = await auditor.fetchval("SELECT now()")
-        assert await auditor.fetchval(MARKS["set_mark"], 1, 5, 9, "eve") == 9
-    row = await auditor.fetchrow("SELECT * FROM chain_verified ORDER BY mark_id DESC LIMIT 1")
-    assert (row["login"], row["until_id"], row["seal"]) == (AUDITOR, 9, SEAL)
-    assert row["verified_at"] > began  # a transaction held open does not set its marks back
-
-
-@pytest.mark.usefixtures("chain")
-async def test_auditor_may_set_a_mark_behind_a_boundary(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
-    await catalog.execute("DELETE FROM chain_verified")
-    await catalog.execute(
-        "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id WHERE last_id = 5"
-    )
-    await catalog.execute("DELETE FROM chain_batch WHERE last_id < 5")
-    auditor = await connect(AUDITOR)
-    assert await outcome(auditor, mark(6, 9)) == NOT_ALLOWED
-    assert await auditor.fetchval(MARKS["set_mark"], 1, 5, 9, "eve") == 9
-
-
-# ------------------------------------------------------------------------------------- receivers
 
 _SAVE = (1, "m", 5, 9, 9, SEAL.hex(), 2, None)
 _THEIRS: Statements = (
@@ -514,37 +412,3 @@ async def test_store_under_the_name_of_another_login_is_refused_before_it_starts
     async with PostgresHeadReports(config) as reports:
         with pytest.raises(SettingError, match=f"the database login {holder} holds it"):
             await reports.load()
-
-
-@pytest.mark.usefixtures("chain")
-async def test_member_of_the_owner_lifts_the_halt_of_any_login(
-    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]], make_login: MakeLogin
-) -> None:
-    await leave_rows(services[0])
-    await services[0].execute(RECEIVER["halt"], 1, "m", 5, "Forked", "two rows")
-    operator = await asyncpg.connect(make_login("operator", OWNER))
-    lifted = await operator.fetchrow(COMMANDS["lift_halt"], 1, "m")
-    assert (lifted["reason"], lifted["at_id"]) == ("Forked", 5)
-    await operator.fetchval(COMMANDS["record_act"], 1, "m", "unhalt", "eve", "restored", "Forked")
-    # Bound by no row security, the operator may also start as any receiver.
-    row = await operator.fetchrow(RECEIVER["load"], 1, "m")
-    assert (row["reason"], row["held_by"]) == (None, None)
-    await operator.close()
-
-
-@pytest.mark.usefixtures("chain")
-async def test_owner_hands_a_receiver_to_another_login(
-    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
-    catalog: asyncpg.Connection[Any],
-) -> None:
-    mine, other = services
-    await leave_rows(mine)
-    login = await other.fetchval("SELECT session_user::text")
-    for table in ("receiver_checkpoint", "receiver_gap", "receiver_halt"):
-        await catalog.execute(
-            f"UPDATE {table} SET login = $1 WHERE chain_id = 1 AND receiver = 'm'",  # noqa: S608
-            login,
-        )
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await mine.fetch(RECEIVER["save"], *_SAVE)
-    assert await other.fetch(RECEIVER["save"], *_SAVE)

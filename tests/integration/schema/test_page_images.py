@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
 
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import Event
 from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, event_pages
 from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import asyncpg
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+from .conftest import Connect
 
 EVENTS = [
     Event(1, 0, "A-1", 1_700_000_000_000_000_000, b"buy"),
@@ -43,12 +37,3 @@ async def test_page_images_go_in_by_copy_and_come_out_the_same(connect: Connect)
     query = f"SELECT {', '.join(COLUMNS)} FROM chain_page ORDER BY last_id"  # noqa: S608
     await reader.copy_from_query(query, output=sink, format="binary")
     assert sink.getvalue() == copied
-
-
-async def test_columns_of_the_image_are_those_of_the_table(connect: Connect) -> None:
-    superuser = await connect("postgres")
-    query = """
-        SELECT attname::text FROM pg_attribute
-         WHERE attrelid = 'chain_page'::regclass AND attnum > 0 ORDER BY attnum
-    """
-    assert tuple(row[0] for row in await superuser.fetch(query)) == COLUMNS

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    Connect = Callable[[str], Awaitable[asyncpg.Connection[Any]]]
+from .conftest import Connect
 
 PAGE = {
     "first_id": "3",
@@ -60,15 +58,11 @@ async def test_page_with_equal_columns_goes_in(connect: Connect) -> None:
     ],
     ids=str,
 )
-async def test_page_with_columns_that_do_not_fit_is_refused(
-    connect: Connect, changed: dict[str, str]
-) -> None:
+async def test_page_of_unfit_columns_is_refused(connect: Connect, changed: dict[str, str]) -> None:
     writer = await connect(SEQUENCER_WRITER)
     with pytest.raises(asyncpg.CheckViolationError, match="chain_page_"):
         await writer.execute(insert(**changed))
 
-
-# ------------------------------------------------------------------------------------------- plans
 
 PAGES, PAGE_ROWS = 1_000, 20
 
@@ -135,13 +129,3 @@ async def test_range_of_ids_is_read_by_the_index_of_its_pages(
         expected = range(after + 1, min(until, PAGES * PAGE_ROWS - 1) + 1)
         assert [row["id"] for row in rows] == list(expected)
         assert {row["chain_id"] for row in rows} == {chain_id}
-
-
-async def test_function_is_inlined(connect: Connect) -> None:
-    await fill(await connect("postgres"))
-    reader = await connect(GAP_READER)
-    explained = await reader.fetchval(
-        "EXPLAIN (FORMAT JSON) SELECT count(*) FROM chain_events(2, 100, 200) WHERE pid > 150"
-    )
-    functions = [node.get("Function Name") for node in nodes(json.loads(explained)[0]["Plan"])]
-    assert "chain_events" not in functions

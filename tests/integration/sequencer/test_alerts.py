@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from sequencer import TopicIntake, TopicIntakeConfig, open_sequencer
+import asyncpg
+
+from local_stack import KafkaServer
+from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
 from tests.builders.orders import make_orders
 from tests.builders.topics import make_topics
 from tests.integration.sequencer.intake.test_topic import Topic
-from tests.prometheus import scraped
+from tests.prometheus import Prometheus, scraped
 from tests.tuned import tuned
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import asyncpg
-
-    from local_stack import KafkaServer
-    from sequencer import Sequencer, SequencerConfig
-    from tests.prometheus import Prometheus
-
-    from .conftest import MakeChain
+from .conftest import MakeChain
 
 CHAIN = "1"
 CUT = """
@@ -39,16 +33,11 @@ async def watched(
     config: SequencerConfig, folder: Path
 ) -> AsyncIterator[tuple[Sequencer, Prometheus]]:
     """Lead a chain, and have a Prometheus scrape its leader."""
-    async with (
-        open_sequencer(config) as sequencer,
-        scraped(folder, sequencer) as prometheus,
-    ):
+    async with open_sequencer(config) as sequencer, scraped(folder, sequencer) as prometheus:
         yield sequencer, prometheus
 
 
-async def test_leader_that_loses_its_connection_often(
-    make_chain: MakeChain, tmp_path: Path
-) -> None:
+async def test_connection_lost_often(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain()
     first = "orderchain_sequencer_take_overs_total == 1"
     async with (
@@ -92,7 +81,7 @@ async def test_leader_that_cannot_renew_its_lease(make_chain: MakeChain, tmp_pat
 async def test_orders_that_wait_for_a_broker_that_hangs(
     make_chain: MakeChain, kafka_to_break: KafkaServer, tmp_path: Path
 ) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     await make_topics(kafka_to_break.bootstrap, chain.topic)
     config = tuned(chain.config, kafka=kafka_to_break.bootstrap, stop_seconds=1.0)
     all_published = "orderchain_sequencer_unpublished_seconds == 0"
@@ -103,9 +92,7 @@ async def test_orders_that_wait_for_a_broker_that_hangs(
             await sequencer.submit("after", b"")
 
 
-async def test_chain_whose_leader_was_killed_while_its_standby_waits(
-    make_chain: MakeChain, tmp_path: Path
-) -> None:
+async def test_standby_that_waits_for_a_dead_leader(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain(lease_seconds=600.0, standby=True)
     # What a leader leaves that was killed; the lease ends long after this test. So the fault is
     # there from the first scrape on, and no silence before it can be seen.
@@ -121,9 +108,7 @@ async def test_chain_whose_leader_was_killed_while_its_standby_waits(
     await asyncio.wait([waiting])
 
 
-async def test_record_that_is_no_order_and_every_panel_of_a_sequencer(
-    make_chain: MakeChain, tmp_path: Path
-) -> None:
+async def test_reject_and_every_panel(make_chain: MakeChain, tmp_path: Path) -> None:
     chain = await make_chain()
     assert isinstance(chain.config.kafka, str)
     topic = Topic(chain.config.kafka, f"in.{chain.topic}")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from chain_kernel.errors import OrderchainError
 from chain_kernel.model import IntakeMark, is_linked
 from sequencer import Ack, Order, Sequencer, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from .conftest import Chain, MakeChain
+from .conftest import MakeChain
 
 PLACES_MAX = 200
 """More waits than any call here has."""
@@ -47,9 +46,7 @@ async def require_closed(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
-async def test_question_that_is_cancelled_answers_no_commit(
-    make_chain: MakeChain, count: int
-) -> None:
+async def test_cancelled_question_answers_no_commit(make_chain: MakeChain, count: int) -> None:
     """Its answer comes over the connection of the commit behind it, and says nothing of that."""
     chain = await make_chain(lease_seconds=60, commit_seconds=50)
     acks: list[Ack] = []
@@ -120,9 +117,7 @@ async def test_call_that_is_cancelled_is_committed_whole_or_not_at_all(
     assert {count for name, count in by_call.items() if "crowd" not in name and name} <= {1, 100}
 
 
-async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_everybody(
-    make_chain: MakeChain,
-) -> None:
+async def test_stop_cancelled_anywhere_answers_everybody(make_chain: MakeChain) -> None:
     chain = await make_chain(takeover_skip_ids=10)
     kept: dict[str, int] = {}
     async with deadline():
@@ -150,9 +145,7 @@ async def test_stop_that_is_cancelled_anywhere_closes_everything_and_answers_eve
     assert is_linked(0, await chain.rows())
 
 
-async def test_start_that_is_cancelled_anywhere_leaves_nothing_behind(
-    make_chain: MakeChain,
-) -> None:
+async def test_start_cancelled_anywhere_leaves_nothing(make_chain: MakeChain) -> None:
     chain = await make_chain(takeover_skip_ids=10)
     async with open_sequencer(chain.config) as sequencer:
         await sequencer.submit("a", b"")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +12,7 @@ from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
 from sequencer import Order, Sequencer, open_sequencer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .conftest import MakeChain
+from .conftest import MakeChain
 
 ROWS = 5_000
 BATCH_ROWS = 500

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from opentelemetry.trace import StatusCode
 
+from chain_kernel.ports import FrameSource
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from chain_kernel.tracing import TracedRecord, find_tracing
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import ChainFrames, ReceiverConfig, ReceiverTuning
-from orderchain import Order, Receiver, open_receiver, open_sequencer
+from orderchain import Order, Receiver, Run, open_receiver, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiokafka import ConsumerRecord
-
-    from chain_kernel.ports import FrameSource
-    from orderchain import Run
-
-    from .conftest import Chain, MakeChain
+from .conftest import MakeChain
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

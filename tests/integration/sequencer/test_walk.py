@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from matcher_receiver import ReceiverConfig
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .conftest import MakeChain
+from .conftest import MakeChain
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.chains import Site  # noqa: TC001 - `serve` looks it up
+from benchmarks.chains import Site
 from benchmarks.processes import say, serve
 
 

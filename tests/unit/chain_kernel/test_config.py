@@ -59,9 +59,7 @@ class Outer(Config, frozen=True, kw_only=True):
         ({"chain_id": 9, "is_unsafe": True}, "chain_id was 9, expected one that is safe"),
     ],
 )
-def test_value_that_cannot_be_used_is_refused_with_its_field(
-    settings: dict[str, object], message: str
-) -> None:
+def test_unfit_value_is_refused_with_its_field(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         Outer(**{"chain_id": 1, **settings})  # type: ignore[arg-type]
     assert str(caught.value).startswith(message)
@@ -83,23 +81,6 @@ def test_value_that_may_hold_a_password_is_not_shown(field: str, secret: str) ->
     assert caught.value.field == field
 
 
-def test_value_is_held_as_a_decoder_would_hold_it() -> None:
-    given = Outer(chain_id=1, linger_seconds=1, databases=["a", "b"])  # type: ignore[arg-type]
-    read = msgspec.json.decode(
-        b'{"chain_id": 1, "linger_seconds": 1, "databases": ["a", "b"]}', type=Outer
-    )
-    assert given == read
-    assert isinstance(given.linger_seconds, float)
-    assert hash(given) == hash(read)
-
-
-def test_config_of_a_config_is_the_same_object_and_was_checked() -> None:
-    kafka = KafkaConfig(bootstrap_servers="broker:9092")
-    assert Outer(chain_id=1, kafka=kafka).kafka is kafka
-    with pytest.raises(SettingError, match="pause_seconds was 0"):
-        Outer(chain_id=1, inner=Inner(pause_seconds=0))
-
-
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
@@ -109,9 +90,7 @@ def test_config_of_a_config_is_the_same_object_and_was_checked() -> None:
         (DatabaseConfig, "hosts", "field of DatabaseConfig was 'hosts', expected host"),
     ],
 )
-def test_field_that_is_unknown_is_refused_with_the_nearest(
-    kind: Any, given: str, said: str
-) -> None:
+def test_unknown_field_is_refused_with_the_nearest(kind: Any, given: str, said: str) -> None:
     with pytest.raises(SettingError, match=said) as refused:
         kind(**{given: "a secret"})
     assert "a secret" not in str(refused.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,9 +17,6 @@ from chain_kernel.files import (
 )
 from chain_kernel.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from chain_kernel.model import Event
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVENTS = [
     Event(7, 6, 'a\0"\u00e9#1', -1, b""),
@@ -64,9 +61,7 @@ def test_found_row_with_missing_values_has_them_as_none() -> None:
 
 
 @pytest.mark.parametrize(("line", "expected"), [(b'{"pid":1}', 0), (b'{"id":-4}', 0), (b"x", None)])
-def test_end_of_a_journal_with_an_odd_last_line_is_an_estimate(
-    line: bytes, expected: int | None, tmp_path: Path
-) -> None:
+def test_odd_last_line_is_an_estimate(line: bytes, expected: int | None, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(line + b"\n")
     assert journal_end(path).last_id == expected

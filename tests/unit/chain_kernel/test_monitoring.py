@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from chain_kernel.errors import Fenced, ForkFound, StoppedError
-from chain_kernel.monitoring import LagLimits, Monitor, Sample
+from chain_kernel.errors import ForkFound, StoppedError
+from chain_kernel.monitoring import Monitor, Sample
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from matcher_receiver.stats import METRICS as RECEIVER
-from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from sequencer.stats import METRICS as SEQUENCER
 from sequencer.stats import Timing
 from tests.builders.orders import make_orders
-from tests.unit.matcher_receiver.rig import Rig, take, virtual
-from tests.unit.sequencer.test_service import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from tests.unit.matcher_receiver.rig import Rig, take
+from tests.unit.sequencer.builders import World
+from tests.virtual import virtual
 
 
 class Part:
@@ -63,10 +60,6 @@ async def metrics(*parts: Any) -> list[str]:
     assert headers[b"content-type"].startswith(b"text/plain")
     assert headers[b"content-length"] == str(len(text.encode())).encode()
     return text.splitlines()
-
-
-def names_of(samples: Iterable[Sample]) -> set[str]:
-    return {sample.name for sample in samples}
 
 
 async def test_samples_of_one_name_from_two_parts_are_one_metric() -> None:
@@ -112,26 +105,6 @@ async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one()
     assert "orderchain_ready 1.0" in app.metrics().body.decode().splitlines()
 
 
-async def test_monitor_that_is_mounted_answers_below_its_path_and_nothing_else() -> None:
-    app = Monitor(Part())
-    assert (await ask(app, "/livez", root_path="/orders"))[0] == 200
-    assert (await ask(app, "/metrics/x"))[0] == 404
-    status, headers, _ = await ask(app, "/metrics", method="POST")
-    assert (status, headers[b"allow"]) == (405, b"GET, HEAD")
-    status, headers, text = await ask(app, "/livez", method="HEAD")
-    assert (status, text, headers[b"content-length"]) == (200, "", b"3")
-
-
-@pytest.mark.parametrize(
-    ("ids", "seconds", "is_too_much"),
-    [(10**6, 0.5, False), (10**6, 6.0, True), (1, 6.0, False), (1, 61.0, True)],
-)
-def test_lag_is_too_much_when_it_is_large_for_long_or_of_any_size_for_very_long(
-    ids: int, seconds: float, is_too_much: bool
-) -> None:
-    assert LagLimits().are_exceeded(ids, seconds) is is_too_much
-
-
 def test_sequencer_is_ready_while_it_leads_and_publishes_and_exports_every_metric() -> None:
     async def lead(world: World) -> None:
         sequencer = world.sequencer(virtual_clock(), heartbeat_seconds=3600)
@@ -153,50 +126,10 @@ def test_sequencer_is_ready_while_it_leads_and_publishes_and_exports_every_metri
     run_virtual(lead(World()), seed=1)
 
 
-def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too_long() -> None:
-    async def lead(world: World) -> None:
-        async with world.sequencer(virtual_clock(), stop_seconds=1) as sequencer:
-            world.log.is_away = True
-            await sequencer.submit("k", b"x")
-            await asyncio.sleep(59)
-            assert sequencer.why_not_ready() is None
-            await asyncio.sleep(2)
-            assert re.fullmatch(
-                r"chain 1: published 6\d s late: \d+ ids wait for the broker: the broker is away",
-                str(sequencer.why_not_ready()),
-            )
-            world.log.is_away = False
-            await asyncio.sleep(6)
-            assert sequencer.why_not_ready() is None
-            assert sequencer.stats().unpublished_seconds == 0.0
-
-    run_virtual(lead(World()), seed=1)
-
-
-def test_sequencer_that_was_replaced_is_not_ready_and_says_by_which_error() -> None:
-    world = World()
-    reasons: list[str | None] = []
-
-    async def lead() -> None:
-        async with world.sequencer(virtual_clock()) as sequencer:
-            await world.steal()
-            try:
-                await sequencer.until_stopped()
-            finally:
-                reasons.append(sequencer.why_not_ready())
-
-    with pytest.raises(Fenced):
-        run_virtual(lead(), seed=1)
-    assert reasons == [
-        "chain 1: fenced: our epoch was 1, another process took it over: other, in epoch 2"
-    ]
-
-
 @virtual
 async def test_receiver_that_halted_is_not_ready_and_exports_it() -> None:
     rig = Rig([4, 6])
-    async with rig.receiver() as receiver:
-        await take(receiver, rig.chain.mark().id)
+    async with rig.live() as receiver:
         core = receiver._core
         assert core is not None
         chain = f"chain {rig.chain.chain_id}"
@@ -206,19 +139,6 @@ async def test_receiver_that_halted_is_not_ready_and_exports_it() -> None:
         assert reason.count(chain) == 1
         values = {sample.name: sample.value for sample in receiver.samples()}
         assert values["orderchain_receiver_halted"] == 1
-
-
-async def test_relay_and_consumer_before_their_start_are_not_ready_and_have_samples() -> None:
-    database, kafka = "postgresql://u@127.0.0.1/d", "127.0.0.1:9"
-    relay = Relay(RelayConfig(database=database, kafka=kafka))
-    assert relay.why_not_ready() == "the relay has not started"
-    assert "orderchain_outbox_waiting" in names_of(relay.samples())
-    consumer = Consumer(
-        ConsumerConfig(database=database, kafka=kafka, name="billing", topics=("a",))
-    )
-    assert consumer.why_not_ready() == "consumer billing: not started"
-    labels = {tuple(sample.labels.items()) for sample in consumer.samples()}
-    assert labels == {(("consumer", "billing"),)}
 
 
 @virtual

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import TYPE_CHECKING
-
 import pytest
 
-from chain_kernel.sql import load_sql, parse_sql, with_constant
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from chain_kernel.sql import parse_sql, with_constant
 
 TEXT = """\
 -- What this file is for; not a block.
@@ -32,11 +26,6 @@ def test_blocks_are_found_by_name_without_the_semicolon() -> None:
     assert statements["rows"].endswith("WHERE id > $1")
 
 
-def test_blocks_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        parse_sql(TEXT)["head"] = "DROP TABLE chain_event"  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -52,21 +41,6 @@ def test_blocks_cannot_be_changed() -> None:
 def test_text_without_block_or_with_empty_or_repeated_block_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="block"):
         parse_sql(text)
-
-
-def test_load_sql_reads_a_file_inside_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sample_statements").mkdir()
-    (tmp_path / "sample_statements" / "queries.sql").write_text(TEXT, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert load_sql("sample_statements", "queries.sql")["rows"].startswith("-- (a comment")
-    assert (files("sample_statements") / "queries.sql").is_file()
-
-
-def test_load_sql_with_missing_file_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load_sql("chain_kernel", "no_such.sql")
 
 
 def test_a_constant_takes_the_place_of_the_first_value() -> None:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+
+import pytest
 
 from chain_kernel.text import SummedLog, counted
-
-if TYPE_CHECKING:
-    import pytest
 
 LOG = logging.getLogger("orderchain.test")
 
@@ -36,28 +34,6 @@ def test_kind_is_logged_at_once_and_then_as_a_sum_per_interval_and_at_the_end(
     log.log()
     log.log()
     assert caplog.messages == ["rejected 78 records, such as 999"]
-
-
-def test_each_kind_has_an_interval_of_its_own_and_a_quiet_one_is_forgotten(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("chain_kernel.text.monotonic", lambda: now)
-    log = SummedLog(LOG, logging.ERROR, 30.0)
-    log.add("key", 1, lambda count: rejected("a", count))
-    now = 20.0
-    log.add("size", 1, lambda count: rejected("b", count))
-    log.add("key", 1, lambda count: rejected("c", count))
-    assert caplog.messages == ["rejected 1 record, such as a", "rejected 1 record, such as b"]
-    now = 30.0
-    log.add("size", 1, lambda count: rejected("d", count))  # the other kind's sum is due
-    assert caplog.messages[2:] == ["rejected 1 record, such as c"]
-    now = 90.0
-    log.add("new", 1, lambda count: rejected("e", count))
-    assert caplog.messages[3:] == ["rejected 1 record, such as d", "rejected 1 record, such as e"]
-    now = 121.0
-    log.add("key", 1, lambda count: rejected("f", count))
-    assert caplog.messages[5:] == ["rejected 1 record, such as f"]
 
 
 def test_line_that_repeats_says_how_often_until_it_is_over(

@@ -39,16 +39,6 @@ def test_source_with_a_topic_takes_its_name_and_the_servers(text: str, topic: st
     assert parse_source(text, None, "k:9092") == TopicSource(kafka="k:9092", topic=topic)
 
 
-def test_source_with_a_topic_and_kafka_unset_is_refused() -> None:
-    with pytest.raises(SettingError, match="bootstrap servers"):
-        parse_source("topic", None)
-
-
-def test_source_with_the_database_unset_is_refused() -> None:
-    with pytest.raises(SettingError, match="URL of the database"):
-        parse_source("database", None)
-
-
 def test_source_with_a_password_never_shows_it() -> None:
     assert "sesame" not in repr(DatabaseSource(database=DSN))
 
@@ -58,10 +48,6 @@ def test_bucket_bits_with_any_span_gives_few_buckets(span: int) -> None:
     bits = bucket_bits(span)
     assert bits >= LEAF_BITS
     assert span >> bits <= BUCKETS_MAX
-
-
-def test_bucket_bits_with_an_unknown_span_are_those_of_a_leaf() -> None:
-    assert bucket_bits(None) == LEAF_BITS
 
 
 def test_config_when_imported_brings_no_spark() -> None:

@@ -28,13 +28,6 @@ def report_of(findings: Findings) -> Report:
     )  # fmt: skip
 
 
-def test_report_with_no_findings_is_clean() -> None:
-    report = report_of(Findings())
-    assert report.is_clean
-    assert report.lines()[0] == "chain 7: complete (start 0, head 9), keys not compared"
-    assert "    note: something to know" in report.lines()
-
-
 def test_report_as_json_holds_what_its_lines_hold() -> None:
     found = json.loads(report_of(gathered([gap(3)])).to_json())
     assert found["verdict"] == "broken"
@@ -57,16 +50,6 @@ def test_report_with_more_findings_than_lines_says_how_many_more() -> None:
 def test_report_with_every_kind_has_a_text_for_it() -> None:
     for kind in Kind:
         assert Finding(kind=kind, source="s", id=1, pid=2, ids=(3, 4)).text
-
-
-def test_finding_of_one_row_is_told_in_the_singular() -> None:
-    def told(count: int) -> str:
-        return Finding(
-            kind=Kind.OUT_OF_ORDER, source="s", id=5, until_id=9, after_id=9, count=count
-        ).text
-
-    assert told(1) == "out of order, after row 9: 1 row, ids 5 to 9"
-    assert told(5) == "out of order, after row 9: 5 rows, ids 5 to 9"
 
 
 def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:

@@ -117,51 +117,34 @@ def test_short_secret_is_hidden_where_a_password_stands_and_garbles_nothing_else
     assert error_line(errors.RetryError(text), ("a",)) == (line or text)
 
 
-def test_error_line_with_a_huge_message_is_cut() -> None:
+def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
+    missing = ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
+    noted = errors.RetryError("later")
+    noted.add_note("rows written before that: 7")
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/j.jsonl")
     assert len(error_line(errors.RetryError("x" * 100_000))) == MESSAGE_CHARACTERS_MAX
-
-
-def test_error_line_of_a_missing_package_says_how_to_get_it() -> None:
-    error = ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
-    assert error_line(error) == not_installed("pyspark", "spark")
-
-
-def test_error_line_with_notes_ends_with_them() -> None:
-    error = errors.RetryError("later")
-    error.add_note("rows written before that: 7")
-    assert error_line(error) == "later; rows written before that: 7"
-
-
-def test_error_line_of_a_full_disk_names_the_file() -> None:
-    error = OSError(errno.ENOSPC, "No space left on device", "/data/j.jsonl")
-    assert error_line(error) == "/data/j.jsonl: No space left on device"
+    assert error_line(missing) == not_installed("pyspark", "spark")
+    assert error_line(noted) == "later; rows written before that: 7"
+    assert error_line(full) == "/data/j.jsonl: No space left on device"
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["sequnce"], "chainctl: unknown command 'sequnce', did you mean 'sequence'?"),
-        (["xyz"], "chainctl: unknown command 'xyz', expected one of demo, stack"),
-        (["chain", "crate"], "chainctl: unknown command 'crate', did you mean 'create'?"),
-        (
-            ["chain", "list", "--databse", "x"],
-            "chainctl: No such option '--databse', did you mean '--database'? (see chainctl chain ",
-        ),
-        (
-            ["verify", "--chains", "1"],
-            "chainctl: No such option '--chains', did you mean '--chain'?",
-        ),
-        (["status", "--chain", "1", "-x"], "chainctl: No such option '-x' (see chainctl status"),
+        (["sequnce"], "chainctl: No such command 'sequnce'"),
+        (["chain", "crate"], "chainctl: No such command 'crate'"),
+        (["chain", "list", "--databse", "x"], "chainctl: No such option '--databse'"),
+        (["status", "--chain", "1", "-x"], "chainctl: No such option '-x'"),
         (["--nothing"], "chainctl: No such option '--nothing'"),
         (["chain", "create"], "chainctl: Missing argument 'N'"),
-        (["status"], "chainctl: Missing option '--chain'"),
+        (["tail"], "chainctl: Missing option '--chain'"),
         (["status", "--chain", "0"], "chainctl: Invalid value for '--chain': 0 is not in"),
         (["status", "--chain", "2147483648"], "chainctl: Invalid value for '--chain'"),
         (["status", "--chain", "one"], "chainctl: Invalid value for '--chain': 'one'"),
         (["status", "--chain", "1", "2"], "chainctl: Got unexpected extra argument (2)"),
         (
             ["receive", "--chain", "1", "--output", "x", "--until-idle", "nan"],
-            "chainctl: Invalid value for '--until-idle': 'nan' is no time span",
+            "chainctl: Invalid value for '--until-idle': 'nan', expected a time span",
         ),
         (
             ["receive", "--chain", "1", "--output", "x", "--follow", "--until-id", "4"],
@@ -206,7 +189,7 @@ def test_main_with_an_unforeseen_error_ends_in_one_line_and_exit_code_three(
     assert err.count("\n") == 1
 
 
-def test_main_with_foreign_text_in_a_traceback_and_an_argument_shows_no_control_character(
+def test_traceback_is_shown_with_debug_alone_and_foreign_text_in_it_is_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> None:
@@ -216,18 +199,7 @@ def test_main_with_foreign_text_in_a_traceback_and_an_argument_shows_no_control_
     assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
     assert main(["xyz\x1b[2J\u202e"]) == ExitCode.REFUSED
     err = capsys.readouterr().err
-    assert "xyz\\x1b[2J\\u202e" in err
+    assert ("Traceback" in err, "xyz\\x1b[2J\\u202e" in err) == (True, True)
     assert all(line.isprintable() for line in err.splitlines())
-
-
-def test_main_with_debug_shows_the_traceback_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: object) -> None:
-        raise ZeroDivisionError("of all things")
-
-    monkeypatch.setattr("chainctl.commands.config.unknown_variables", fail)
-    assert main(["config", "show", "--log-level", "debug"]) == ExitCode.FAILED
-    assert "Traceback" in capsys.readouterr().err
     assert main(["config", "show"]) == ExitCode.FAILED
     assert "Traceback" not in capsys.readouterr().err

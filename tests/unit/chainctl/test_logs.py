@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -12,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_kernel.testing.virtual_loop import run_virtual
 from chainctl.logs import Subject, set_up_logging
 from chainctl.main import main
-from chainctl.monitor_server import watched
 from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
 
@@ -71,7 +68,7 @@ def test_traceback_of_debug_is_indented_so_that_no_line_looks_like_a_record(
     except ValueError:
         logging.getLogger("outbox").exception("failed")
     first, *rest = capsys.readouterr().err.rstrip("\n").split("\n")
-    assert first == "chainctl: ERROR: failed"
+    assert first == "chainctl: error: failed"
     assert rest
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert rest[0] == "  Traceback (most recent call last):"
@@ -136,19 +133,3 @@ def test_command_that_ends_soon_prints_text_whatever_the_log_format_is(
     set_up_logging(Settings(log_format="json"))
     talk("chainctl: done")
     assert capsys.readouterr().err == "chainctl: done\n"
-
-
-def test_running_command_logs_once_a_minute_how_far_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    async def command() -> None:
-        async with watched(None) as watch:
-            await asyncio.sleep(90)  # nothing to report before it has started
-            watch.report(lambda: "at 7")
-            await asyncio.sleep(100)
-
-    set_up_logging(Settings(log_level="info"), Subject(chain=3))
-    run_virtual(command())
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all(line.endswith(" info chainctl.monitor_server chain=3: at 7") for line in lines)

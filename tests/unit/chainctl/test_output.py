@@ -20,21 +20,13 @@ def test_table_with_numbers_and_nothing_aligns_them(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_table_without_rows_is_its_head(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(("name", "there"), [])
-    assert capsys.readouterr().out == "NAME  THERE\n"
-
-
-def test_table_with_truths_and_nothing_says_yes_no_and_a_dash(
+def test_table_says_yes_no_and_a_dash_and_is_its_head_without_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output.table(("what", "value"), [("up", True), ("down", False), ("leader", None)])
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [
-        "VALUE",
-        "yes",
-        "no",
-        "-",
-    ]
+    output.table(("name", "there"), [])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["VALUE", "yes", "no", "-", "THERE"]
 
 
 def test_talk_data_and_table_with_foreign_text_write_one_printable_line_each(
@@ -109,9 +101,19 @@ def test_rate_with_nothing_done_shows_no_rate() -> None:
     assert output.rate(3_000, "row", 1.5) == "3,000 rows in 1.5 s (2,000/s)"
 
 
-def test_progress_without_a_terminal_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with output.progress("work", 10, "bytes") as bar:
+def test_progress_is_drawn_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "DRAW_SECONDS", 0.001)
+    drawn = threading.Event()
+    with output.progress("work", 10) as bar:
         bar.advance(3)
         bar.move_to(7, "note")
         bar.expect(20)
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(output, "_draw", lambda line: "5 (50%), 0 s\\x1b" in line and drawn.set())
+    with output.progress("work", 10) as bar:
+        bar.move_to(5, "\x1b[2J")
+        assert drawn.wait(60)

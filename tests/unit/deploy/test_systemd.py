@@ -65,17 +65,6 @@ def test_service_is_watched_limited_and_restarted(path: Path) -> None:
         assert service["Restart"] == "on-failure"
 
 
-def test_no_service_leaves_its_memory_in_a_file() -> None:
-    common = Unit(UNITS / "orderchain-.service.d/10-common.conf")
-    assert common["Service"]["LimitCORE"] == "0"
-
-
-def test_each_service_has_a_user_of_its_own() -> None:
-    lines = (UNITS / "orderchain.sysusers.conf").read_text(encoding="utf-8").splitlines()
-    users = [line.split()[1] for line in lines if line.startswith("u ")]
-    assert sorted(users) == sorted(map(service_of, SERVICES))
-
-
 def environment_examples() -> list[str]:
     """Return the variables of the example, those in comments too."""
     text = (DEPLOY / "environment.example").read_text(encoding="utf-8")
@@ -93,7 +82,7 @@ def test_variables_of_the_example_are_settings_or_options_of_a_unit() -> None:
     assert of_example | of_units <= OURS | LIBPQ | of_units
 
 
-def test_settings_of_the_examples_are_taken() -> None:
+def test_settings_of_the_examples_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [
         (name, value.strip('"'))
         for name, _, value in (variable.partition("=") for variable in environment_examples())
@@ -101,7 +90,8 @@ def test_settings_of_the_examples_are_taken() -> None:
     ]
     assert ours
     for name, value in ours:
-        taken = load_settings({}, {name: value}, str(DEPLOY / "orderchain.toml.example"))
+        monkeypatch.setenv(name, value)
+        taken = load_settings(["--config", str(DEPLOY / "orderchain.toml.example")])
         assert taken.sources[name.removeprefix("CHAINCTL_").lower()] == name
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import pytest
 
-import gapfill
+from chain_kernel.clients.session import Session
 from chain_kernel.errors import RowsMissing
-from chain_kernel.seal import event_pages
+from chain_kernel.seal import PageImage, event_pages
 from gapfill import GapReaderConfig
 from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
 from tests.builders.chains import Chain, make_chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chain_kernel.clients.session import Session
-    from chain_kernel.seal import PageImage
 
 
 class BatchRows:
@@ -40,20 +35,6 @@ class BatchRows:
 
 def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
     return BatchMarks(cast("Session", rows), chain.chain_id, chain.mark(0))
-
-
-def test_public_names_are_these() -> None:
-    assert sorted(gapfill.__all__) == [
-        "GapReader",
-        "GapReaderConfig",
-        "PreferenceConfig",
-        "PreferredSources",
-    ]
-
-
-def test_config_shows_no_password() -> None:
-    config = GapReaderConfig(database="postgresql://g:very-secret@db/x", chain_id=7)
-    assert "very-secret" not in repr(config)
 
 
 @pytest.mark.parametrize(
@@ -90,25 +71,6 @@ async def test_marks_after_pages_are_those_of_the_chain(sizes: list[int], step: 
         mark, damaged = marks.take(pages, mark)
         assert damaged is None
         assert mark == chain.mark(last_id)
-
-
-async def test_mark_of_a_batch_that_does_not_give_its_seal_is_that_of_the_one_before() -> None:
-    chain = make_chain([3, 4, 5, 2])
-    batch = chain.batches[2]
-    batch.events[1] = msgspec.structs.replace(batch.events[1], payload=b"other")
-    for step in (len(chain.ids), 1):
-        marks = marks_of(chain, BatchRows(chain))
-        mark, damaged = chain.mark(0), None
-        for pages in readings(chain, step):
-            await marks.cover(pages[-1].last_id)
-            mark, damaged = marks.take(pages, mark)
-            if damaged is not None:
-                break
-        assert damaged is not None
-        assert (damaged.first_id, damaged.last_id) == (batch.first_id, batch.last_id)
-        assert damaged.expected == batch.seal
-        # What was handed on before it was known is not taken back.
-        assert mark == chain.mark(batch.pid if step > 1 else batch.events[-2].id)
 
 
 async def test_marks_of_a_long_fill_cost_few_readings_of_bounded_size() -> None:

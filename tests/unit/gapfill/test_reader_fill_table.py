@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,16 +19,12 @@ from chain_kernel.errors import (
     RowsMissing,
     SealMismatch,
 )
+from chain_kernel.model import Event, Run
 from chain_kernel.testing.virtual_loop import run_virtual
 from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import Chain, ids_of, make_chain
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.simulation.gap_connection import MemoryReadConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chain_kernel.model import Event, Run
 
 
 class Connection(MemoryReadConnection):
@@ -83,8 +80,6 @@ class Server7:
 
         error = run_virtual(work())
         return ids_of(runs), error
-
-    # -- what may be wrong -----------------------------------------------------------------------
 
     def replace(self, batch: int, events: list[Event]) -> None:
         self.chain.batches[batch] = msgspec.structs.replace(
@@ -178,9 +173,7 @@ def test_what_a_fill_finds_is_told_by_its_kind_behind_a_linked_run(
 
 @pytest.mark.parametrize("is_standby", [False, True], ids=["primary", "standby"])
 @pytest.mark.parametrize("archive", [Server7.archive, Server7.archive_behind_our_row])
-def test_fill_of_rows_behind_the_archives_boundary_is_told_as_archived(
-    archive: Callable[[Server7], None], *, is_standby: bool
-) -> None:
+def test_archived_rows_are_told(archive: Callable[[Server7], None], *, is_standby: bool) -> None:
     server = Server7(is_standby=is_standby)
     archive(server)
     ids, error = server.fill()

@@ -99,7 +99,6 @@ PRIVATE: Final = {
     # Java's own classes behind a session of Spark.
     "_jvm": Private(
         {
-            "chain_verifier/spark/topic.py",
             "chain_verifier/spark/finding_frame.py",
             "chain_verifier/spark/session.py",
         },

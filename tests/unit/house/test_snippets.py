@@ -105,7 +105,7 @@ def test_toml_is_taken(block: Block, tmp_path: Path) -> None:
         return  # the file of the message service's clients: test_clients reads it
     path = tmp_path / "chainctl.toml"
     path.write_text(block.text, encoding="utf-8")
-    loaded = load_settings({}, {}, str(path))
+    loaded = load_settings(["--config", str(path)])
     assert {name for name, source in loaded.sources.items() if source == str(path)} == found.keys()
 
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from chain_kernel.errors import (
     CheckpointLost,
+    HaltError,
     NotYetReadable,
     RetryError,
     RowsMissing,
     SealMismatch,
     StillHalted,
 )
-from chain_kernel.model import Mark, Run, Standing
+from chain_kernel.model import Gap, Mark, Run, Standing
 from chain_kernel.testing.memory_receiver import rows_ahead
 from tests.builders.chains import Chain
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from uuid import UUID
-
-    from chain_kernel.errors import HaltError
-    from chain_kernel.model import Gap
 
 
 class MemorySource:

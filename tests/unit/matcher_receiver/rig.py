@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from chain_kernel.model import Run
+from chain_kernel.ports import GapSource, SnapshotStore
+from chain_kernel.testing.virtual_loop import virtual_clock
 from matcher_receiver import Receiver, ReceiverConfig, State
 from tests.builders.chains import make_chain
 from tests.tuned import tuned
 
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
-from .virtual_time import run_virtual, virtual_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from chain_kernel.model import Run
-    from chain_kernel.ports import GapSource, SnapshotStore
 
 
 class Rig:
@@ -43,6 +41,15 @@ class Rig:
             random=Random(5),
         )
 
+    @asynccontextmanager
+    async def live(
+        self, source: GapSource | None = None, **settings: Any
+    ) -> AsyncIterator[Receiver]:
+        """A receiver that has been handed all there is."""
+        async with self.receiver(source, **settings) as receiver:
+            await take(receiver, self.chain.mark().id)
+            yield receiver
+
     def commit_and_publish(self, rows: int, slice_rows: int = 1_000) -> None:
         self.frames.put(*self.chain.frames(self.chain.add(rows), slice_rows))
 
@@ -52,13 +59,3 @@ async def take(receiver: Receiver, until_id: int) -> list[Run]:
     while not runs or runs[-1].last_id < until_id:
         runs.append(await anext(receiver))
     return runs
-
-
-def virtual(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test in virtual time."""
-
-    def run() -> None:
-        run_virtual(test())  # type: ignore[arg-type]
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run

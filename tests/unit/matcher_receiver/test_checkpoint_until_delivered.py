@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
-from chain_kernel.errors import HaltError, RetryError, SettingError, StoppedError
+from chain_kernel.errors import HaltError
+from chain_kernel.model import Run
 from matcher_receiver.checkpoint import WorkedOff
 from tests.builders.chains import make_chain
+from tests.virtual import virtual
 
-from .memory import MemoryRecords
-from .rig import Rig, take, virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from typing import Any
-
-    from chain_kernel.model import Run
-    from matcher_receiver import Receiver
+from .rig import Rig, take
 
 
 def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -73,56 +68,6 @@ async def test_with_a_store_a_run_is_worked_off_when_its_checkpoint_is_stored() 
 
 
 @virtual
-async def test_checkpoint_in_the_callers_transaction_counts_once_that_has_committed() -> None:
-    rig = rig_with_pages()
-    async with rig.receiver() as receiver:
-        first = await anext(receiver)
-        waiting = begun(receiver.until_delivered(first.last_id))
-        await receiver.checkpoint(first, connection=object())
-        await settle()
-        assert not waiting.done()  # nobody else sees what it did before it commits
-        await anext(receiver)
-        await waiting
-
-
-@virtual
-async def test_checkpoint_that_was_rolled_back_does_not_count() -> None:
-    rig = rig_with_pages()
-    async with rig.receiver() as receiver:
-        first = await anext(receiver)
-        waiting = begun(receiver.until_delivered(first.last_id))
-        before = rig.checkpoints.stored
-        await receiver.checkpoint(first, connection=object())
-        rig.checkpoints.stored = before  # it was rolled back
-        await receiver.checkpoint(first, connection=object())
-        await settle()
-        assert not waiting.done()
-        second = await anext(receiver)
-        await waiting
-        later = begun(receiver.until_delivered(second.last_id))
-        await receiver.checkpoint(second, connection=object())
-        await settle()
-        assert not later.done()
-        later.cancel()
-
-
-@virtual
-async def test_checkpoint_that_failed_does_not_count() -> None:
-    rig = rig_with_pages()
-    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
-    async with rig.receiver() as receiver:
-        first = await anext(receiver)
-        waiting = begun(receiver.until_delivered(first.last_id))
-        records.failures = [RetryError("away")]
-        with pytest.raises(RetryError):
-            await receiver.checkpoint(first)
-        await settle()
-        assert not waiting.done()
-        await receiver.checkpoint(first)
-        await waiting
-
-
-@virtual
 async def test_handler_that_returned_has_worked_its_run_off() -> None:
     for has_store in (False, True):
         rig = rig_with_pages()
@@ -142,36 +87,6 @@ async def test_handler_that_returned_has_worked_its_run_off() -> None:
 
 
 @virtual
-async def test_place_at_which_a_receiver_begins_was_worked_off() -> None:
-    rig = rig_with_pages()
-    middle = rig.chain.batches[0].last_id
-    async with rig.receiver(start=rig.chain.mark(middle)) as receiver:
-        await receiver.until_delivered(middle)
-        await receiver.until_delivered(0)
-
-
-@virtual
-async def test_order_that_comes_later_is_waited_for_by_as_many_as_there_are() -> None:
-    rig = Rig([4])
-    async with rig.receiver() as receiver:
-
-        async def work() -> None:
-            async for run in receiver:
-                await receiver.checkpoint(run)
-
-        working = begun(work())
-        await receiver.live.wait()
-        rig.commit_and_publish(3)
-        new = rig.chain.ids[-3:]
-        # An id that no row has is waited for until a later row comes.
-        between = new[0] + 1 if new[0] + 1 < new[1] else new[0]
-        await asyncio.gather(*map(receiver.until_delivered, [new[2], between, new[0], new[1]]))
-        assert receiver.head_delivered == new[2]
-        receiver.stop()
-        await working
-
-
-@virtual
 async def test_wait_ends_with_the_error_that_halts_the_receiver() -> None:
     rig = Rig([4, 4])
     async with rig.receiver() as receiver:
@@ -185,48 +100,6 @@ async def test_wait_ends_with_the_error_that_halts_the_receiver() -> None:
         assert caught.value is halted.value
         with pytest.raises(HaltError):
             await receiver.until_delivered(rig.chain.ids[-1] + 1)
-
-
-@virtual
-async def test_wait_ends_when_the_receiver_ends_before_the_row() -> None:
-    rig = rig_with_pages()
-    rig.has_checkpoints = False
-    first = rig.chain.batches[0].last_id
-    async with rig.receiver(until=first) as receiver:
-        waiting = begun(receiver.until_delivered(first + 1))
-        async for run in receiver:
-            reached = run.last_id
-        with pytest.raises(StoppedError, match=f"ended after id {first}"):
-            await waiting
-        await receiver.until_delivered(reached)
-
-
-@virtual
-async def test_wait_ends_when_the_receiver_is_stopped_or_closed() -> None:
-    rig = rig_with_pages()
-    async with rig.receiver(name=None) as receiver:
-        first = await anext(receiver)
-        unworked = begun(receiver.until_delivered(first.last_id))
-        beyond = begun(receiver.until_delivered(10**9))
-        receiver.stop()
-        await settle()
-        assert not beyond.done()  # the run in hand may still be worked off
-        with pytest.raises(StopAsyncIteration):
-            await anext(receiver)
-        with pytest.raises(StoppedError, match="ended"):
-            await beyond
-        assert not unworked.done()  # its checkpoint may still come
-    with pytest.raises(StoppedError, match="closed"):
-        await unworked
-    with pytest.raises(StoppedError):
-        await receiver.until_delivered(first.last_id)
-
-
-@virtual
-async def test_receiver_that_was_not_started_is_not_waited_for() -> None:
-    receiver: Receiver = Rig([4]).receiver()
-    with pytest.raises(SettingError, match="not started"):
-        await receiver.until_delivered(1)
 
 
 @virtual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
@@ -19,7 +18,7 @@ from chain_kernel.errors import (
 )
 from chain_kernel.frame import FrameHeader
 from chain_kernel.model import Event, Mark, Run, Standing
-from matcher_receiver.core import NONCES_MAX, UNPROVEN_BYTES_MAX, ReceiveCore
+from matcher_receiver.core import NONCES_MAX, ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_LINK,
     CHECK_SEAL,
@@ -33,17 +32,7 @@ from matcher_receiver.decisions import (
     Halt,
     State,
 )
-from tests.builders.chains import (
-    CHAIN_ID,
-    NEXT_NONCE,
-    Chain,
-    decide,
-    make_chain,
-    signed,
-)
-
-if TYPE_CHECKING:
-    from chain_kernel.frame import FrameHeader
+from tests.builders.chains import CHAIN_ID, Chain, decide, make_chain, signed
 
 OTHER_DATABASE = UUID("9f2c2a52-7c5e-4e0a-9d53-0d1f2f0a7a11")
 OTHER_SEAL = b"\7" * 32
@@ -81,9 +70,6 @@ def first_slices(chain: Chain, batch: int, slice_rows: int = 3) -> list[FrameHea
     return [header for header, _ in chain.headers(chain.batches[batch], slice_rows)]
 
 
-# -- rows of frames -------------------------------------------------------------------------------
-
-
 def test_deliver_with_slices_moves_the_seal_only_at_the_end_of_the_batch(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     for header, events in chain.headers(chain.batches[1], 3):
@@ -92,15 +78,6 @@ def test_deliver_with_slices_moves_the_seal_only_at_the_end_of_the_batch(chain: 
         assert run.events == events
         assert core.head == chain.mark(events[-1].id)
         assert run.end == proven_at(chain, 0, events[-1].id)
-
-
-def test_deliver_with_broken_link_inside_moves_nothing(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    header, events = chain.headers(chain.batches[1], 6)[0]
-    events = [*events[:2], Event(*(events[2].id, 1, "k", 0, b"")), *events[3:]]
-    before = core.head
-    assert core.deliver(header, signed(header, events)) is CHECK_LINK
-    assert core.head is before
 
 
 def test_deliver_with_unreadable_body_moves_nothing(chain: Chain) -> None:
@@ -132,88 +109,40 @@ def test_deliver_new_part_without_the_head_row_checks(chain: Chain) -> None:
     assert core.head.id == events[2].id
 
 
-def test_deliver_new_part_with_broken_link_checks(chain: Chain) -> None:
-    header, events = chain.headers(chain.batches[1], 6)[0]
-    core = core_at(chain, events[2].id)
-    broken = [*events[:4], Event(events[4].id, 1, "k", 0, b""), events[5]]
-    assert core.deliver_new_part(header, signed(header, broken)) is CHECK_LINK
-
-
-# -- the database's word about our head -----------------------------------------------------------
-
-
-def test_standing_with_the_same_head_is_in_step_and_makes_the_nonce_known(chain: Chain) -> None:
-    core = ReceiveCore(CHAIN_ID, chain.mark())
-    assert decide(core, chain.heartbeat_header()) is CONFIRM_NONCE
-    assert core.judge_standing(standing_of(chain, chain.mark().id), "start") is IN_STEP
-    assert core.state is State.LIVE
-    assert decide(core, chain.heartbeat_header()) is IN_STEP
-
-
-def test_standing_with_a_later_head_fills_up_to_it(chain: Chain) -> None:
-    core = ReceiveCore(CHAIN_ID, chain.mark(0))
-    decision = core.judge_standing(standing_of(chain, 0), "start")
-    assert decision == Fill(chain.mark().id, "start")
-
-
 @pytest.mark.parametrize("is_primary", [True, False])
-def test_standing_from_a_standby_never_makes_a_nonce_known(
-    chain: Chain, *, is_primary: bool
-) -> None:
+def test_standby_makes_no_nonce_known(chain: Chain, *, is_primary: bool) -> None:
     core = ReceiveCore(CHAIN_ID, chain.mark())
     core.judge_standing(standing_of(chain, chain.mark().id, is_primary=is_primary), "start")
     known = decide(core, chain.heartbeat_header()) is not CONFIRM_NONCE
     assert known is is_primary
 
 
-def test_standing_of_another_database_halts(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    standing = standing_of(chain, chain.mark().id)
-    foreign = msgspec.structs.replace(
-        standing, head=msgspec.structs.replace(standing.head, database_id=OTHER_DATABASE)
-    )
-    assert error_of(core.judge_standing(foreign, "poll"), ForeignDatabase)
-
-
-def test_standing_with_a_head_below_ours_halts(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    chain.batches.pop()
-    assert error_of(core.judge_standing(standing_of(chain, core.head.id), "poll"), PrimaryBehind)
-
-
-def test_standing_without_our_row_halts_as_fork(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[1].last_id)
-    del chain.batches[1:]
-    chain.add(1, skip=100)  # other rows after the same parent, above our head
-    assert error_of(core.judge_standing(standing_of(chain, core.head.id), "poll"), ForkFound)
-
-
-def test_standing_with_another_seal_and_nothing_to_compare_halts(chain: Chain) -> None:
-    start = msgspec.structs.replace(chain.mark(), seal=OTHER_SEAL)
-    core = ReceiveCore(CHAIN_ID, start)
-    decision = core.judge_standing(standing_of(chain, start.id), "start")
-    assert error_of(decision, SealMismatch)
-
-
-@pytest.mark.parametrize("fault", ["foreign", "behind", "fork", "seal"])
-def test_standing_from_a_standby_never_halts(chain: Chain, fault: str) -> None:
-    core = core_at(chain, chain.mark().id)
-    standing = standing_of(chain, chain.mark().id, is_primary=False)
-    head, mark = standing.head, chain.mark()
+def contradicting(chain: Chain, fault: str, *, is_primary: bool) -> Standing:
+    """What a server says that contradicts whoever stands at the end of the chain."""
+    standing = standing_of(chain, chain.mark().id, is_primary=is_primary)
     replace = msgspec.structs.replace
-    faulty = {
-        "foreign": replace(standing, head=replace(head, database_id=OTHER_DATABASE)),
-        "behind": replace(standing, head=replace(head, last_id=1), mark=None),
+    return {
+        "foreign": replace(standing, head=replace(standing.head, database_id=OTHER_DATABASE)),
+        "behind": replace(standing, head=replace(standing.head, last_id=1), mark=None),
         "fork": replace(standing, mark=None),
-        "seal": replace(standing, mark=replace(mark, seal=OTHER_SEAL)),
+        "seal": replace(standing, mark=replace(chain.mark(), seal=OTHER_SEAL)),
     }[fault]
-    assert core.judge_standing(faulty, "poll") is WAIT
 
 
-def test_standing_from_a_standby_that_is_ahead_fills(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    standing = standing_of(chain, core.head.id, is_primary=False)
-    assert core.judge_standing(standing, "poll") == Fill(chain.mark().id, "poll")
+FAULTS = {
+    "foreign": ForeignDatabase,
+    "behind": PrimaryBehind,
+    "fork": ForkFound,
+    "seal": SealMismatch,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_only_a_primary_that_contradicts_halts(chain: Chain, fault: str) -> None:
+    core = core_at(chain, chain.mark().id)
+    assert core.judge_standing(contradicting(chain, fault, is_primary=False), "poll") is WAIT
+    standing = contradicting(chain, fault, is_primary=True)
+    assert error_of(core.judge_standing(standing, "poll"), FAULTS[fault])
 
 
 def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> None:
@@ -226,40 +155,9 @@ def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> Non
     assert decide(core, first) is CONFIRM_NONCE
 
 
-def test_frames_of_older_terms_are_believed_once_the_primary_has_told_of_them(chain: Chain) -> None:
-    older = first_slices(chain, 1)[0]
-    chain.take_over()
-    core = ReceiveCore(CHAIN_ID, chain.mark(chain.batches[0].last_id))
-    assert decide(core, older) is CONFIRM_NONCE
-    core.judge_standing(standing_of(chain, core.head.id), "start")
-    assert decide(core, older) is DELIVER
-    assert decide(core, first_slices(chain, 1)[0]) is DELIVER
-
-
-def test_terms_that_the_primary_no_longer_tells_of_are_believed_no_more(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    lost = chain.heartbeat_header()
-    chain.nonce = NEXT_NONCE  # another database goes on, which never knew of that leader
-    core.judge_standing(standing_of(chain, core.head.id), "poll")
-    assert decide(core, lost) is CONFIRM_NONCE
-
-
-def test_nonce_of_a_leader_that_is_not_there_stays_unknown(chain: Chain) -> None:
-    core = core_at(chain, chain.mark().id)
-    chain.nonce = b""
-    core.judge_standing(standing_of(chain, core.head.id), "poll")
-    chain.nonce = NEXT_NONCE
-    assert decide(core, chain.heartbeat_header()) is CONFIRM_NONCE
-
-
-# -- gaps -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_primary", [True, False])
 @pytest.mark.parametrize("what", ["there", "not there", "behind us", "another database"])
-def test_gap_is_filled_where_the_row_is_and_only_the_primary_denies_or_halts(
-    chain: Chain, what: str, *, is_primary: bool
-) -> None:
+def test_only_the_primary_denies_a_gap(chain: Chain, what: str, *, is_primary: bool) -> None:
     core = core_at(chain, chain.mark().id if what == "behind us" else chain.batches[0].last_id)
     until_id = chain.mark().id + (0 if what in ("there", "another database") else 50)
     fill = Fill(until_id, "frame")
@@ -278,9 +176,6 @@ def test_gap_is_filled_where_the_row_is_and_only_the_primary_denies_or_halts(
         assert decision is DROP_PHANTOM
     else:
         assert error_of(decision, PrimaryBehind if what == "behind us" else ForeignDatabase)
-
-
-# -- fills and states -----------------------------------------------------------------------------
 
 
 def run_of(chain: Chain, after_id: int, until_id: int) -> Run:
@@ -317,17 +212,6 @@ def test_filled_run_with_another_parent_halts_as_fork(chain: Chain) -> None:
     assert core.head.id == chain.batches[0].last_id
 
 
-def test_halt_keeps_its_error_and_its_place(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    error = ForkFound(CHAIN_ID, 1, 2, None)
-    core.halt(error)
-    assert core.state is State.HALTED
-    assert core.halted_by is error
-
-
-# -- a seal that contradicts ----------------------------------------------------------------------
-
-
 def deliver_with_seal(core: ReceiveCore, chain: Chain, batch: int, seal: bytes) -> None:
     for header, events in chain.headers(chain.batches[batch], 3):
         lying = altered(header, seal_after=seal) if header.is_batch_end else header
@@ -345,51 +229,12 @@ def test_seal_alone_wrong_is_replaced_by_the_databases(chain: Chain) -> None:
     assert decide(core, first_slices(chain, 2)[0]) is DELIVER
 
 
-def test_batch_end_that_was_not_marked_is_replaced_by_the_databases(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    header, events = chain.headers(chain.batches[1], 6)[0]
-    unmarked = altered(header, is_batch_end=False, seal_after=bytes(32))
-    core.deliver(unmarked, signed(unmarked, events))
-    assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
-    run = run_of(chain, core.compared_from.id, core.head.id)
-    assert core.compare(run.events, run.end) is IN_STEP
-    assert core.head == chain.mark(core.head.id)
-
-
 def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
     run = run_of(chain, core.compared_from.id, core.head.id)
     forged = [*run.events[:-1], msgspec.structs.replace(run.events[-1], payload=b"other")]
     assert error_of(core.compare(forged, run.end), SealMismatch)
-
-
-def test_seal_wrong_after_a_fill_has_nothing_to_compare_and_halts(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    core.open_fill(Fill(chain.batches[1].last_id, "frame"))
-    core.accept_filled(run_of(chain, chain.batches[0].last_id, chain.batches[1].last_id))
-    standing = standing_of(chain, core.head.id)
-    mark = msgspec.structs.replace(chain.mark(core.head.id), seal=OTHER_SEAL)
-    other = msgspec.structs.replace(standing, mark=mark)
-    assert error_of(core.judge_standing(other, "poll"), SealMismatch)
-
-
-def test_records_of_a_large_batch_stay_within_the_bound_and_its_end_is_compared() -> None:
-    chain = Chain()
-    chain.add(200, payload_bytes=UNPROVEN_BYTES_MAX // 100)
-    core = core_at(chain, 0)
-    deliver_with_seal(core, chain, 0, OTHER_SEAL)
-    assert sum(len(record) for _, record in core._kept) == core._kept_bytes <= UNPROVEN_BYTES_MAX
-    assert core.judge_standing(standing_of(chain, core.head.id), "poll") is COMPARE
-    assert core.compared_from == chain.mark(core.compared_from.id), "inside of the batch"
-    run = run_of(chain, core.compared_from.id, core.head.id)
-    assert 50 < len(run.events) < 100
-    forged = [*run.events[:-1], msgspec.structs.replace(run.events[-1], payload=b"other")]
-    assert error_of(core.compare(forged, run.end), SealMismatch)
-    assert core.compare(run.events, run.end) is IN_STEP
-
-
-# -- a seal that the database has shown -----------------------------------------------------------
 
 
 def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has_told(chain: Chain) -> None:
@@ -414,9 +259,7 @@ def framed(header: FrameHeader, events: list[Event]) -> tuple[FrameHeader, bytes
 
 
 @pytest.mark.parametrize("is_primary", [True, False])
-def test_standing_with_an_older_seal_that_holds_is_the_same_place(
-    chain: Chain, *, is_primary: bool
-) -> None:
+def test_older_seal_that_holds_is_the_same_place(chain: Chain, *, is_primary: bool) -> None:
     """A place that was stored: a row, and the seal of a batch before its own."""
     place = proven_at(chain, 0, chain.batches[2].last_id)
     core = ReceiveCore(CHAIN_ID, place)
@@ -428,9 +271,7 @@ def test_standing_with_an_older_seal_that_holds_is_the_same_place(
 
 
 @pytest.mark.parametrize("batch_seal", [None, OTHER_SEAL])
-def test_standing_with_an_older_seal_that_does_not_hold_halts(
-    chain: Chain, batch_seal: bytes | None
-) -> None:
+def test_older_seal_that_does_not_hold_halts(chain: Chain, batch_seal: bytes | None) -> None:
     place = proven_at(chain, 0, chain.batches[2].last_id)
     core = ReceiveCore(CHAIN_ID, place)
     standing = msgspec.structs.replace(standing_of(chain, place.id), batch_seal=batch_seal)
@@ -450,14 +291,6 @@ def test_proof_of_a_place_passed_since_is_what_runs_end_with(chain: Chain) -> No
     run = core.deliver(*framed(header, events))
     assert isinstance(run, Run)
     assert run.end == proven_at(chain, 1, events[-1].id)
-
-
-def test_proof_of_where_the_head_is_leaves_nothing_to_compare(chain: Chain) -> None:
-    core = core_at(chain, chain.batches[0].last_id)
-    header, events = chain.headers(chain.batches[1], 6)[0]
-    core.deliver(*framed(header, events))
-    assert core.accept_proof(core.head, standing_of(chain, core.head.id))
-    assert core.compared_from == core.head == chain.mark(events[-1].id)
 
 
 @pytest.mark.parametrize("fault", ["seal", "row", "database"])
@@ -481,9 +314,6 @@ def test_proof_of_a_standby_is_no_proof(chain: Chain) -> None:
     before = core.compared_from
     assert core.accept_proof(core.head, standing_of(chain, core.head.id, is_primary=False))
     assert core.compared_from == before
-
-
-# -- words of another chain -----------------------------------------------------------------------
 
 
 def test_run_and_standing_of_another_chain_are_refused(chain: Chain) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from chain_kernel.model import Event
 from tests.builders.chains import NEXT_NONCE, Chain, ids_of, signed
+from tests.virtual import virtual
 
-from .rig import Rig, take, virtual
-from .virtual_time import virtual_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .rig import Rig, take
 
 OTHER_SEAL = b"\7" * 32
 
@@ -72,155 +68,61 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frame_of_no_use_is_counted_by_its_reason_and_delivery_goes_on(kind: str) -> None:
-    @virtual
-    async def story() -> None:
-        rig = Rig([3, 3])
-        async with rig.receiver(poll_after_seconds=600.0) as receiver:
-            await take(receiver, rig.chain.mark().id)
-            head, reads = receiver.head_delivered, rig.source.reads
-            rig.frames.put(of_no_use(rig)[kind])
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(receiver), 1.0)
-            assert receiver.head_delivered == head
-            rig.commit_and_publish(5)
-            runs = await take(receiver, rig.chain.mark().id)
-            assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
-            stats = receiver.stats()
-            assert (stats.rows_live, stats.gaps) == (5, 0)
-            assert rig.source.reads - reads <= 1, "at worst a read"
-            if reason_of(kind) == "old":
-                assert (stats.duplicates_dropped, stats.dropped) == (1, {})
-            else:
-                assert stats.dropped == {reason_of(kind): 1}
-
-    story()
-
-
 @virtual
-async def test_frame_that_a_standby_never_gets_the_row_of_is_let_go_in_time() -> None:
+async def test_frame_of_no_use_is_counted_by_its_reason_and_delivery_goes_on(kind: str) -> None:
     rig = Rig([3, 3])
-    rig.source.is_primary = True
-    async with rig.receiver(standby_wait_seconds=5.0, poll_after_seconds=600.0) as receiver:
-        await take(receiver, rig.chain.mark().id)
-        rig.source.is_primary = False
-        rig.frames.put(of_no_use(rig)["phantom"])
-        clock = virtual_clock()
-        began = clock.time()
-        clock.call_later(60.0, receiver.stop)
-        assert [run async for run in receiver] == []
-        assert receiver.stats().dropped == {"unreadable": 1}
-        assert clock.time() - began >= 5.0
-        retries = receiver.stats().database_retries
-        assert 3 <= retries <= 30, "asked again with pauses that grow"
-
-
-def flood(rig: Rig, kind: str, frames: int) -> Callable[[], None]:
-    def put() -> None:
-        rig.frames.put(*[of_no_use(rig)[kind]] * frames)
-
-    return put
-
-
-@pytest.mark.parametrize("kind", ["nonce", "seal", "seal of a heartbeat", "epoch"])
-def test_flood_of_contradicting_frames_costs_a_read_in_a_tenth_of_a_second_at_most(
-    kind: str,
-) -> None:
-    @virtual
-    async def story() -> None:
-        rig = Rig([3, 3])
-        async with rig.receiver(poll_after_seconds=600.0, check_seconds=0.1) as receiver:
-            await take(receiver, rig.chain.mark().id)
-            reads, clock = rig.source.reads, virtual_clock()
-            for at in range(10):
-                clock.call_later(0.05 * (at + 1), flood(rig, kind, 200))
-            clock.call_later(1.0, receiver.stop)
-            assert [run async for run in receiver] == []
-            assert receiver.stats().dropped == {reason_of(kind): 2_000}
-            assert rig.source.reads - reads <= 6
-
-    story()
+    async with rig.live(poll_after_seconds=600.0) as receiver:
+        head, reads = receiver.head_delivered, rig.source.reads
+        rig.frames.put(of_no_use(rig)[kind])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 1.0)
+        assert receiver.head_delivered == head
+        rig.commit_and_publish(5)
+        runs = await take(receiver, rig.chain.mark().id)
+        assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
+        stats = receiver.stats()
+        assert (stats.rows_live, stats.gaps) == (5, 0)
+        assert rig.source.reads - reads <= 1, "at worst a read"
+        if reason_of(kind) == "old":
+            assert (stats.duplicates_dropped, stats.dropped) == (1, {})
+        else:
+            assert stats.dropped == {reason_of(kind): 1}
 
 
 MAC_KINDS = [kind for kind in KINDS if reason_of(kind) == "mac"]
 
 
 @pytest.mark.parametrize("kind", MAC_KINDS)
-def test_flood_of_frames_that_are_not_signed_costs_no_read_and_live_frames_flow(kind: str) -> None:
-    @virtual
-    async def story() -> None:
-        rig = Rig([3, 3])
-        async with rig.receiver(poll_after_seconds=600.0) as receiver:
-            await take(receiver, rig.chain.mark().id)
-            reads = rig.source.reads
-            for _ in range(10):
-                forged = of_no_use(rig)[kind]
-                head = rig.chain.mark().id
-                frames = rig.chain.frames(rig.chain.add(5))
-                rig.frames.put(*[forged] * 200, *frames, *[forged] * 200)
-                runs = await take(receiver, rig.chain.mark().id)
-                assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
-            stats = receiver.stats()
-            assert (stats.rows_live, stats.gaps, rig.source.reads) == (50, 0, reads)
-            # What comes behind the last live frame is not looked at yet.
-            assert stats.dropped == {"mac": 10 * 200 + 9 * 200}
-
-    story()
-
-
-@pytest.mark.parametrize("kind", MAC_KINDS)
-def test_flood_of_frames_that_are_not_signed_does_not_pass_for_a_kafka_that_works(
-    kind: str,
-) -> None:
-    @virtual
-    async def story() -> None:
-        rig = Rig([3, 3])
-        async with rig.receiver(poll_after_seconds=1.0) as receiver:
-            await take(receiver, rig.chain.mark().id)
-            clock = virtual_clock()
+@virtual
+async def test_flood_of_unsigned_frames_costs_no_read(kind: str) -> None:
+    rig = Rig([3, 3])
+    async with rig.live(poll_after_seconds=600.0) as receiver:
+        reads = rig.source.reads
+        for _ in range(10):
             forged = of_no_use(rig)[kind]
-            for at in range(100):
-                clock.call_later(0.1 * at, rig.frames.put, forged)
-            rig.chain.add(5)  # its frames are lost
+            head = rig.chain.mark().id
+            frames = rig.chain.frames(rig.chain.add(5))
+            rig.frames.put(*[forged] * 200, *frames, *[forged] * 200)
             runs = await take(receiver, rig.chain.mark().id)
-            assert ids_of(runs) == rig.chain.ids[-5:]
-            assert receiver.stats().rows_filled == 5
-
-    story()
-
-
-def test_flood_of_phantoms_of_a_leader_costs_few_reads_and_live_frames_flow() -> None:
-    @virtual
-    async def story() -> None:
-        rig = Rig([3, 3])
-        async with rig.receiver(poll_after_seconds=600.0, check_seconds=0.1) as receiver:
-            await take(receiver, rig.chain.mark().id)
-            reads = rig.source.reads
-            for _ in range(10):
-                phantom = of_no_use(rig)["phantom"]
-                frames = rig.chain.frames(rig.chain.add(5))
-                rig.frames.put(*[phantom] * 200, *frames, *[phantom] * 200)
-                await take(receiver, rig.chain.mark().id)
-                await asyncio.sleep(0.05)
-            stats = receiver.stats()
-            assert (stats.rows_live, stats.gaps) == (50, 0)
-            assert sum(stats.dropped.values()) == 10 * 200 + 9 * 200
-            assert 1 <= stats.dropped["phantom"] == rig.source.reads - reads <= 6
-
-    story()
+            assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
+        stats = receiver.stats()
+        assert (stats.rows_live, stats.gaps, rig.source.reads) == (50, 0, reads)
+        # What comes behind the last live frame is not looked at yet.
+        assert stats.dropped == {"mac": 10 * 200 + 9 * 200}
 
 
 @virtual
-async def test_gap_behind_a_flood_of_phantoms_is_still_found() -> None:
+async def test_flood_of_phantoms_of_a_leader_costs_few_reads_and_live_frames_flow() -> None:
     rig = Rig([3, 3])
-    async with rig.receiver(poll_after_seconds=1.0) as receiver:
-        await take(receiver, rig.chain.mark().id)
-        clock = virtual_clock()
-        phantom = of_no_use(rig)["phantom"]
-        for at in range(100):
-            clock.call_later(0.02 * at, rig.frames.put, phantom)
-        lost = rig.chain.add(5)
-        rig.frames.put(*rig.chain.frames(rig.chain.add(5)))
-        began = clock.time()
-        await take(receiver, lost.last_id)
-        assert clock.time() - began < 2.5
+    async with rig.live(poll_after_seconds=600.0, check_seconds=0.1) as receiver:
+        reads = rig.source.reads
+        for _ in range(10):
+            phantom = of_no_use(rig)["phantom"]
+            frames = rig.chain.frames(rig.chain.add(5))
+            rig.frames.put(*[phantom] * 200, *frames, *[phantom] * 200)
+            await take(receiver, rig.chain.mark().id)
+            await asyncio.sleep(0.05)
+        stats = receiver.stats()
+        assert (stats.rows_live, stats.gaps) == (50, 0)
+        assert sum(stats.dropped.values()) == 10 * 200 + 9 * 200
+        assert 1 <= stats.dropped["phantom"] == rig.source.reads - reads <= 6

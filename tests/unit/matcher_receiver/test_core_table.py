@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from chain_kernel.model import Standing
+from chain_kernel.frame import FrameHeader
+from chain_kernel.model import Mark, Standing
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_EPOCH,
@@ -24,15 +26,9 @@ from matcher_receiver.decisions import (
     DROP_OLD,
     IN_STEP,
     Fill,
+    FrameDecision,
 )
 from tests.builders.chains import NEXT_NONCE, Chain, make_chain, signed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from chain_kernel.frame import FrameHeader
-    from chain_kernel.model import Mark
-    from matcher_receiver.decisions import FrameDecision
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 

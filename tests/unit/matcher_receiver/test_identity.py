@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from chain_kernel.errors import SettingError
-from chain_verifier.archive.backed_source import ArchiveBackedSource
-from gapfill import GapReader, GapReaderConfig, PreferredSources
-from matcher_receiver import CheckpointConfig, Receiver, ReceiverConfig
+from matcher_receiver import Receiver, ReceiverConfig
 from tests.builders.chains import CHAIN_ID, make_chain
+from tests.virtual import virtual
 
 from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
-from .rig import Rig, virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from .rig import Rig
 
 OTHER = CHAIN_ID + 1
 
@@ -84,43 +81,16 @@ def _snapshots(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_receiver_with_a_part_that_is_not_its_own_does_not_start(what: str, tmp_path: Path) -> None:
+@virtual
+async def test_part_of_another_receiver_is_refused(what: str, tmp_path: Path) -> None:
     make, expected = WRONG[what]
-
-    @virtual
-    async def story() -> None:
-        rig = Rig([4])
-        parts = {"frames": rig.frames, "gap_source": rig.source, **make(tmp_path)}
-        receiver = Receiver(ReceiverConfig(chain_id=CHAIN_ID, name="mine"), **parts)
-        with pytest.raises(SettingError, match=expected):
-            async with receiver:
-                pass
-        assert parts["gap_source"].is_closed
-
-    story()
-
-
-def test_name_of_a_checkpoint_has_no_default() -> None:
-    with pytest.raises(TypeError, match="name"):
-        CheckpointConfig(database="postgresql://db/x", chain_id=1)  # type: ignore[call-arg]
-
-
-def reader_of(chain_id: int) -> GapReader:
-    return GapReader(GapReaderConfig(database="postgresql://db/x", chain_id=chain_id))
-
-
-def test_servers_of_several_chains_are_not_one_source() -> None:
-    with pytest.raises(SettingError, match="chains of the sources"):
-        PreferredSources([reader_of(1), reader_of(2)])
-    assert PreferredSources([reader_of(2), reader_of(2)]).chain_id == 2
-
-
-def test_archive_of_another_chain_is_refused(tmp_path: Path) -> None:
-    from chain_verifier.archive.archived_rows import ArchivedRows
-
-    with pytest.raises(SettingError, match="chain of the archive was 2, expected chain 1"):
-        ArchiveBackedSource(reader_of(1), ArchivedRows(tmp_path, 2))
-    assert ArchiveBackedSource(reader_of(2), ArchivedRows(tmp_path, 2)).chain_id == 2
+    rig = Rig([4])
+    parts = {"frames": rig.frames, "gap_source": rig.source, **make(tmp_path)}
+    receiver = Receiver(ReceiverConfig(chain_id=CHAIN_ID, name="mine"), **parts)
+    with pytest.raises(SettingError, match=expected):
+        async with receiver:
+            pass
+    assert parts["gap_source"].is_closed
 
 
 @virtual

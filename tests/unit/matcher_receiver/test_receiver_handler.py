@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from chain_kernel.errors import CheckpointLost, RetryError
+from chain_kernel.errors import RetryError
 from chain_kernel.handlers import NotAsync
+from chain_kernel.model import Run
+from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
+from tests.cancellation import CancelledAt
+from tests.virtual import virtual
 
 from .memory import MemoryRecords
-from .rig import Rig, take, virtual
-from .virtual_time import run_virtual, virtual_clock
+from .rig import Rig
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
-
-    from chain_kernel.model import Run
+Play = Callable[[list[int]], Coroutine[Any, Any, None]]
 
 
 def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:
@@ -60,28 +61,6 @@ async def test_run_with_a_handler_that_is_no_async_function_says_so() -> None:
 
 
 @virtual
-async def test_run_with_a_handler_that_stores_the_place_itself_leaves_it_alone() -> None:
-    rig, records = with_records([12])
-    saves: list[tuple[int, object | None]] = []
-    save = records.save
-
-    async def counted(first_pid: int, end: Any, connection: object | None = None) -> None:
-        saves.append((end.id, connection))
-        await save(first_pid, end, connection)
-
-    records.save = counted  # type: ignore[method-assign]
-    transaction = object()
-    async with rig.receiver(until="head") as receiver:
-
-        async def handler(run: Run) -> None:
-            await receiver.checkpoint(run, connection=transaction)
-
-        await receiver.run(handler)
-    assert [connection for _, connection in saves[1:]] == [transaction] * 3
-    assert len({end_id for end_id, _ in saves}) == len(saves)
-
-
-@virtual
 async def test_run_with_a_handler_that_failed_begins_with_the_same_run_again() -> None:
     rig, records = with_records([12])
     ids: list[int] = []
@@ -118,18 +97,6 @@ async def test_run_with_the_checkpoints_database_away_waits_and_hands_nothing_ov
 
 
 @virtual
-async def test_run_with_another_receiver_of_the_name_at_work_stops() -> None:
-    rig, records = with_records([12])
-
-    async def handler(_: Run) -> None:
-        records.stored = rig.chain.mark()
-
-    async with rig.receiver() as receiver:
-        with pytest.raises(CheckpointLost):
-            await receiver.run(handler)
-
-
-@virtual
 async def test_stop_during_a_handler_lets_it_end_and_stores_the_place() -> None:
     rig, records = with_records([12])
     done: list[int] = []
@@ -147,41 +114,7 @@ async def test_stop_during_a_handler_lets_it_end_and_stores_the_place() -> None:
     assert [records.stored.id] == done
 
 
-# -- cancellation ----------------------------------------------------------------------------------
-
-
-class CancelAt:
-    """Runs a coroutine, and cancels its task at the given suspension, counted from 0."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], at: int) -> None:
-        self._coroutine = coroutine
-        self._at = at
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        task = asyncio.current_task()
-        assert task is not None
-        suspensions = 0
-        step: Callable[[Any], Any] = self._coroutine.send
-        value: Any = None
-        try:
-            while True:
-                waited = step(value)
-                if suspensions == self._at:
-                    task.cancel()
-                suspensions += 1
-                try:
-                    step, value = self._coroutine.send, (yield waited)
-                except BaseException as error:  # noqa: BLE001 - a task throws what its future raised
-                    step, value = self._coroutine.throw, error
-        except StopIteration:
-            assert suspensions <= self._at, f"the cancellation at {self._at} was swallowed"
-            return False
-        except asyncio.CancelledError:
-            task.uncancel()
-            return True
-
-
-def scene() -> tuple[Rig, Callable[[list[int]], Awaitable[None]], Callable[[], None]]:
+def scene() -> tuple[Rig, Play, Callable[[], None]]:
     """Catch-up, live frames, a gap, an unknown leader, silence, broker away, a database away."""
     rig, _ = with_records([11])
     rig.source.read_seconds = 0.01
@@ -213,12 +146,14 @@ def scene() -> tuple[Rig, Callable[[list[int]], Awaitable[None]], Callable[[], N
     return rig, play, write
 
 
-async def play_with_a_cancellation(at: int) -> bool:
-    """Play the scene, cancelled once at `at`, and to its end; say whether it was cancelled."""
+async def play_with_a_cancellation(place: int) -> bool:
+    """Play the scene, cancelled once at its wait `place`, and to its end; say if it was."""
     rig, play, write = scene()
     ids: list[int] = []
     virtual_clock().call_later(0.1, write)
-    was_cancelled = await CancelAt(play(ids), at)  # type: ignore[arg-type]
+    played = CancelledAt(place, play(ids))
+    was_cancelled = isinstance(await played.outcome(), asyncio.CancelledError)
+    assert was_cancelled == played.was_reached, f"the cancellation at {place} was swallowed"
     for _ in range(3):
         rig.frames.__init__()  # type: ignore[misc]
         try:
@@ -240,10 +175,10 @@ async def play_with_a_cancellation(at: int) -> bool:
 
 
 def test_cancellation_at_each_suspension_of_a_whole_life_loses_nothing() -> None:
-    at = 0
-    while run_virtual(play_with_a_cancellation(at)):
-        at += 1
-    assert at > 50, f"only {at} places: the scene has become too short"
+    place = 1
+    while run_virtual(play_with_a_cancellation(place)):
+        place += 1
+    assert place > 50, f"only {place} places: the scene has become too short"
 
 
 @virtual
@@ -257,8 +192,7 @@ async def test_cancellation_that_a_port_swallowed_still_ends_the_wait() -> None:
             return []  # as asyncio.wait_for did when what it waited for was done just then
         return []
 
-    async with rig.receiver(poll_after_seconds=600.0) as receiver:
-        await take(receiver, rig.chain.mark().id)
+    async with rig.live(poll_after_seconds=600.0) as receiver:
         rig.frames.records = swallow  # type: ignore[method-assign]
         waiting = asyncio.ensure_future(anext(receiver))
         virtual_clock().call_later(1.0, waiting.cancel)

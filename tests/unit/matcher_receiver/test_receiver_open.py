@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gapfill import GapReader, PreferredSources
-from matcher_receiver import (
-    ChainFrames,
-    FileSnapshotStore,
-    PostgresCheckpointStore,
-    PostgresHeadReports,
-    ReceiverConfig,
-)
-from matcher_receiver.listening import OptionalFrames
+from matcher_receiver import Receiver, ReceiverConfig
 from orderchain import KafkaConfig, errors, open_receiver
 from tests.builders.chains import CHAIN_ID
 from tests.tuned import tuned
-
-from .memory import MemoryCheckpoints
-from .rig import Rig, virtual
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matcher_receiver import Receiver
 
 DATABASE, STANDBY, READER = (f"postgresql://{name}/x" for name in ("db", "standby", "reader"))
 
@@ -38,15 +23,6 @@ def config(**settings: Any) -> ReceiverConfig:
 def parts_of(receiver: Receiver) -> dict[str, object]:
     names = ("frames", "gap_source", "checkpoints", "snapshots")
     return {name: getattr(receiver, f"_{name}") for name in names}
-
-
-def test_one_config_makes_all_parts() -> None:
-    parts = parts_of(open_receiver(config()))
-    assert isinstance(parts["frames"], OptionalFrames)
-    assert isinstance(parts["frames"]._frames, ChainFrames)
-    assert isinstance(parts["gap_source"], GapReader)
-    assert isinstance(parts["checkpoints"], PostgresCheckpointStore)
-    assert (parts["checkpoints"].chain_id, parts["checkpoints"].receiver) == (CHAIN_ID, "mine")
 
 
 def test_several_gap_databases_are_standbys_and_the_primary_last() -> None:
@@ -73,13 +49,6 @@ def test_settings_of_the_config_reach_the_parts() -> None:
         assert deadlines == (1.5, 2.5, 0.5)
 
 
-def test_place_that_is_kept_elsewhere_is_reported() -> None:
-    parts = parts_of(open_receiver(config(checkpoint="reported")))
-    assert isinstance(parts["checkpoints"], PostgresHeadReports)
-    nowhere = config(checkpoint="reported", database=None, gap_databases=(READER,))
-    assert parts_of(open_receiver(nowhere))["checkpoints"] is None
-
-
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -89,40 +58,10 @@ def test_place_that_is_kept_elsewhere_is_reported() -> None:
         ({"name": None}, "name"),
     ],
 )
-def test_config_that_lacks_what_a_part_needs_is_refused(
-    settings: dict[str, object], field: str
-) -> None:
+def test_config_that_lacks_a_part_is_refused(settings: dict[str, object], field: str) -> None:
     with pytest.raises(errors.SettingError) as caught:
         open_receiver(config(**settings))
     assert caught.value.field == field
-
-
-def test_receiver_without_a_database_of_its_own_keeps_its_place_where_the_caller_says(
-    tmp_path: Path,
-) -> None:
-    nowhere = {"database": None, "gap_databases": (READER,)}
-    rig = Rig([4])
-    snapshots = FileSnapshotStore(tmp_path, CHAIN_ID)
-    assert parts_of(open_receiver(config(**nowhere), snapshots=snapshots))["checkpoints"] is None
-    started = config(**nowhere, start=rig.chain.mark(0))
-    assert parts_of(open_receiver(started))["checkpoints"] is None
-    checkpoints = MemoryCheckpoints(CHAIN_ID, "mine")
-    made = parts_of(open_receiver(config(**nowhere), checkpoints=checkpoints))
-    assert made["checkpoints"] is checkpoints
-
-
-@virtual
-async def test_parts_that_are_handed_in_are_used_and_compared() -> None:
-    rig = Rig([4, 4])
-    own = ReceiverConfig(chain_id=CHAIN_ID, name="mine", until="head")
-    given: dict[str, Any] = {"frames": rig.frames, "gap_source": rig.source}
-    mine = MemoryCheckpoints(CHAIN_ID, "mine")
-    async with open_receiver(own, **given, checkpoints=mine) as receiver:
-        ids = [event.id async for run in receiver for event in run.events]
-    assert ids == rig.chain.ids
-    theirs = MemoryCheckpoints(CHAIN_ID, "theirs")
-    with pytest.raises(errors.SettingError, match="receiver of the checkpoints was 'theirs'"):
-        await open_receiver(own, **given, checkpoints=theirs).__aenter__()
 
 
 def test_config_shows_no_password() -> None:

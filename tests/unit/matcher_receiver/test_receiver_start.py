@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
-from chain_kernel.errors import SealMismatch, SettingError
-from chain_kernel.model import Snapshot
+from chain_kernel.errors import SealMismatch
+from chain_kernel.model import Run, Snapshot
 from matcher_receiver import StartAt
 from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
+from tests.virtual import virtual
 
-from .rig import Rig, take, virtual
-
-if TYPE_CHECKING:
-    from chain_kernel.model import Run
+from .rig import Rig, take
 
 SIZES = [4, 6, 5]
 
@@ -71,56 +69,26 @@ async def test_start_at_a_time_begins_at_the_first_batch_committed_then() -> Non
         assert await received(rig, start_at=start_at) == rig.chain.ids[rows_before:]
 
 
-@virtual
-async def test_start_at_with_a_checkpoint_goes_on_at_the_checkpoint() -> None:
-    rig = Rig(SIZES)
-    rig.checkpoints.stored = rig.chain.mark(rig.chain.ids[4])
-    assert await received(rig, start_at=StartAt(end=True)) == rig.chain.ids[5:]
-
-
-@virtual
-async def test_start_at_a_place_that_the_source_cannot_find_is_told() -> None:
-    rig = Rig(SIZES)
-
-    class Plain:
-        """A source that finds no places."""
-
-        chain_id = rig.chain.chain_id
-        standing, runs, close = rig.source.standing, rig.source.runs, rig.source.close
-
-    rig.source = Plain()  # type: ignore[assignment]
-    with pytest.raises(SettingError, match="start_at"):
-        await received(rig, start_at=StartAt(after_id=3))
-
-
 @pytest.mark.parametrize("start_at", [StartAt(), StartAt(end=True), StartAt(after_id=7)])
 @pytest.mark.parametrize("rounds", range(4))
-def test_start_while_rows_are_committed_and_published_has_no_hole_and_no_repeat(
-    start_at: StartAt, rounds: int
-) -> None:
-    @virtual
-    async def test() -> None:
-        rig = Rig(SIZES)
-        rig.source.read_seconds = 0.03
+@virtual
+async def test_start_beside_a_writer_has_no_hole(start_at: StartAt, rounds: int) -> None:
+    rig = Rig(SIZES)
+    rig.source.read_seconds = 0.03
 
-        async def write() -> None:
-            for _ in range(40):
-                rig.commit_and_publish(3, slice_rows=2)
-                await asyncio.sleep(0.011 * (rounds + 1))
+    async def write() -> None:
+        for _ in range(40):
+            rig.commit_and_publish(3, slice_rows=2)
+            await asyncio.sleep(0.011 * (rounds + 1))
 
-        writer = asyncio.ensure_future(write())
-        await asyncio.sleep(0.02 * rounds)
-        async with rig.receiver(start_at=start_at, poll_after_seconds=600.0) as receiver:
-            first_pid = receiver.head_delivered
-            await writer
-            runs = await take(receiver, rig.chain.mark().id)
-        assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > first_pid]
-        assert receiver.stats().dropped == {}
-
-    test()
-
-
-# -- snapshots -------------------------------------------------------------------------------------
+    writer = asyncio.ensure_future(write())
+    await asyncio.sleep(0.02 * rounds)
+    async with rig.receiver(start_at=start_at, poll_after_seconds=600.0) as receiver:
+        first_pid = receiver.head_delivered
+        await writer
+        runs = await take(receiver, rig.chain.mark().id)
+    assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > first_pid]
+    assert receiver.stats().dropped == {}
 
 
 async def tail(rig: Rig) -> tuple[Snapshot | None, list[Run]]:
@@ -136,39 +104,6 @@ async def test_snapshot_and_the_tail_behind_it_come_in_one_call() -> None:
     snapshot, runs = await tail(rig)
     assert snapshot is taken
     assert ids_of(runs) == rig.chain.ids[7:]
-
-
-@virtual
-async def test_place_of_the_callers_own_comes_before_any_snapshot() -> None:
-    rig = Rig(SIZES)
-    rig.snapshots = Snapshots(Snapshot(mark=rig.chain.mark(rig.chain.ids[6]), state=b"seven"))
-    start = rig.chain.mark(rig.chain.ids[1])
-    assert await received(rig, start=start) == rig.chain.ids[2:]
-
-
-@virtual
-async def test_live_end_is_taken_before_the_database_is_read() -> None:
-    """The other way round, what is committed between the two would be in neither."""
-    rig = Rig(SIZES)
-    acts: list[str] = []
-    start = rig.frames.start
-
-    async def told_start() -> None:
-        acts.append("live end")
-        await start()
-
-    rig.frames.start = told_start  # type: ignore[method-assign]
-    rig.source.before_read = lambda: acts.append("database")
-    await received(rig)
-    assert acts[:2] == ["live end", "database"]
-
-
-@virtual
-async def test_snapshots_that_are_lost_begin_anew_although_there_is_a_checkpoint() -> None:
-    rig = Rig(SIZES)
-    rig.checkpoints.stored = rig.chain.mark(rig.chain.ids[9])
-    rig.snapshots = Snapshots(None)
-    assert ids_of((await tail(rig))[1]) == rig.chain.ids
 
 
 @virtual

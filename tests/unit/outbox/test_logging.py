@@ -13,8 +13,8 @@ import outbox
 PACKAGE = Path(outbox.__file__).parent
 ESCAPING = {"printable", "reason_of", "_reason", "counted"}
 OURS = {
-    "delivery.message_id", "each.message_id", "partition.ends_at", "reason", "hook", "why", "name",
-    "trouble", "more", "kind", "self.failure", "self._service", "topic", "at.topic",
+    "each.message_id", "partition.ends_at", "reason", "name", "trouble", "more", "self.failure",
+    "self._service", "topic", "at.topic",
 }  # fmt: skip
 """Ids, names that were checked to be printable, words of ours, and what was escaped before."""
 

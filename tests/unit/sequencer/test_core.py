@@ -1,23 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chain_kernel.errors import OrderchainError
 from chain_kernel.limits import ID_MAX
-from chain_kernel.model import is_linked
-from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.builders.orders import make_orders
 
-from .builders import DATABASE_ID, WALL_NS, make_term
-
-if TYPE_CHECKING:
-    from chain_kernel.seal import Batch
+from .builders import WALL_NS, make_term
 
 
 def core_at(last_id: int = 0, *, skip_ids: int = 0, partition_ids: int = 2**23) -> SequencerCore:
@@ -50,39 +41,6 @@ def test_committed_at_with_a_clock_that_steps_back_never_falls() -> None:
     assert second.committed_at_us == first.committed_at_us
 
 
-def test_seals_follow_from_what_is_stored() -> None:
-    core = core_at()
-    seal = genesis_seal(DATABASE_ID, 1)
-    for batch in (core.assemble(make_orders(n), WALL_NS) for n in (3, 1, 7)):
-        assert batch.seal_before == seal
-        seal = next_seal(
-            seal,
-            epoch=1,
-            first_id=batch.first_id,
-            last_id=batch.last_id,
-            row_count=batch.row_count,
-            committed_at_us=batch.committed_at_us,
-            pages=event_pages(batch.events),
-        )
-        assert batch.seal == seal
-
-
 def test_chain_at_its_last_id_takes_no_more() -> None:
     with pytest.raises(OrderchainError, match="no ids left"):
         core_at(ID_MAX - 2).assemble(make_orders(5), WALL_NS)
-
-
-@given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
-    last_id=st.integers(0, 10_000),
-    skip_ids=st.integers(0, 500),
-    partition_ids=st.integers(40, 300),
-)
-def test_any_batches_are_linked_and_none_straddles(
-    counts: list[int], last_id: int, skip_ids: int, partition_ids: int
-) -> None:
-    core = core_at(last_id, skip_ids=skip_ids, partition_ids=partition_ids)
-    batches: list[Batch] = [core.assemble(make_orders(count), WALL_NS) for count in counts]
-    assert is_linked(last_id, [event for batch in batches for event in batch.events])
-    for batch in batches:
-        assert batch.first_id // partition_ids == batch.last_id // partition_ids

@@ -47,26 +47,10 @@ def test_time_based_id_tells_the_millisecond_of_its_batch() -> None:
     assert batch.pid == 0
 
 
-def test_time_based_ids_with_a_clock_that_stands_still_or_steps_back_rise_by_one() -> None:
-    core = time_core()
-    first = core.assemble(make_orders(2), WALL_NS)
-    same = core.assemble(make_orders(2), WALL_NS)
-    back = core.assemble(make_orders(1), WALL_NS - 3_600 * 10**9)
-    on = core.assemble(make_orders(1), WALL_NS + 10**6)
-    assert (same.first_id, back.first_id) == (first.last_id + 1, same.last_id + 1)
-    assert on.first_id == WALL_MS + 1 << 20
-
-
 def test_time_based_ids_behind_a_leader_with_a_clock_ahead_stay_above_its_ids() -> None:
     ahead = time_core().assemble(make_orders(2), WALL_NS + 60 * 10**9)
     core = time_core(last_id=ahead.last_id, skip_ids=1_000)
     assert core.assemble(make_orders(1), WALL_NS).first_id == ahead.last_id + 1_001
-
-
-def test_time_based_ids_with_a_clock_beyond_what_they_can_tell_do_not_follow_it() -> None:
-    core = time_core()
-    assert core.assemble(make_orders(1), 2**63 - 1).first_id == 1
-    assert core.assemble(make_orders(1), WALL_NS).first_id == WALL_MS << 20
 
 
 @pytest.mark.parametrize("partition_ids", [10_000_000, TIME_PARTITION_IDS_MIN - 1])

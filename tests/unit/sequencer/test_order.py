@@ -9,19 +9,6 @@ from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer.order import Ack, Acks, Order, check_order, columns_of
 
 
-def test_check_with_good_orders_counts_their_bytes() -> None:
-    assert columns_of([Order("ab", b"123"), Order("c", b"")]).total_bytes == 6
-
-
-def test_check_with_text_beyond_ascii_counts_utf8_bytes() -> None:
-    assert columns_of([Order("é€", b"")]).total_bytes == 5 == check_order(Order("é€", b""))
-
-
-@pytest.mark.parametrize("time_ns", [-(2**63), 0, 2**63 - 1])
-def test_check_with_any_64_bit_time_accepts_it(time_ns: int) -> None:
-    assert columns_of([Order("a", b"", time_ns), Order("b", b"")]).times_ns == [time_ns, None]
-
-
 @pytest.mark.parametrize(
     ("order", "message"),
     [
@@ -77,7 +64,3 @@ def test_acks_are_read_like_a_list_of_them() -> None:
     assert acks != expected[:2]
     with pytest.raises(IndexError):
         acks[3]
-
-
-def test_columns_of_nothing_are_empty() -> None:
-    assert len(columns_of([])) == columns_of([]).total_bytes == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +7,7 @@ from chain_kernel.frame import decode_body, decode_header
 from chain_kernel.limits import FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX
 from sequencer.core import SequencerCore
 from sequencer.order import Order
-from sequencer.publisher import batch_frames, heartbeat_frame
+from sequencer.publisher import batch_frames
 from tests.builders.orders import make_orders
 
 from .builders import WALL_NS, make_term
@@ -47,12 +46,3 @@ def test_any_batch_is_cut_into_frames_within_the_limit(sizes: list[int]) -> None
     ]
     assert events == batch.events
     assert [header.is_batch_end for header in headers] == [False] * (len(frames) - 1) + [True]
-
-
-@pytest.mark.parametrize("last_id", [0, 9])
-def test_heartbeat_carries_the_head_alone(last_id: int) -> None:
-    term = make_term(last_id=last_id)
-    header = decode_header(heartbeat_frame(term, last_id=last_id, last_seal=term.last_seal))
-    assert header.is_heartbeat
-    assert (header.first_pid, header.last_id) == (last_id, last_id)
-    assert header.seal_before == term.last_seal

@@ -7,35 +7,19 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import (
-    BrokerAway,
-    IntakeMoved,
-    KeyConflict,
-    NumberOutOfOrder,
-    OrderError,
-)
+from chain_kernel.errors import IntakeMoved, KeyConflict, NumberOutOfOrder, OrderError
 from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from chain_kernel.model import IntakeMark, is_linked
 from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
-from sequencer.order import Acks
 
-from .test_service import World
+from .builders import World
 
 SOURCE = "topic:t:0"
 
 
 def mark(position: int, previous: int | None = None) -> IntakeMark:
     return IntakeMark(source=SOURCE, position=position, digest=b"d", previous=previous)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-def keys_of(world: World) -> list[str]:
-    return [row.key for row in world.rows()]
 
 
 def rejects_of(world: World) -> dict[int, tuple[str | None, str]]:
@@ -72,7 +56,7 @@ async def test_bad_orders_get_their_error_and_harm_no_other(world: World) -> Non
         Ack, OrderError, OrderError, Ack, Ack, KeyConflict, Ack, OrderError, Ack, NumberOutOfOrder,
     ]  # fmt: skip
     assert outcomes[4] == outcomes[0]
-    assert keys_of(world) == ["a", "c#5", "b", "c#6"]
+    assert world.keys() == ["a", "c#5", "b", "c#6"]
     assert is_linked(0, world.rows())
     given = {outcome.id for outcome in outcomes if isinstance(outcome, Ack)}
     assert [row.id for row in world.rows()] == sorted(given)
@@ -98,26 +82,9 @@ async def test_intake_stores_what_was_refused_where_it_stands(world: World) -> N
     assert found[28][1] == "key was 'c#4', expected a number above 6: this one was never accepted"
 
 
-async def test_same_orders_again_add_nothing_and_tell_the_same(world: World) -> None:
-    async with world.sequencer() as sequencer:
-        first = await sequencer.submit_each(mixed_orders(), intake=mark(30), positions=POSITIONS)
-    stored = dict(world.chain.rejects)
-    async with world.sequencer() as sequencer:
-        later = mark(31, 30)
-        again = await sequencer.submit_each(mixed_orders(), intake=later, positions=POSITIONS)
-        assert await sequencer.intake(SOURCE) == mark(31)
-    assert [type(outcome) for outcome in again] == [type(outcome) for outcome in first]
-    acks = [outcome for outcome in first if isinstance(outcome, Ack)]
-    assert [outcome for outcome in again if isinstance(outcome, Ack)] == acks
-    assert world.chain.rejects == stored
-    assert keys_of(world) == ["a", "c#5", "b", "c#6"]
-
-
 @pytest.mark.parametrize("window", [0, 1_000])
 @pytest.mark.parametrize("previous", [None, 2, 4, 9])
-async def test_mark_that_does_not_follow_the_stored_one_is_refused_with_its_orders_alone(
-    world: World, previous: int | None, window: int
-) -> None:
+async def test_mark_that_follows_none(world: World, previous: int | None, window: int) -> None:
     """Of a second intake of the source, or of one that passes by orders that were not taken."""
     async with world.sequencer(key_window_rows=window) as sequencer:
         await sequencer.submit_each([Order("a", b"")], intake=mark(3), positions=[0])
@@ -130,85 +97,13 @@ async def test_mark_that_does_not_follow_the_stored_one_is_refused_with_its_orde
         assert [type(outcome) for outcome in outcomes] == [IntakeMoved, IntakeMoved, Ack]
         assert await sequencer.intake(SOURCE) == mark(3)
         await sequencer.submit_each([Order("b", b"")], intake=mark(4, 3), positions=[3])
-    assert keys_of(world) == ["a", "other", "b"]
+    assert world.keys() == ["a", "other", "b"]
     assert world.chain.intake[SOURCE] == mark(4)
-
-
-async def test_same_call_again_is_refused_since_its_orders_were_taken(world: World) -> None:
-    """Keys that are no longer remembered would be taken a second time."""
-    async with world.sequencer(key_window_rows=0) as sequencer:
-        orders = [Order("a", b""), Order("b", b"")]
-        calls = [sequencer.submit_each(orders, intake=mark(2), positions=[0, 1]) for _ in range(3)]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [Acks, IntakeMoved, IntakeMoved]
-    assert keys_of(world) == ["a", "b"]
-
-
-async def test_calls_that_come_after_a_refused_one_of_their_intake_pass_nothing_by(
-    world: World,
-) -> None:
-    """A key conflict refuses the second call whole: what follows it in its source must wait."""
-    async with world.sequencer() as sequencer:
-        await sequencer.submit("b", b"another payload")
-        calls = [
-            sequencer.submit_many([Order(key, b"")], intake=mark(n + 1, n or None))
-            for n, key in enumerate("abcd")
-        ]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [
-            list, KeyConflict, IntakeMoved, IntakeMoved,
-        ]  # fmt: skip
-        assert await sequencer.intake(SOURCE) == mark(1)
-        await sequencer.submit_many([Order("c", b"")], intake=mark(3, 1))
-    assert keys_of(world) == ["b", "a", "c"]
-
-
-async def test_orders_that_the_policy_refuses_are_not_passed_by_with_the_next_call(
-    world: World,
-) -> None:
-    """Kafka is away, orders are refused; it is back, and the intake goes on behind them."""
-    policy: dict[str, Any] = {"when_kafka_is_away": "refuse", "kafka_away_seconds": 0.001}
-    async with world.sequencer(**policy) as sequencer:
-        await sequencer.submit_each([Order("a", b"")], intake=mark(1), positions=[0])
-        world.log.is_away = True
-        refused = Order("b", b"")
-        for _ in range(1_000):
-            try:
-                await sequencer.submit_each([Order("more", b"")])
-            except BrokerAway:
-                break
-            await asyncio.sleep(0.001)
-        with pytest.raises(BrokerAway):
-            await sequencer.queue_each([refused], intake=mark(2, 1), positions=[1])
-        world.log.is_away = False
-        world.log.grown.clear()
-        await world.log.grown.wait()
-        await asyncio.sleep(0)
-        after = Order("c", b"")
-        with pytest.raises(IntakeMoved):
-            await sequencer.submit_each([after], intake=mark(3, 2), positions=[2])
-        both = [refused, after]
-        await sequencer.submit_each(both, intake=mark(3, 1), positions=[1, 2])
-    assert keys_of(world)[-2:] == ["b", "c"]
-
-
-async def test_place_that_somebody_else_wrote_ends_the_leader(world: World) -> None:
-    """Under the fence nobody else moves it; a move by hand is reported."""
-    sequencer = await world.sequencer().__aenter__()
-    await sequencer.submit_each([Order("a", b"")], intake=mark(1), positions=[0])
-    world.chain.intake[SOURCE] = mark(7)
-    with pytest.raises(IntakeMoved):
-        await sequencer.submit_each([Order("b", b"")], intake=mark(2, 1), positions=[1])
-    with pytest.raises(IntakeMoved):
-        await sequencer.__aexit__(None, None, None)
-    assert keys_of(world) == ["a"]
 
 
 @pytest.mark.parametrize("fault", list(CommitFault))
 @pytest.mark.parametrize("with_rows", [True, False])
-async def test_commit_with_a_fault_moves_mark_rows_and_rejects_together(
-    world: World, fault: CommitFault, with_rows: bool
-) -> None:
+async def test_fault_moves_all_together(world: World, fault: CommitFault, with_rows: bool) -> None:
     orders = mixed_orders()
     async with world.sequencer() as sequencer:
         if not with_rows:
@@ -222,38 +117,8 @@ async def test_commit_with_a_fault_moves_mark_rows_and_rejects_together(
         assert await sequencer.intake(SOURCE) == mark(30)
     assert sum(isinstance(outcome, Ack) for outcome in outcomes) == 5
     assert sorted(rejects_of(world)) == [12, 14, 20, 24, 28]
-    assert keys_of(world) == ["a", "c#5", "b", "c#6", "z"]
+    assert world.keys() == ["a", "c#5", "b", "c#6", "z"]
     assert is_linked(0, world.rows())
-
-
-async def test_faults_under_load_with_many_calls_lose_and_double_nothing(world: World) -> None:
-    async with world.sequencer(batch_rows_max=8) as sequencer:
-        world.store.faults.extend([*CommitFault] * 5)
-        futures = [
-            await sequencer.queue_each(
-                [Order(f"k{n}", b""), Order("", b""), Order(f"k{n - 1}", b"")],
-                intake=mark(3 * n + 3, 3 * n or None),
-                positions=[3 * n, 3 * n + 1, 3 * n + 2],
-            )
-            for n in range(200)
-        ]
-        await asyncio.gather(*futures)
-    assert keys_of(world) == ["k0", "k-1", *(f"k{n}" for n in range(1, 200))]
-    assert sorted(rejects_of(world)) == [3 * n + 1 for n in range(200)]
-    assert world.chain.intake[SOURCE] == mark(600)
-
-
-async def test_intake_of_nothing_but_rejects_or_nothing_at_all_moves_its_mark(
-    world: World,
-) -> None:
-    async with world.sequencer() as sequencer:
-        (outcome,) = await sequencer.submit_each([Order("", b"")], intake=mark(1), positions=[0])
-        assert isinstance(outcome, OrderError)
-        assert await sequencer.intake(SOURCE) == mark(1)
-        assert await sequencer.submit_each([], intake=mark(9, 1), positions=[]) == []
-        assert await sequencer.intake(SOURCE) == mark(9)
-    assert world.rows() == []
-    assert sorted(rejects_of(world)) == [0]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +132,7 @@ async def test_intake_of_nothing_but_rejects_or_nothing_at_all_moves_its_mark(
         ({"count": 1, "intake": mark(2**63), "positions": [1]}, "position was 9223372036854775808"),
     ],
 )
-async def test_call_that_cannot_be_stored_is_refused_whole(
+async def test_unfit_call_is_refused_whole(
     world: World, arguments: dict[str, Any], part: str
 ) -> None:
     arguments = dict(arguments)
@@ -278,9 +143,7 @@ async def test_call_that_cannot_be_stored_is_refused_whole(
     assert world.rows() == []
 
 
-async def test_reject_with_a_reason_that_no_database_takes_is_stored_readable(
-    world: World,
-) -> None:
+async def test_reject_with_a_reason_that_no_database_takes_is_stored_readable(world: World) -> None:
     refusal = Refusal(None, OrderError("value", None, "no \0 and no \udc80, " + "x" * 5_000))
     async with world.sequencer() as sequencer:
         await sequencer.submit_each([refusal], intake=mark(1), positions=[0])

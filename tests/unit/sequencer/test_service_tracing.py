@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from opentelemetry.trace import StatusCode
 
@@ -12,10 +12,7 @@ from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from tests.builders.orders import make_orders
 from tests.builders.spans import id_of, parent_of, recorded_spans
 
-from .test_service import World
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from .builders import World
 
 
 class ListeningSink(MemoryFrameSink):

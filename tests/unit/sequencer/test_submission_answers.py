@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from chain_kernel.errors import ClockError, OrderchainError, RetryError, UnknownOutcome
-from chain_kernel.model import is_linked
+from chain_kernel.model import Term, is_linked
+from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_store import CommitFault
-from sequencer import core
+from sequencer import Sequencer, core
 from sequencer.submission import Batcher
 from tests.deadlines import deadline
 
-from .test_service import World
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chain_kernel.model import Term
-    from chain_kernel.seal import Batch
-    from sequencer import Sequencer
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from .builders import World
 
 
 async def outcomes(submitted: Sequence[asyncio.Future[Any]]) -> list[Any]:
@@ -38,11 +28,6 @@ async def outcomes(submitted: Sequence[asyncio.Future[Any]]) -> list[Any]:
 async def leave(sequencer: Sequencer) -> None:
     async with deadline():
         await sequencer.__aexit__(None, None, None)
-
-
-async def until_stopped(sequencer: Sequencer) -> None:
-    async with deadline():
-        await sequencer.until_stopped()
 
 
 async def live(sequencer: Sequencer) -> None:
@@ -86,77 +71,6 @@ async def test_chain_without_ids_left_answers_every_caller(
     assert is_linked(0, rows)
 
 
-@pytest.mark.parametrize("batch_rows_max", [1, 7, 5_000])
-@pytest.mark.parametrize("wall_ns", [2**63, 2**80, -(2**63) - 1])
-async def test_clock_that_no_row_can_hold_answers_every_caller(
-    world: World, batch_rows_max: int, wall_ns: int
-) -> None:
-    clock = SetClock()
-    sequencer = await world.sequencer(clock, batch_rows_max=batch_rows_max).__aenter__()
-    await sequencer.submit("before", b"")
-    clock.wall = wall_ns
-    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(50)])
-    assert all(isinstance(answer, OrderchainError) for answer in answers)
-    with pytest.raises(OrderchainError, match="clock"):
-        await leave(sequencer)
-    assert [row.key for row in world.rows()] == ["before"]
-
-
-async def test_commit_beside_which_no_batch_can_be_made_is_acknowledged_all_the_same(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever goes wrong with the next one: it is no word about the one under way."""
-    monkeypatch.setattr(core, "ID_MAX", 8)
-    sequencer = await world.sequencer(batch_rows_max=5, takeover_skip_ids=0).__aenter__()
-    answers = await outcomes([sequencer.submit_nowait(f"k{n}", b"") for n in range(20)])
-    assert [answer.id for answer in answers[:5]] == [row.id for row in world.rows()]
-    with pytest.raises(OrderchainError, match="no ids left"):
-        await leave(sequencer)
-    assert [row.key for row in world.rows()] == [f"k{n}" for n in range(5)]
-
-
-@pytest.mark.parametrize("name", ["commits", "publisher", "lease", "keys"])
-@pytest.mark.parametrize("under_load", [False, True])
-async def test_part_that_is_cancelled_ends_the_whole_service(
-    world: World, name: str, under_load: bool
-) -> None:
-    sequencer = await world.sequencer(batch_rows_max=3).__aenter__()
-    await sequencer.submit("before", b"")
-    submitted = [sequencer.submit_nowait(f"k{n}", b"") for n in range(50 * under_load)]
-    part(name).cancel()
-    with pytest.raises(RetryError, match=f"{name} task was cancelled"):
-        await until_stopped(sequencer)
-    with pytest.raises(RetryError):
-        await sequencer.submit("after", b"")
-    answers = await outcomes(submitted)
-    with pytest.raises(RetryError):
-        await leave(sequencer)
-    stored = {row.key: row.id for row in world.rows()}
-    for number, answer in enumerate(answers):
-        if isinstance(answer, UnknownOutcome):
-            continue
-        found = stored.get(f"k{number}")
-        assert found == (None if isinstance(answer, Exception) else answer.id)
-    assert "after" not in stored
-
-
-@pytest.mark.parametrize("name", ["publisher", "lease", "keys"])
-async def test_part_that_comes_to_its_end_ends_the_whole_service(
-    world: World, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    async def end_at_once(*_: object) -> None:
-        return
-
-    path = {
-        "publisher": "sequencer.publisher.Publisher.run",
-        "lease": "sequencer.leadership.Leadership.keep",
-        "keys": "sequencer.keys.keeper.KeyKeeper.run",
-    }[name]
-    monkeypatch.setattr(path, end_at_once)
-    with pytest.raises(RetryError, match=f"{name} task has ended"):
-        await live(world.sequencer())
-
-
 @pytest.mark.parametrize("name", ["publisher", "lease", "keys"])
 async def test_part_that_fails_ends_the_whole_service_with_its_error(
     world: World, monkeypatch: pytest.MonkeyPatch, name: str
@@ -178,9 +92,7 @@ async def test_part_that_fails_ends_the_whole_service_with_its_error(
         await live(world.sequencer())
 
 
-async def test_lease_that_dies_during_the_start_fails_the_start(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lease_that_dies_fails_a_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody must get a sequencer whose lease stands still."""
 
     async def slow_load(term: Term) -> None:
@@ -197,9 +109,7 @@ async def test_lease_that_dies_during_the_start_fails_the_start(
 
 
 @pytest.mark.invariant("S9")
-async def test_outcome_that_nobody_could_find_out_is_unknown_whatever_stands_in_the_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outcome_not_found_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit may have happened: no other error may say that it did not."""
 
     class Broken(Exception):
@@ -217,9 +127,7 @@ async def test_outcome_that_nobody_could_find_out_is_unknown_whatever_stands_in_
         await leave(sequencer)
 
 
-async def test_callers_in_the_line_before_a_full_queue_are_answered_at_the_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_in_line_are_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(batch: Batch, **_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -245,4 +153,4 @@ async def test_clock_that_jumps_years_ahead_under_a_leader_stamps_nothing(world:
     assert [type(answer) for answer in answers] == [ClockError] * 5
     with pytest.raises(ClockError, match="366 days ahead of where it was"):
         await leave(sequencer)
-    assert [row.key for row in world.rows()] == ["before", "months ahead"]
+    assert world.keys() == ["before", "months ahead"]

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
 from chain_kernel.errors import RetryError, TopicError
-from chain_verifier.config import TopicSource
-from chain_verifier.published_reader import PublishedReader
+from local_stack import KafkaServer
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
-from outbox.consumer.config import ConsumerConfig
-from outbox.consumer.in_hand import ConsumeStart, StartFrom
-from outbox.consumer.record_source import DestinationRecords
-from sequencer import SequencerConfig, TopicIntakeConfig
+from sequencer import TopicIntakeConfig
 from sequencer.intake.reader import TopicReader
-from sequencer.stores.kafka import KafkaFrameSink
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from local_stack import KafkaServer
 
 CODECS = ("snappy", "lz4", "zstd")
 VALUES = [f"{codec}: {'order ' * 9}".encode() for codec in CODECS]
@@ -78,51 +67,7 @@ async def take_all(source: KafkaFrameSource, values: Values) -> None:
         values += await source.records(1.0)
 
 
-async def by_leader(kafka: str, topic: str, values: Values) -> None:
-    await publish(kafka, topic)
-    config = SequencerConfig(chain_id=1, database="postgresql://unused", kafka=kafka)
-    values += await KafkaFrameSink(config).last_records(topic, 0, len(VALUES))
-
-
-async def by_consumer(kafka: str, topic: str, values: Values) -> None:
-    await publish(kafka, topic)
-    config = ConsumerConfig(
-        name=topic, topics=(topic,), kafka=kafka, database="postgresql://unused",
-        start=ConsumeStart(position=StartFrom.FIRST),
-    )  # fmt: skip
-    source = DestinationRecords(config, lambda _: None)
-    await source.start()
-    try:
-        source.begin_at({}, (topic,))
-        while len(values) < len(VALUES):
-            values += [record.value for record in await source.records(1.0, 100)]
-    finally:
-        await source.close()
-
-
-async def by_verifier(kafka: str, topic: str, values: Values) -> None:
-    await publish(kafka, topic)
-
-    def read() -> None:
-        reader = PublishedReader(TopicSource(kafka=kafka, topic=topic), topic, 0)
-        try:
-            values.extend(record.value for page in reader.pages() for record in page)
-        finally:
-            reader.close()
-
-    await asyncio.to_thread(read)
-
-
-READERS: list[Any] = [
-    by_intake,
-    pytest.param(by_receiver, marks=pytest.mark.nightly),
-    pytest.param(by_leader, marks=pytest.mark.nightly),
-    pytest.param(by_consumer, marks=pytest.mark.nightly),
-    pytest.param(by_verifier, marks=pytest.mark.nightly),
-]
-
-
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("read", [by_intake, by_receiver])
 async def test_records_of_every_codec_are_read(
     kafka_server: KafkaServer, read: Callable[[str, str, Values], Awaitable[None]]
 ) -> None:
@@ -133,7 +78,7 @@ async def test_records_of_every_codec_are_read(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("read", [by_intake, by_receiver, by_leader, by_consumer, by_verifier])
+@pytest.mark.parametrize("read", [by_intake, by_receiver])
 async def test_reader_without_the_codec_names_it(
     kafka_server: KafkaServer,
     read: Callable[[str, str, Values], Awaitable[None]],
@@ -142,25 +87,8 @@ async def test_reader_without_the_codec_names_it(
     kafka = kafka_server.bootstrap
     topic = await make_topic(kafka, "zstd")
     monkeypatch.setattr("aiokafka.codec.has_zstd", lambda: False)
-    # Receivers read on from the database, leaders lead without that look.
-    expected = RetryError if read in (by_receiver, by_leader) else TopicError
+    # Receivers read on from the database.
+    expected = RetryError if read is by_receiver else TopicError
     with pytest.raises(expected, match=f"topic {topic} was 'zstd', expected .*install cramjam"):
         async with deadline():
             await read(kafka, topic, [])
-
-
-@pytest.mark.nightly
-async def test_receiver_goes_on_after_a_record_that_it_cannot_decode(
-    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kafka, found = kafka_server.bootstrap, Values()
-    topic = await make_topic(kafka, "lz4")
-    async with KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=topic)) as source, deadline():
-        with monkeypatch.context() as without:
-            without.setattr("aiokafka.codec.has_lz4", lambda: False)
-            await publish(kafka, topic)
-            with pytest.raises(RetryError, match="lz4"):
-                await take_all(source, [])
-        await publish(kafka, topic)
-        await take_all(source, found)
-    assert found == VALUES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
@@ -13,13 +14,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection
 
 from chain_kernel.clients.kafka import close_client, start_client
+from local_stack import KafkaServer
 from tests.builders.topics import make_topics
 from tests.deadlines import LONG_SECONDS, deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from local_stack import KafkaServer
 
 
 def connections() -> int:
@@ -53,9 +50,7 @@ def member(bootstrap: str, group: str) -> AIOKafkaConsumer:
     )  # fmt: skip
 
 
-async def test_consumer_that_is_closed_while_its_group_waits_leaves_no_connection(
-    kafka_server: KafkaServer,
-) -> None:
+async def test_consumer_closed_in_a_rebalance_leaves_nothing(kafka_server: KafkaServer) -> None:
     name = f"held-up-{uuid.uuid4().hex[:8]}"
     await make_topics(kafka_server.bootstrap, name)
     first, second = (member(kafka_server.bootstrap, name) for _ in range(2))
@@ -99,9 +94,7 @@ async def test_client_whose_start_is_cut_off_anywhere_leaves_no_connection(
             assert connections() == before
 
 
-async def test_client_that_is_closed_under_a_cancellation_leaves_no_connection(
-    kafka_server: KafkaServer,
-) -> None:
+async def test_close_that_is_cancelled_leaves_no_connection(kafka_server: KafkaServer) -> None:
     before = connections()
     for steps in range(1, 20):
         async with deadline():

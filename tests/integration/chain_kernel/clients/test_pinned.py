@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
 
 import asyncpg
 import pytest
@@ -16,9 +16,6 @@ from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 HARMFUL = {
     "search_path": "pg_catalog",

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from typing import TYPE_CHECKING
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import connect
-from chain_kernel.errors import ConnectError
 from chain_kernel.sql import OWNER
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
@@ -25,11 +24,13 @@ from chainctl.admin import create_chain
 from chainctl.database import connected_to
 from chainctl.schema import parts as schema
 from chainctl.settings import Settings
+from local_stack import KafkaServer
 from local_stack.postgres import SUPERUSER
 from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 from outbox import (
     Consumer,
     ConsumerConfig,
+    Delivery,
     Destination,
     InboxLog,
     KeepConfig,
@@ -47,17 +48,10 @@ from outbox.roles import ROLES_OF
 from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
-from tests.certificates import HOST, Authority
+from tests.certificates import HOST
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
-from tests.sockets import no_socket_left
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from local_stack import KafkaServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -81,7 +75,7 @@ def database_name(secured: SecuredPostgres) -> str:
 Reached = str | DatabaseConfig
 
 
-@pytest.fixture(params=["password", "certificate", "url", "keywords", "environment"])
+@pytest.fixture(params=["certificate", "environment"])
 def reached(
     request: pytest.FixtureRequest,
     secured: SecuredPostgres,
@@ -89,23 +83,10 @@ def reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Reached:
     """The database, as one of the ways to say it says it."""
-    authority = str(secured.authority.path)
     monkeypatch.delenv("PGPASSWORD", raising=False)
-    match request.param:
-        case "password":
-            return secured.right(dbname=database_name)
-        case "certificate":
-            files = secured.authority.client(CERTIFIED)
-            return secured.certified(files, dbname=database_name)
-        case "url":
-            return secured.url(
-                database_name, sslmode="verify-full", sslrootcert=authority, password="for-trade"
-            )
-        case "keywords":
-            return (
-                f"host=localhost port={secured.port} user=trader password=for-trade "
-                f"dbname={database_name} sslmode=verify-full sslrootcert='{authority}'"
-            )
+    if request.param == "certificate":
+        files = secured.authority.client(CERTIFIED)
+        return secured.certified(files, dbname=database_name)
     for name, value in secured.environment.items():
         monkeypatch.setenv(name, value)
     return secured.url(database_name)
@@ -176,12 +157,14 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
         await MessageClient([messages.address], "payments-token").send(
             [Message(served, "clearing", b"by the service")]
         )
-        async for delivery in receiver:
-            async with delivery.transaction() as connection:
-                await connection.execute("SELECT 1")
+
+        async def apply(delivery: Delivery, connection: Any) -> None:
+            await connection.execute("SELECT 1")
             effects.add(delivery.message_id)
             if effects == {sent, served}:
-                break
+                receiver.stop()
+
+        await receiver.run(apply)
         log = InboxLog(reached, CONSUMER)
         assert await log.applied([sent, served]) == effects
         await log.close()
@@ -213,101 +196,3 @@ async def make_outbox(secured: SecuredPostgres, database_name: str, kafka: str, 
     destination = Destination(name="clearing", topic=topic, consumers=(CONSUMER,))
     await save_destinations(owner, [destination], create_topics=kafka)
     await owner.close()
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        *("sequencer", "receiver", "fill", "verifier", "marks"),
-        *("relay", "consumer", "inbox log", "keep", "callback"),
-    ],
-)
-async def test_part_by_a_wrong_config_is_refused_in_one_line_that_says_why(
-    secured: SecuredPostgres, database_name: str, part: str, tmp_path: Path
-) -> None:
-    other = Authority(tmp_path, "other")
-    stranger = other.client(CERTIFIED)
-    right = secured.authority.client(CERTIFIED)
-    for wrong, words in (
-        (secured.right(dbname=database_name, sslmode="disable", sslrootcert=""), "ask for TLS?"),
-        (secured.right(dbname=database_name, password="Tr0ub4dor"), "wrong user or password"),
-        (secured.right(dbname=database_name, host="127.0.0.1"), "host that was asked for"),
-        (secured.right(dbname=database_name, sslrootcert=str(other.path)), "signed by sslrootcert"),
-        (
-            secured.certified(right, dbname=database_name, sslcert=str(stranger.certificate),
-                              sslkey=str(stranger.key)),
-            "a client certificate that the server accepts",
-        ),
-    ):  # fmt: skip
-        async with no_socket_left():
-            with pytest.raises(ConnectError) as refused:
-                await PARTS[part](wrong)
-        assert words in str(refused.value)
-        assert "\n" not in str(refused.value)
-        assert "Tr0ub4dor" not in str(refused.value)
-
-
-async def _sequence(database: Reached) -> None:
-    async with open_sequencer(SequencerConfig(chain_id=1, database=database, kafka="k:1")):
-        pass
-
-
-async def _receive(database: Reached) -> None:
-    config = ReceiverConfig(chain_id=1, name="any", database=database, kafka="k:1")
-    async with open_receiver(config):
-        pass
-
-
-async def _fill(database: Reached) -> None:
-    # The place is kept elsewhere: only the reader of missing rows connects.
-    config = ReceiverConfig(
-        chain_id=1, gap_databases=(database,), kafka="k:1", checkpoint="reported"
-    )
-    async with open_receiver(config):
-        pass
-
-
-async def _verify(database: Reached) -> None:
-    request = VerifyRequest(chain_id=1, sources=(DatabaseSource(database=database),))
-    await asyncio.to_thread(verify_locally, request)
-
-
-async def _read_marks(database: Reached) -> None:
-    await asyncio.to_thread(read_extent, database, 1)
-
-
-async def _relay(database: Reached) -> None:
-    async with Relay(RelayConfig(database=database, kafka="k:1")):
-        pass
-
-
-async def _consume(database: Reached) -> None:
-    async with Consumer(ConsumerConfig(name="any", topics=("t",), database=database, kafka="k:1")):
-        pass
-
-
-async def _look_into_inbox(database: Reached) -> None:
-    await InboxLog(database, "any").applied([])
-
-
-async def _keep(database: Reached) -> None:
-    await keep_outbox(KeepConfig(database=database))
-
-
-async def _call_back(database: Reached) -> None:
-    config = CallbackConfig(database=database, kafka="k:1", check_topic="c", confirm_topics=("t",))
-    await CallbackService(config, NO_CALLS).check()
-
-
-PARTS: dict[str, Callable[[Reached], Awaitable[None]]] = {
-    "sequencer": _sequence,
-    "receiver": _receive,
-    "fill": _fill,
-    "verifier": _verify,
-    "marks": _read_marks,
-    "relay": _relay,
-    "consumer": _consume,
-    "inbox log": _look_into_inbox,
-    "keep": _keep,
-    "callback": _call_back,
-}

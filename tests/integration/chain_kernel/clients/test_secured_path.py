@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
 
 import asyncpg
 import pytest
 
 import outbox
-from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer, started
+from chain_kernel.clients.kafka import make_producer, started
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_errors import is_broker_there
-from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.sql import AUDITOR, GAP_READER, OWNER, SEQUENCER_WRITER
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
@@ -24,36 +22,26 @@ from chainctl.admin import create_chain
 from chainctl.database import connected_to
 from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from outbox import Consumer, ConsumerConfig, Status
-from outbox.consumer.confirm_loop import ConfirmSender
-from outbox.consumer.in_hand import ConsumeStart, StartFrom
-from outbox.consumer.record_source import DestinationRecords, move_start
+from outbox.consumer.delivery import Delivery
 from outbox.roles import OUTBOX_WRITER
 from sequencer import (
     Order,
     SequencerConfig,
-    SequencerTuning,
     TopicIntake,
     TopicIntakeConfig,
     check_intake_topic,
     open_sequencer,
 )
-from sequencer.stores.kafka import KafkaFrameSink
-from tests.deadlines import LONG_SECONDS, deadline
+from sequencer.intake.topic import TopicIntakeStats
+from tests.deadlines import deadline
 from tests.integration.outbox.conftest import Sender, make_sender
-from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
-from tests.sockets import no_socket_left
+from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from local_stack import PostgresServer
-    from outbox.consumer.delivery import Delivery
-    from sequencer.intake.topic import TopicIntakeStats
-
-    RoleDsn = Callable[[str], str]
+RoleDsn = Callable[[str], str]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -160,9 +148,7 @@ async def test_orders_are_taken_from_a_topic(
 
 @pytest.fixture
 async def sender(
-    postgres_server: PostgresServer,
-    database_with: Callable[..., str],
-    secured_kafka: SecuredKafka,
+    postgres_server: PostgresServer, database_with: Callable[..., str], secured_kafka: SecuredKafka
 ) -> AsyncIterator[Sender]:
     """A business with an outbox, and in the same database the consumer's tables."""
     plain = secured_kafka.server.bootstrap
@@ -186,11 +172,7 @@ async def test_message_is_relayed_consumed_and_confirmed(
         handled.append(delivery.payload)
 
     business = await sender.connect(OUTBOX_WRITER)
-    async with (
-        deadline(),
-        sender.relay(kafka=kafka, name=f"{name}.relay"),
-        consumer,
-    ):
+    async with deadline(), sender.relay(kafka=kafka, name=f"{name}.relay"), consumer:
         running = asyncio.create_task(consumer.run(handle))
         async with business.transaction():
             message_id = await outbox.add(business, "clearing", b"trade")
@@ -198,101 +180,3 @@ async def test_message_is_relayed_consumed_and_confirmed(
         consumer.stop()
         await running
     assert handled == [b"trade"]
-
-
-async def test_broker_that_is_away_is_told_from_one_that_answers(
-    secured_kafka: SecuredKafka,
-) -> None:
-    """The relay asks so, over a connection like all others."""
-    kafka = secured_kafka.login(SEQUENCER)
-    assert await is_broker_there(kafka, LONG_SECONDS)
-    assert await is_broker_there(secured_kafka.mutual(SEQUENCER), LONG_SECONDS)
-    for wrong in (
-        KafkaConfig.of(secured_kafka.at("LOGIN")),
-        secured_kafka.login(SEQUENCER, sasl_password="wrong"),
-        KafkaConfig.of("127.0.0.1:1"),
-    ):
-        async with no_socket_left():
-            assert not await is_broker_there(wrong, LONG_SECONDS)
-
-
-# -- who may not, is told so ----------------------------------------------------------------------
-
-
-async def test_receiver_cannot_write(
-    secured_kafka: SecuredKafka, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = fresh_name()
-    secured_kafka.make_topic(topic)
-    _, reader = configs(secured_kafka, "login")
-    sink = KafkaFrameSink(
-        SequencerConfig(
-            chain_id=1,
-            database="postgresql://unused",
-            kafka=reader,
-            tuning=SequencerTuning(publish_seconds=LONG_SECONDS),
-        )
-    )
-    await sink.start(topic, 0)  # to look is allowed
-    with pytest.raises(RetryError) as refused:
-        await sink.send([b"forged"])
-    assert f"a user 'receiver' that may write to topic {topic} (ACL)" in str(refused.value)
-    await sink.close()
-    async with started(make_consumer(reader, "looks")) as consumer:
-        at = TopicPartition(topic, 0)
-        assert await consumer.end_offsets([at]) == {at: 0}
-
-
-async def test_receiver_without_a_right_to_its_topic_says_so(secured_kafka: SecuredKafka) -> None:
-    topic = f"other.{secrets.token_hex(4)}"
-    secured_kafka.make_topic(topic)
-    source = KafkaFrameSource(
-        KafkaSourceConfig(
-            kafka=secured_kafka.login(RECEIVER), topic=topic, connect_seconds=LONG_SECONDS
-        )
-    )
-    with pytest.raises(ConnectError, match=f"'receiver' that may .*Describe.* topic {topic}"):
-        await source.start()
-
-
-async def test_consumer_without_a_right_to_its_group_says_so(secured_kafka: SecuredKafka) -> None:
-    config = ConsumerConfig(
-        name="other",
-        topics=(TOPIC,),
-        kafka=secured_kafka.login(RECEIVER),
-        database="postgresql://unused",
-    )
-    with pytest.raises(ConnectError, match=r"may commit as group other \(ACL\)"):
-        await move_start(config, ConsumeStart(position=StartFrom.END))
-
-
-# -- an address alone is not enough ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("part", ["sequencer", "receiver", "intake", "consumer", "confirms"])
-async def test_plaintext_client_is_asked_for_tls_or_a_login(
-    secured_kafka: SecuredKafka, part: str
-) -> None:
-    kafka = secured_kafka.at("LOGIN")
-    sequencer = SequencerConfig(chain_id=1, database="postgresql://unused", kafka=kafka)
-    consumer = ConsumerConfig(
-        name="c", topics=(TOPIC,), kafka=kafka, database="postgresql://unused"
-    )
-    parts: dict[str, Callable[[], Awaitable[object]]] = {
-        "sequencer": lambda: KafkaFrameSink(sequencer).start(TOPIC, 0),
-        "receiver": KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=TOPIC)).start,
-        "intake": lambda: check_intake_topic(TopicIntakeConfig(kafka=kafka, topic=TOPIC)),
-        "consumer": DestinationRecords(consumer, lambda _: None).start,
-        "confirms": ConfirmSender(consumer).start,
-    }
-    async with no_socket_left():
-        with pytest.raises(ConnectError, match=r"does it ask for TLS or a login\?") as refused:
-            await parts[part]()
-    assert "\n" not in str(refused.value)
-
-
-async def test_verifier_without_spark_asks_so_too(secured_kafka: SecuredKafka) -> None:
-    source = TopicSource(kafka=secured_kafka.at("LOGIN"), topic=TOPIC)
-    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=1)
-    with pytest.raises(ConnectError, match=r"does it ask for TLS or a login\?"):
-        await asyncio.to_thread(verify_locally, request)

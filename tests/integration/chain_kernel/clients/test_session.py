@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import DRIVER_ERRORS, PoolerFound, close_connection, connect
+from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, connect
 from chain_kernel.clients.session import Connections, Session, SessionConfig, connected
-from chain_kernel.errors import (
-    ConnectError,
-    OrderchainError,
-    RetryError,
-    SchemaError,
-    SettingError,
-)
+from chain_kernel.errors import ConnectError, OrderchainError, RetryError, SchemaError
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
     from chain_kernel.clients.postgres import Connection
 
 PID = "SELECT pg_backend_pid() AS pid"
@@ -35,9 +26,7 @@ PID = "SELECT pg_backend_pid() AS pid"
 async def watcher(empty_database: str) -> AsyncIterator[Connection]:
     """A connection that looks at the others, and makes what a test needs."""
     connection = await connect(
-        DatabaseConfig.of(empty_database),
-        application_name="watcher",
-        within_seconds=LONG_SECONDS,
+        DatabaseConfig.of(empty_database), application_name="watcher", within_seconds=LONG_SECONDS
     )
     await connection.execute("CREATE TABLE orders (id int CHECK (id > 0))")
     yield connection
@@ -83,9 +72,7 @@ async def pid_of(session: Session) -> int:
     return int(row["pid"])
 
 
-async def test_session_opens_at_its_first_statement_and_keeps_its_connection(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_session_opens_at_its_first_statement(config_of: Any, watcher: Connection) -> None:
     async with opened(config_of(settings={"work_mem": "7MB"})) as session:
         await until_open(watcher, 0)
         pid = await pid_of(session)
@@ -98,27 +85,7 @@ async def test_session_opens_at_its_first_statement_and_keeps_its_connection(
     await until_open(watcher, 0)
 
 
-async def test_session_that_lingers_is_let_go_of_and_opens_again(
-    config_of: Any, watcher: Connection
-) -> None:
-    async with opened(config_of(linger_seconds=0.05)) as session:
-        first = await pid_of(session)
-        await until_open(watcher, 0)
-        assert await pid_of(session) != first
-
-
-async def test_callers_come_one_after_the_other(config_of: Any, watcher: Connection) -> None:
-    async with opened(config_of()) as session:
-        pids = await asyncio.gather(*(pid_of(session) for _ in range(5)))
-        assert len(set(pids)) == 1
-
-
-# -- errors --------------------------------------------------------------------------------------
-
-
-async def test_connection_that_was_ended_is_given_up_and_the_next_statement_opens_another(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_ended_connection_is_given_up(config_of: Any, watcher: Connection) -> None:
     async with opened(config_of()) as session:
         first = await pid_of(session)
         with pytest.raises(RetryError):
@@ -135,9 +102,7 @@ async def test_deadline_gives_the_connection_up(config_of: Any, watcher: Connect
             await session.run(lambda connection: connection.execute("SELECT pg_sleep(600)"))
 
 
-async def test_cancelled_caller_leaves_a_session_that_works(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_cancelled_caller_harms_no_session(config_of: Any, watcher: Connection) -> None:
     async with opened(config_of()) as session:
         first = await pid_of(session)
         asking = asyncio.create_task(session.fetch("SELECT pg_sleep(600)"))
@@ -173,47 +138,7 @@ async def test_what_the_server_says_becomes_an_error_of_ours(
         assert isinstance(found.value.__cause__, DRIVER_ERRORS)
 
 
-async def test_refusal_of_the_callers_own_is_asked_first(
-    config_of: Any, watcher: Connection
-) -> None:
-    own = KeyError("ours")
-    async with opened(config_of(), refusal=lambda _: own) as session:
-        with pytest.raises(KeyError):
-            await session.fetch("SELECT 1 / 0")
-    async with opened(config_of(), refusal=lambda _: None) as session:
-        with pytest.raises(OrderchainError):
-            await session.fetch("SELECT 1 / 0")
-
-
-async def test_preparation_runs_on_each_connection_and_its_refusal_ends_it(
-    config_of: Any, watcher: Connection
-) -> None:
-    prepared: list[int] = []
-
-    async def prepare(connection: Connection) -> None:
-        prepared.append(await connection.fetchval(PID))
-        if len(prepared) == 2:
-            raise SchemaError("schema", 2, "1")
-
-    async with opened(config_of(), prepare=prepare) as session:
-        first = await pid_of(session)
-        await pid_of(session)
-        assert prepared == [first]
-        with pytest.raises(RetryError):
-            await session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        with pytest.raises(SchemaError) as found:
-            await session.fetch(PID)
-        assert found.value.__cause__ is None
-        await until_open(watcher, 0)
-        assert await pid_of(session) == prepared[2]
-
-
-# -- transactions --------------------------------------------------------------------------------
-
-
-async def test_transaction_commits_at_its_end_and_not_after_an_error(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_transaction_commits_at_its_end(config_of: Any, watcher: Connection) -> None:
     async with opened(config_of()) as session:
         async with session.transaction() as connection:
             await connection.execute("INSERT INTO orders VALUES (1)")
@@ -223,9 +148,7 @@ async def test_transaction_commits_at_its_end_and_not_after_an_error(
             assert await connection.fetchval("SELECT array_agg(id) FROM orders") == [1]
 
 
-async def test_commit_that_the_server_answers_with_a_rollback_has_failed(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_commit_answered_by_rollback_has_failed(config_of: Any, watcher: Connection) -> None:
     async with opened(config_of()) as session:
         with pytest.raises(OrderchainError, match="its error was hidden"):
             await _hide_an_error(session)
@@ -249,9 +172,6 @@ async def _insert_and_fail(session: Session) -> None:
         raise KeyError("ours")
 
 
-# -- few connections -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 async def scarce(watcher: Connection, config_of: Any, empty_database_name: str) -> Any:
     """A config for a role with one connection at a time."""
@@ -270,10 +190,7 @@ async def scarce(watcher: Connection, config_of: Any, empty_database_name: str) 
 
 
 async def test_session_waits_while_there_is_no_connection_left(scarce: Any) -> None:
-    async with (
-        opened(scarce()) as holder,
-        opened(scarce(busy_seconds=LONG_SECONDS)) as session,
-    ):
+    async with opened(scarce()) as holder, opened(scarce(busy_seconds=LONG_SECONDS)) as session:
         await pid_of(holder)
         asking = asyncio.create_task(pid_of(session))
         with pytest.raises(RetryError, match="not ready"):
@@ -281,13 +198,6 @@ async def test_session_waits_while_there_is_no_connection_left(scarce: Any) -> N
         assert not asking.done()
         await holder.close()
         assert await asking
-
-
-async def test_session_gives_up_when_there_is_no_connection_for_long(scarce: Any) -> None:
-    async with opened(scarce()) as holder, opened(scarce(busy_seconds=0.3)) as session:
-        await pid_of(holder)
-        with pytest.raises(RetryError, match="not ready"):
-            await pid_of(session)
 
 
 async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take() -> None:
@@ -305,35 +215,7 @@ async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take
                 await session.fetch(PID)
 
 
-async def _refuse_parameters(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    (length,) = struct.unpack("!i", await reader.readexactly(4))
-    await reader.readexactly(length - 4)
-    fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
-    writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
-    await writer.drain()
-    writer.close()
-
-
-@pytest.mark.parametrize("pooler", ["ignored", "refused", "read through"])
-async def test_pooler_that_refuses_whatever_it_is_asked_is_named(pooler: Any) -> None:
-    server = await asyncio.start_server(_refuse_parameters, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        database = DatabaseConfig(host="127.0.0.1", port=port, sslmode="disable")
-        config = SessionConfig(
-            database=database, application_name="session", role="auditor", pooler=pooler
-        )
-        async with opened(config) as session, deadline():
-            with pytest.raises(PoolerFound, match="goes through a pooler, unsupported startup"):
-                await session.fetch(PID)
-
-
-# -- one connection for what is done once --------------------------------------------------------
-
-
-async def test_connection_that_is_held_names_a_server_that_is_not_to_be_written_to(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_read_only_server_is_named(config_of: Any, watcher: Connection) -> None:
     database = config_of().database
     settings = {"default_transaction_read_only": "on"}
     with pytest.raises(ConnectError, match=r"may write \(on the primary\)") as found:
@@ -343,24 +225,7 @@ async def test_connection_that_is_held_names_a_server_that_is_not_to_be_written_
     await until_open(watcher, 0)
 
 
-async def test_connection_that_is_held_has_a_deadline_for_each_statement(config_of: Any) -> None:
-    with pytest.raises(RetryError, match="no answer in time"):
-        async with connected(config_of(statement_seconds=0.2)) as connection:
-            await connection.execute("SELECT pg_sleep(600)")
-
-
-async def test_error_of_a_file_beside_a_connection_is_none_of_the_databases(config_of: Any) -> None:
-    with pytest.raises(FileNotFoundError):
-        async with connected(config_of()):
-            raise FileNotFoundError("ours")
-
-
-# -- connections that are taken ------------------------------------------------------------------
-
-
-async def test_connections_are_used_again_and_those_in_a_transaction_ended(
-    config_of: Any, watcher: Connection
-) -> None:
+async def test_connections_are_used_again(config_of: Any, watcher: Connection) -> None:
     connections = Connections(config_of())
     first, second = await connections.take(), await connections.take()
     connections.give_back(first)
@@ -385,25 +250,3 @@ async def _take_and_fail(connections: Connections) -> None:
     async with connections.transaction() as connection:
         await connection.execute("INSERT INTO orders VALUES (2)")
         raise KeyError("ours")
-
-
-async def test_connection_that_breaks_in_a_transaction_is_described_in_words(
-    config_of: Callable[..., SessionConfig], watcher: Connection
-) -> None:
-    async def work() -> None:
-        async with connected(config_of()) as connection, connection.transaction():
-            await watcher.execute(f"SELECT pg_terminate_backend({connection.get_server_pid()})")
-            with suppress(*DRIVER_ERRORS):
-                await connection.execute("SELECT 1")
-
-    with pytest.raises(RetryError, match=r"^the statement failed: the connection to the .* broke$"):
-        await work()
-
-
-async def test_codec_of_a_type_that_our_statements_use_is_refused(watcher: Connection) -> None:
-    await watcher.set_type_codec(
-        "jsonb", encoder=str, decoder=json.loads, schema="pg_catalog"
-    )  # a handler's own
-    assert await watcher.fetchval("""SELECT '{"a": 1}'::jsonb""") == {"a": 1}
-    with pytest.raises(SettingError, match="codec was 'uuid', expected the driver's own"):
-        await watcher.set_type_codec("uuid", encoder=str, decoder=str, schema="pg_catalog")

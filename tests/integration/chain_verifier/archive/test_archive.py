@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import asyncpg
 import pytest
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
@@ -26,9 +25,9 @@ from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,
     PAGE_ROWS,
     batches_of,
-    execute,
     store,
 )
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,18 +59,8 @@ class Chain:
         request = RetentionRequest(chain_id=CHAIN_ID, until_id=until_id, **(known | options))
         return retain(self.owner, self.folder, request)
 
-    def execute(self, *statements: str) -> None:
-        asyncio.run(execute(self.owner, *statements))
-
-    def fetch(self, query: str) -> list[Any]:
-        async def run() -> list[Any]:
-            connection = await asyncpg.connect(self.owner)
-            try:
-                return [tuple(row) for row in await connection.fetch(query)]
-            finally:
-                await connection.close()
-
-        return asyncio.run(run())
+    def execute(self, *statements: str) -> list[Any]:
+        return asyncio.run(execute(self.owner, *statements))
 
     def checkpoint(
         self, receiver: str, at_id: int, *, batch: int | None = None, is_report: bool = False
@@ -133,17 +122,38 @@ def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain)
         chain.archive()
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (f"UPDATE chain_event SET key = 'x' WHERE id = {HARMED}", "seal of its rows"),
-        (f"UPDATE chain_event SET payload = 'x' WHERE id = {HARMED}", "seal of its rows"),
-        (f"DELETE FROM chain_event WHERE id = {HARMED}", "rows, expected"),
-        (f"UPDATE chain_batch SET epoch = 9 WHERE last_id = {ENDS[4]}", "seal of its rows"),
-    ],
-)  # fmt: skip
-def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, told: str) -> None:
-    chain.execute(damage)
+PAGE_END = BATCHES[4][PAGE_ROWS - 1].id
+
+
+def page(change: str) -> tuple[list[str], str]:
+    """What a page may hold once its owner has dropped its rules."""
+    optional = "ALTER TABLE chain_page ALTER payloads DROP NOT NULL"
+    statement = f"UPDATE chain_page SET {change} WHERE last_id = {PAGE_END}"
+    return [*DROP_RULES, optional, statement], f"the page that ends at {PAGE_END} holds a NULL, or"
+
+
+DAMAGES: dict[str, tuple[list[str], str]] = {
+    "a key": ([f"UPDATE chain_event SET key = 'x' WHERE id = {HARMED}"], "seal of its rows"),
+    "a row gone": ([f"DELETE FROM chain_event WHERE id = {HARMED}"], "rows, expected"),
+    "an epoch": (
+        [f"UPDATE chain_batch SET epoch = 9 WHERE last_id = {ENDS[4]}"], "seal of its rows",
+    ),
+    "a NULL": page("keys[2] = NULL"),
+    "fewer payloads": page("payloads = payloads[:3]"),
+    "more keys": page("keys = keys || 'x'::text"),
+    "ids of two dimensions": page("ids = ARRAY[ids[:2], ids[3:]]"),
+    "all of two dimensions": page(
+        ", ".join(f"{name} = ARRAY[{name}[:2], {name}[3:]]"
+                  for name in ("ids", "pids", "keys", "event_times_ns", "payloads"))
+    ),
+    "no payloads": page("payloads = NULL"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, name: str) -> None:
+    statements, told = DAMAGES[name]
+    chain.execute(*statements)
     with pytest.raises(SourceBroken, match=told):
         chain.archive()
     manifest = load_manifest(chain.folder, CHAIN_ID)
@@ -151,99 +161,23 @@ def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, t
     assert manifest.last_id < ENDS[4]
 
 
-OTHER_PAGES = {
-    "a NULL": "keys[2] = NULL",
-    "fewer payloads": "payloads = payloads[:3]",
-    "more keys": "keys = keys || 'x'::text",
-    "ids of two dimensions": "ids = ARRAY[ids[:2], ids[3:]]",
-    "all of two dimensions": ", ".join(
-        f"{name} = ARRAY[{name}[:2], {name}[3:]]"
-        for name in ("ids", "pids", "keys", "event_times_ns", "payloads")
-    ),
-    "no payloads": "payloads = NULL",
-}
-"""What a page may hold once its owner has dropped its rules."""
-
-
-@pytest.mark.parametrize("change", OTHER_PAGES.values(), ids=OTHER_PAGES)
-def test_archive_of_a_page_whose_columns_do_not_fit_names_its_end(
-    chain: Chain, change: str
-) -> None:
-    page_end = BATCHES[4][PAGE_ROWS - 1].id
-    chain.execute(
-        *DROP_RULES,
-        "ALTER TABLE chain_page ALTER payloads DROP NOT NULL",
-        f"UPDATE chain_page SET {change} WHERE last_id = {page_end}",
-    )
-    with pytest.raises(SourceBroken, match=f"the page that ends at {page_end} holds a NULL, or"):
-        chain.archive()
-    manifest = load_manifest(chain.folder, CHAIN_ID)
-    assert manifest is not None
-    assert manifest.last_id < ENDS[4]
-
-
-@pytest.mark.merge
-@pytest.mark.parametrize("name", ["rows", "_batches/batches"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_archive_with_a_file_harmed_does_not_verify_and_nothing_goes(
-    chain: Chain, name: str, harm: str
-) -> None:
-    chain.archive()
-    files = sorted(chain_folder(chain.folder, CHAIN_ID).glob(f"{name}-*.parquet"))
-    content = bytearray(files[1].read_bytes())
-    if harm == "remove":
-        files[1].unlink()
-    else:
-        content[len(content) // 2] ^= 1
-        files[1].write_bytes(content if harm == "flip" else content[:-1])
-    assert verify_archive(chain.folder, CHAIN_ID).fault is not None
-    with pytest.raises(InputError, match="expected an archive that verifies"):
-        chain.retain(ENDS[20])
-    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
-
-
-def test_archive_with_content_and_hashes_written_anew_fails_by_its_seals(chain: Chain) -> None:
-    """Whoever rewrites a file and the manifest still lacks the seals of other rows."""
-    import hashlib
-
-    import pyarrow.parquet as pq
-    from msgspec.structs import replace
-
-    from chain_verifier.archive.manifest import store_manifest
-
-    chain.archive()
-    manifest = load_manifest(chain.folder, CHAIN_ID)
-    assert manifest is not None
-    part = manifest.parts[1]
-    path = chain_folder(chain.folder, CHAIN_ID) / part.rows.name
-    table = pq.read_table(path)
-    times = table["event_time_ns"].to_pylist()
-    changed = table.set_column(4, table.schema.field(4), [[times[0] + 1, *times[1:]]])
-    pq.write_table(changed, path)
-    content = path.read_bytes()
-    rows = replace(part.rows, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    parts = (manifest.parts[0], replace(part, rows=rows), *manifest.parts[2:])
-    store_manifest(chain.folder, replace(manifest, parts=parts))
-    assert "does not have the seal of its rows" in str(verify_archive(chain.folder, CHAIN_ID).fault)
-
-
 @pytest.mark.merge
 def test_retention_detaches_old_partitions_and_leaves_a_boundary(chain: Chain) -> None:
     chain.archive()
     chain.checkpoint("r", ENDS[28])
     boundary = partition_end(ENDS[20])
-    seal = chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}")
+    seal = chain.execute(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}")
     plan = chain.retain(ENDS[20], is_dry_run=True)
     assert not plan.is_done
-    assert chain.fetch("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
+    assert chain.execute("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
     done = chain.retain(ENDS[20])
     assert (done.boundary_id, done.partitions) == (boundary, plan.partitions)
-    assert chain.fetch("SELECT min(pid) FROM chain_event") == [(boundary,)]
+    assert chain.execute("SELECT min(pid) FROM chain_event") == [(boundary,)]
     oldest = "SELECT last_id, first_id, prev_last_id, row_count FROM chain_batch ORDER BY 1 LIMIT 1"
-    assert chain.fetch(oldest) == [(boundary, boundary, None, 0)]
-    assert chain.fetch(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}") == seal
-    assert chain.fetch("SELECT act, actor FROM chain_act") == [("retention", "eve")]
-    kept = chain.fetch(f"SELECT count(*) FROM {done.partitions[0]}")
+    assert chain.execute(oldest) == [(boundary, boundary, None, 0)]
+    assert chain.execute(f"SELECT seal FROM chain_batch WHERE last_id = {boundary}") == seal
+    assert chain.execute("SELECT act, actor FROM chain_act") == [("retention", "eve")]
+    kept = chain.execute(f"SELECT count(*) FROM {done.partitions[0]}")
     assert kept[0][0] > 0
     assert chain.retain(ENDS[20]).partitions == ()
 
@@ -262,51 +196,55 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     assert verify_archive(chain.folder, CHAIN_ID).rows == len(ROWS)
 
 
+class Refusal(NamedTuple):
+    """What keeps rows in the database, up to where they may go, and what is told."""
+
+    told: str
+    limit: int
+    receivers: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    statement: str = "SELECT 1"
+
+
+REFUSALS = {
+    "a receiver": Refusal(
+        "the checkpoint of receiver 'slow'", ENDS[10], {"slow": {"at_id": ENDS[10]}}
+    ),
+    "a report of a receiver": Refusal(
+        "the checkpoint of receiver 'slow'", ENDS[10],
+        {"slow": {"at_id": ENDS[10], "is_report": True}},
+    ),
+    # It may be an older batch than the last one before the receiver's row.
+    "a seal that is to be compared": Refusal(
+        "the last batch compared by the checkpoint of receiver 'live'", ENDS[6],
+        {"live": {"at_id": ENDS[10], "batch": ENDS[6]}},
+    ),
+    "a halt": Refusal(
+        "the checkpoint of receiver 'h'", ENDS[3],
+        statement=f"INSERT INTO receiver_halt VALUES ({CHAIN_ID}, 'h', {ENDS[3]}, 'Fork', 'x')",
+    ),
+    "the mark": Refusal("the verified mark", MARK),
+    "what is published": Refusal(
+        "published_id", ENDS[5], statement=f"UPDATE chain_head SET published_id = {ENDS[5]}"
+    ),
+    "a page of keys": Refusal(
+        "before the rows whose keys are looked up", ENDS[8],
+        statement=f"INSERT INTO chain_key_page VALUES ({CHAIN_ID}, {ENDS[8]}, {ENDS[30]}, '', '')",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.merge
-@pytest.mark.parametrize("is_report", [False, True])
-def test_retention_above_the_lowest_receiver_is_refused(chain: Chain, is_report: bool) -> None:
+@pytest.mark.parametrize("name", REFUSALS)
+def test_retention_above_what_somebody_needs_is_refused(chain: Chain, name: str) -> None:
+    case = REFUSALS[name]
     chain.archive()
     chain.checkpoint("ahead", MARK)
-    chain.checkpoint("slow", ENDS[10], is_report=is_report)
-    with pytest.raises(
-        SettingError, match=f"at most {ENDS[10]}, the checkpoint of receiver 'slow'"
-    ):
-        chain.retain(ENDS[10] + 1)
-    assert chain.retain(ENDS[10]).boundary_id <= ENDS[10]
-
-
-def test_retention_keeps_the_batch_whose_seal_a_receiver_is_to_compare(chain: Chain) -> None:
-    """It may be an older one than the last one before the receiver's row."""
-    chain.archive()
-    chain.checkpoint("live", ENDS[10], batch=ENDS[6])
-    where = "the last batch compared by the checkpoint of receiver 'live'"
-    with pytest.raises(SettingError, match=f"at most {ENDS[6]}, {where}"):
-        chain.retain(until_id=ENDS[8])
-
-
-def test_retention_above_a_halted_receiver_is_refused(chain: Chain) -> None:
-    chain.archive()
-    chain.execute(f"INSERT INTO receiver_halt VALUES ({CHAIN_ID}, 'h', {ENDS[3]}, 'Fork', 'x')")
-    with pytest.raises(SettingError, match="the checkpoint of receiver 'h'"):
-        chain.retain(ENDS[10])
-
-
-def test_retention_above_the_verified_mark_or_what_is_published_is_refused(chain: Chain) -> None:
-    chain.archive()
-    with pytest.raises(SettingError, match=f"at most {MARK}, the verified mark"):
-        chain.retain(MARK + 1)
-    chain.execute(f"UPDATE chain_head SET published_id = {ENDS[5]}")
-    with pytest.raises(SettingError, match=f"at most {ENDS[5]}, published_id"):
-        chain.retain(ENDS[10])
-
-
-def test_retention_of_rows_in_which_keys_are_looked_up_is_refused(chain: Chain) -> None:
-    chain.archive()
-    chain.execute(f"INSERT INTO chain_key_page VALUES ({CHAIN_ID}, {ENDS[8]}, {ENDS[30]}, '', '')")
-    with pytest.raises(
-        SettingError, match=f"at most {ENDS[8]}, before the rows whose keys are looked up"
-    ):
-        chain.retain(ENDS[10])
+    for receiver, at in case.receivers.items():
+        chain.checkpoint(receiver, **at)
+    chain.execute(case.statement)
+    with pytest.raises(SettingError, match=f"at most {case.limit}, {case.told}"):
+        chain.retain(case.limit + 1)
+    assert chain.retain(case.limit, is_dry_run=True).boundary_id <= case.limit
 
 
 @pytest.mark.parametrize("rows", [0, 1, 95, 10**6])
@@ -325,19 +263,23 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
 
 
 @pytest.mark.merge
-def test_retention_without_an_archive_of_all_that_would_go_is_refused(chain: Chain) -> None:
+def test_retention_without_a_sound_archive_of_all_that_would_go_is_refused(chain: Chain) -> None:
     with pytest.raises(InputError, match="an archive that holds chain"):
         chain.retain(ENDS[20])
     chain.archive(ENDS[10])
     with pytest.raises(InputError, match=f"up to {ENDS[10]}', expected rows after 0"):
         chain.retain(ENDS[20])
-
-
-def test_retention_with_the_archive_of_another_database_is_refused(chain: Chain) -> None:
     chain.archive()
+    (path, *_) = sorted(chain_folder(chain.folder, CHAIN_ID).glob("rows-*.parquet"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(InputError, match="expected an archive that verifies"):
+        chain.retain(ENDS[20])
+    path.write_bytes(content)
     chain.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
     with pytest.raises(InputError, match="archive of database"):
         chain.retain(ENDS[20])
+    assert chain.execute("SELECT count(*) FROM chain_event") == [(len(ROWS),)]
 
 
 @pytest.mark.merge
@@ -350,7 +292,7 @@ def test_retention_that_was_interrupted_is_ended_by_the_next_run(chain: Chain) -
         f"DELETE FROM chain_batch WHERE last_id < {boundary}",
     )
     done = chain.retain(ENDS[20])
-    assert (done.boundary_id, chain.fetch("SELECT min(pid) FROM chain_event")) == (
+    assert (done.boundary_id, chain.execute("SELECT min(pid) FROM chain_event")) == (
         boundary, [(boundary,)],
     )  # fmt: skip
 

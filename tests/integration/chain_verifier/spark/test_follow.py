@@ -21,7 +21,7 @@ from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.published_frames import frame_of
-from tests.integration.chain_verifier.stored_rows import execute
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

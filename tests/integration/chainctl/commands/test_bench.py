@@ -36,26 +36,12 @@ def test_bench_with_bad_arguments_is_refused_in_one_line(
     assert named in refused("bench", *arguments)
 
 
-def test_bench_with_a_file_for_its_results_is_refused(refused: Refused, tmp_path: Path) -> None:
-    path = tmp_path / "taken"
-    path.write_text("mine")
-    assert "taken" in refused("bench", "--output", path)
-    assert path.read_text() == "mine"
-
-
 def test_bench_lists_its_questions_with_their_times(call: Call) -> None:
     done = call("bench", "--list")
     assert done.code == 0, done
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == list(NAMES)
     assert all(" min " in line for line in lines)
-
-
-def test_bench_lists_what_a_quick_run_asks_alone(call: Call) -> None:
-    done = call("bench", "--quick", "--list", "--only", "keys")
-    assert done.code == 0, done
-    assert done.out.startswith("keys")
-    assert done.out.count("\n") == 1
 
 
 def test_bench_makes_its_report_again_from_saved_lines(call: Call, tmp_path: Path) -> None:
@@ -68,13 +54,6 @@ def test_bench_makes_its_report_again_from_saved_lines(call: Call, tmp_path: Pat
     assert done.code == 0, done
     assert "12,345" in (tmp_path / "table.md").read_text()
     assert str(tmp_path / "comparison.svg") in done.out
-
-
-def test_report_where_nothing_is_saved_leaves_the_table(refused: Refused, tmp_path: Path) -> None:
-    table = tmp_path / "table.md"
-    table.write_text("the last one")
-    assert "run `make bench` first" in refused("bench", "--report", "--output", tmp_path)
-    assert table.read_text() == "the last one"
 
 
 def test_benchmarks_as_a_module_are_the_same_command(tmp_path: Path) -> None:

@@ -56,13 +56,13 @@ class Answer(NamedTuple):
 
 
 class RunningConsole:
-    """A console that runs, as a browser and as a person with its token see it."""
+    """A console that runs, as a browser sees it."""
 
     def __init__(self, process: subprocess.Popen[str], token: str | None) -> None:
         self.process = process
         self.address = self._said(r"the console is at http://((?:127\.0\.0\.1|0\.0\.0\.0):\d+)/")
         self.address = self.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-        self.token = token or self._said(r"acts need this token: (\S+)")
+        self.token = token or self._said(r"readers need this token: (\S+)")
 
     @property
     def url(self) -> str:
@@ -76,33 +76,18 @@ class RunningConsole:
         return found[1]
 
     @contextmanager
-    def asked(
-        self, method: str, path: str, body: object = None, **headers: str
-    ) -> Iterator[http.client.HTTPResponse]:
+    def asked(self, path: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
         """Send one request; headers with `_` for `-`."""
         connection = http.client.HTTPConnection(self.address, timeout=LONG_SECONDS)
-        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, path, content, named)
+            connection.request("GET", path, headers=named)
             yield connection.getresponse()
         finally:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Answer:
-        with self.asked("GET", path, **headers) as response:
-            return _answer(response)
-
-    def act(self, act: str, asked: object, **headers: str) -> Answer:
-        """Act as the page does; a header that is empty is left out."""
-        given = {
-            "Content_Type": "application/json",
-            "Authorization": f"Bearer {self.token}",
-            "Origin": f"http://{self.address}",
-            "Sec_Fetch_Site": "same-origin",
-        } | headers
-        kept = {name: value for name, value in given.items() if value}
-        with self.asked("POST", f"/api/acts/{act}", asked, **kept) as response:
+        with self.asked(path, **headers) as response:
             return _answer(response)
 
     def state(self) -> Any:
@@ -113,7 +98,7 @@ class RunningConsole:
     @contextmanager
     def events(self, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The events of a viewer."""
-        with self.asked("GET", "/events", **headers) as response:
+        with self.asked("/events", **headers) as response:
             assert response.status == 200, response.read()
             yield _events(response)
 

@@ -1,4 +1,4 @@
-"""The console's page in a real Chromium: it moves, acts, and can be read and used by everybody."""
+"""The console's page in a real Chromium: it moves, and can be read by everybody."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS
-from tests.integration.chainctl.console.conftest import (
-    CHAIN,
-    Filled,
-    RunningConsole,
-)
+from tests.integration.chainctl.console.conftest import CHAIN, Filled, RunningConsole
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
     Open = Callable[..., AbstractAsyncContextManager[Page]]
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-REASON = "the drill of November"
 TOKEN = "a-token-of-the-tests-0123456789"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">" + "x" * 120
 
@@ -157,7 +152,6 @@ async def test_what_needs_a_person_leads_to_its_place(
         matching = line_of(page, "receivers", f"{CHAIN}/matching")
         await expect(matching).to_contain_text("PrimaryBehind at 50")
         await expect(line_of(page, "chains", str(CHAIN))).to_contain_text("silent for")
-        await expect(page.locator("#stuck tbody tr")).to_have_count(3)
         await expect(page.locator("#gaps")).to_contain_text("missing, blocks")
         await expect(page.locator("#verified")).to_contain_text("audit@test")
         await expect(page.locator("#tile-verified")).to_have_text("whole")
@@ -189,83 +183,6 @@ async def test_gone_console_and_gone_database_are_said(
         await expect(away).to_contain_text("The console does not answer")
 
 
-# -- acts ------------------------------------------------------------------------------------------
-
-
-async def acts_in(database: str) -> list[tuple[Any, ...]]:
-    connection = await asyncpg.connect(database)
-    try:
-        found = await connection.fetch("SELECT act, actor, reason FROM chain_act ORDER BY act_id")
-        return [tuple(row) for row in found]
-    finally:
-        await connection.close()
-
-
-async def test_act_shows_first_what_it_would_do_and_needs_a_reason_and_the_token(
-    console: RunningConsole, open_page: Open, database: str
-) -> None:
-    async with open_page(console) as page:
-        await page.get_by_role("button", name=f"Act on receiver matching of chain {CHAIN}").click()
-        dialog = page.get_by_role("dialog")
-        await expect(dialog.get_by_role("radio", name="Let it start again")).to_be_checked()
-        do, preview = (
-            dialog.get_by_role("button", name=name)
-            for name in ("Do it", re.compile("what it would do"))
-        )
-        await expect(do).to_be_disabled()
-        await preview.click()  # without a reason: the browser asks for it
-        await dialog.get_by_label("Who").fill("eve")
-        await dialog.get_by_label("Why").fill(REASON)
-        await dialog.get_by_label("Token").fill("not the token")
-        await preview.click()
-        await expect(dialog).to_contain_text("not the token of this console")
-        await expect(do).to_be_disabled()
-        await dialog.get_by_label("Token").fill(console.token)
-        await preview.click()
-        await expect(dialog).to_contain_text("Nothing is done yet")
-        await expect(dialog).to_contain_text("may start")
-        assert await acts_in(database) == []
-        await do.click()
-        await expect(dialog).to_contain_text("Recorded as act")
-        assert await acts_in(database) == [("unhalt", "eve", REASON)]
-        await dialog.get_by_role("button", name="Close").click()
-        await expect(page.locator("#acts")).to_contain_text(REASON)
-        await expect(line_of(page, "receivers", f"{CHAIN}/matching")).not_to_contain_text("halted")
-
-
-async def test_everything_goes_by_keyboard(
-    console: RunningConsole, open_page: Open, database: str
-) -> None:
-    async with open_page(console) as page:
-        await live(page)
-        await page.keyboard.press("Tab")
-        await expect(page.get_by_text("Skip to the chains")).to_be_focused()
-        name = f"Act on chain {CHAIN}"
-        for _ in range(40):
-            await page.keyboard.press("Tab")
-            if await page.evaluate("document.activeElement.ariaLabel") == name:
-                break
-        opener = page.get_by_role("button", name=name)
-        await expect(opener).to_be_focused()
-        outline = "getComputedStyle(document.activeElement).outlineStyle"
-        assert await page.evaluate(outline) == "solid"
-        await page.keyboard.press("Enter")
-        await expect(page.get_by_label("Why")).to_be_focused()
-        await page.keyboard.type(REASON)
-        await page.keyboard.press("Tab")
-        await page.keyboard.type("eve")
-        await page.keyboard.press("Tab")
-        await page.keyboard.type(console.token)
-        await page.keyboard.press("Enter")
-        await expect(page.get_by_role("button", name="Do it")).to_be_focused()
-        await page.keyboard.press("Enter")
-        await expect(page.get_by_role("dialog")).to_contain_text("Recorded as act")
-        await page.keyboard.press("Escape")
-        await expect(page.get_by_role("dialog")).to_be_hidden()
-        await expect(opener).to_be_focused()
-        assert await acts_in(database) == [("step-down", "eve", REASON)]
-
-
 # -- how it looks ----------------------------------------------------------------------------------
 
 
@@ -279,7 +196,6 @@ async def hostile(filled: Filled, database: str) -> Filled:
         "UPDATE receiver_checkpoint SET receiver = $1 WHERE receiver = 'risk'", HOSTILE
     )
     await connection.execute("UPDATE receiver_halt SET detail = $1", HOSTILE)
-    await connection.execute("UPDATE outbox_pending SET last_error = $1", HOSTILE)
     await connection.execute("UPDATE chain_lease SET beat_at = now() + interval '1 hour'")
     await connection.close()
     return filled
@@ -289,7 +205,7 @@ async def test_names_of_the_database_are_text(
     console: RunningConsole, hostile: Filled, open_page: Open
 ) -> None:
     async with open_page(console) as page:
-        for section in ("chains", "receivers", "gaps", "stuck"):
+        for section in ("chains", "receivers", "gaps"):
             await expect(page.locator(f"#{section}").get_by_text(HOSTILE).first).to_be_visible()
         assert await page.locator("img").count() == 0
         assert "taken" not in await page.title()
@@ -321,23 +237,14 @@ async def test_many_chains_have_pages_and_are_found(
         await expect(lines).to_have_count(0)
 
 
-async def test_page_asks_for_the_token_where_reading_needs_it(
+async def test_browser_asks_for_the_token_where_reading_needs_it(
     run_console: RunConsole, filled: Filled, open_page: Open, tmp_path: Path
 ) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
     console = run_console("--host", "0.0.0.0", "--token-file", path, token=TOKEN)  # noqa: S104
-    async with open_page(console) as page:
-        dialog = page.get_by_role("dialog", name="Token")
-        await expect(dialog).to_be_visible()
-        await expect(page.locator("#chains tbody tr")).to_have_count(0)
-        await dialog.get_by_label("Token").fill("wrong")
-        await page.keyboard.press("Enter")
-        await expect(dialog).to_contain_text("not the token of this console")
-        await dialog.get_by_label("Token").fill(TOKEN)
-        await page.keyboard.press("Enter")
+    given = {"username": "anybody", "password": TOKEN}
+    async with open_page(console, http_credentials=given) as page:
         await live(page)
         await expect(line_of(page, "chains", str(filled.chain))).to_be_visible()
-        await page.reload()  # the browser reads from now on
-        await live(page)

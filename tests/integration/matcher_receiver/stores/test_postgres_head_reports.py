@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+import asyncpg
 import pytest
 
-from chain_kernel.errors import CheckpointLost, PrimaryBehind, SettingError, StillHalted
+from chain_kernel.errors import CheckpointLost, SettingError
 from chain_kernel.model import Gap
 from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import asyncpg
-
-    from tests.builders.stored_chain import StoredChain
-    from tests.integration.matcher_receiver.conftest import RoleDsn
+from tests.builders.stored_chain import StoredChain
+from tests.integration.matcher_receiver.conftest import RoleDsn
 
 
 @pytest.fixture
@@ -78,15 +73,3 @@ async def test_receiver_that_reports_gaps_alone_leaves_no_head(
         )  # fmt: skip
     assert await admin.fetchval("SELECT count(*) FROM receiver_checkpoint") == 0
     assert await admin.fetchval("SELECT receiver FROM receiver_gap") == "once"
-
-
-async def test_receiver_that_reported_a_halt_does_not_begin_again(
-    stored: StoredChain, chain_id: int, config: Callable[[str], CheckpointConfig]
-) -> None:
-    del stored
-    async with PostgresHeadReports(config("h")) as reports:
-        await reports.load()
-        await reports.record_halt(PrimaryBehind(chain_id, 3, 9), 9)
-    async with PostgresHeadReports(config("h")) as reports:
-        with pytest.raises(StillHalted, match="PrimaryBehind"):
-            await reports.load()

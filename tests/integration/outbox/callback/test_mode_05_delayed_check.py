@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -16,23 +15,22 @@ import pytest
 
 from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
-from outbox import Confirm, Destination, Status, save_destinations
+from outbox import Confirm, Destination, Status
 from outbox.callback.callback_service import CallbackIntake, CallbackService
-from outbox.callback.calls import sender_app
+from outbox.callback.calls import HttpSenderCalls, sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
-from outbox.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
-from tests.deadlines import deadline
 
 from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from local_stack import KafkaServer
@@ -56,7 +54,7 @@ def _collected() -> Iterator[None]:
     gc.collect()
 
 
-class Calls:
+class Calls(HttpSenderCalls):
     """The way from the callback service to the sender: looked at, and cut off."""
 
     def __init__(self, to: CheckedSender) -> None:
@@ -75,7 +73,7 @@ class Calls:
 
     async def confirmed(
         self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
-    ) -> Collection[UUID]:
+    ) -> list[UUID]:
         assert sender == ME
         self._check()
         _, refused = await self.to.confirmed(consumer, proofs)
@@ -133,24 +131,15 @@ class Rig:
 
     async def until_stored(self, checks: int, confirms: int) -> None:
         """Wait until the callback service has stored so many deliveries, and so many confirms."""
-
-        async def holds() -> bool:
-            row = await self.sender.admin.fetchrow(
-                "SELECT count(*) FILTER (WHERE sender IS NOT NULL) AS checks,"
-                "       count(confirmed_at) AS confirms FROM callback_delivery"
-            )
-            return (row["checks"], row["confirms"]) == (checks, confirms)
-
-        await self.sender.until(holds)
+        await self.sender.until_true(
+            "SELECT count(*) FILTER (WHERE sender IS NOT NULL) = $1 AND count(confirmed_at) = $2"
+            "  FROM callback_delivery", checks, confirms,
+        )  # fmt: skip
 
     async def until_read(self) -> None:
         """Wait until the intake has come to what the clock says now."""
-
-        async def holds() -> bool:
-            read = await self.sender.admin.fetchval("SELECT min(read_until) FROM callback_intake")
-            return read is not None and read >= self.clock.now - timedelta(milliseconds=1)
-
-        await self.sender.until(holds)
+        now = self.clock.now - timedelta(milliseconds=1)
+        await self.sender.until_true("SELECT min(read_until) >= $1 FROM callback_intake", now)
 
     async def ask_after(self, service: CallbackService, seconds: float) -> int:
         self.clock.go(seconds)
@@ -318,82 +307,6 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     await service.close()
 
 
-async def test_missing_topic_of_one_destination_keeps_no_other_from_being_sent(
-    rig: Rig, sender: Sender
-) -> None:
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    lost = Destination(name="lost", topic=f"lost.{sender.name}", consumers=(CONSUMER,))
-    await save_destinations(operator, [lost])
-    connection = await sender.connect()
-    async with rig.mode_5.transaction(connection) as business:
-        await business.add("lost", b"1")
-    async with rig.mode_5.transaction(connection) as business:
-        await business.add("lost", b"2")
-        message_id = await business.add("clearing", b"3")
-
-    async def is_sent() -> bool:
-        return await sender.sent(rig.destination) == [message_id]
-
-    await sender.until(is_sent)
-    await make_topics(sender.kafka, lost.topic)
-    await rig.mode_5.settle()
-    assert len(await sender.sent(lost)) == 2
-
-
-async def test_missing_check_topic_is_named_once_and_what_waits_for_it_goes_out_when_it_is_there(
-    sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MIN", 0.05)
-    monkeypatch.setattr("outbox.sender.message_sender.PAUSE_SECONDS_MAX", 0.1)
-    destination = await sender.set_up()
-    check_topic = f"late-checks.{sender.name}"
-    checked = CheckedConfig(sender=ME, check_topic=check_topic)
-    connection = await sender.connect()
-    async with CheckedSender(sender.config(probe_seconds=0.01), checked) as mode_5:
-        async with mode_5.transaction(connection) as business:
-            message_id = await business.add("clearing", b"1")
-        looks = 0
-        found = mode_5._sender.troubles.found
-
-        def counted(topic: str, reason: str) -> Exception:
-            nonlocal looks
-            looks += 1
-            return found(topic, reason)
-
-        monkeypatch.setattr(mode_5._sender.troubles, "found", counted)
-
-        async def was_looked_for_again() -> bool:
-            return looks >= 3
-
-        await sender.until(was_looked_for_again)
-        assert await sender.sent(destination) == []
-        await make_topics(sender.kafka, check_topic)
-        await mode_5.settle()
-        assert await sender.sent(destination) == [message_id]
-    lines = [each.getMessage() for each in caplog.records if check_topic in each.getMessage()]
-    assert len([line for line in lines if "is not there" in line]) == 1
-    assert not any("nothing could be sent" in each.getMessage() for each in caplog.records)
-
-
-async def test_message_that_its_topic_refuses_holds_up_no_other_and_is_left_to_the_check(
-    rig: Rig, sender: Sender
-) -> None:
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    narrow = Destination(name="narrow", topic=f"narrow.{sender.name}", consumers=(CONSUMER,))
-    await save_destinations(operator, [narrow])
-    await make_topics(sender.kafka, narrow.topic, configs={"max.message.bytes": "2000"})
-    connection = await sender.connect()
-    async with rig.mode_5.transaction(connection) as business:
-        large = await business.add("narrow", random.Random(1).randbytes(5_000))
-        ids = [await business.add("narrow", b"pay") for _ in range(3)]
-    async with deadline():
-        await rig.mode_5.settle()
-    assert sorted(await sender.sent(narrow)) == ids
-    assert (rig.mode_5.stats().sent, rig.mode_5.stats().dropped) == (3, 1)
-    (record,) = await sender.records(rig.check_topic)
-    assert large.bytes in decode_checks(record.value).message_ids, "it will be asked for"
-
-
 async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
     # No callback service runs, and what the sender's process had in memory is lost with it.
     ids = await rig.send(5)
@@ -483,12 +396,8 @@ async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile
         await rig.until_stored(1, 0)
         until_ns = rig.clock.wall_ns() + 3_600 * 10**9
         await sender.confirm(rig.destination, message_id, kind=RETRYING, until_ns=until_ns)
-
-        async def is_postponed() -> bool:
-            due = await sender.admin.fetchval("SELECT due_at FROM callback_delivery")
-            return bool(due > rig.clock.now + timedelta(seconds=3_600))
-
-        await sender.until(is_postponed)
+        later = rig.clock.now + timedelta(seconds=3_600)
+        await sender.until_true("SELECT due_at > $1 FROM callback_delivery", later)
         assert await rig.ask_after(service, 3_600) == 0
         assert await rig.ask_after(service, 60) == 1
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox.consumer.decisions import RetryLevels
+from outbox import RetryLevels
 from tests.deadlines import deadline
 
 from ..cut_await import cut_at, cutting_tasks
@@ -26,18 +26,15 @@ AWAITS_MAX = 200
 """More than any of them has: the tests end when one comes to its end uncut."""
 
 
-async def one(consumer: Consumer) -> None:
-    delivery = await anext(consumer)
-    async with delivery.transaction() as connection:
-        await apply(delivery, connection)
-
-
 async def each_once(rig: Rig, consumer: Consumer, sent: list[Message]) -> None:
     """Work off what is left, on the same consumer; then every effect is there once, confirmed."""
     wanted = {message.payload.decode() for message in sent}
     async with deadline():
+        running = asyncio.create_task(consumer.run(apply))
         while set(await rig.effects()) != wanted:
-            await one(consumer)
+            pass  # each question is a round trip
+        consumer.stop()
+        await running
     assert set((await rig.effects()).values()) == {1}
     confirmed = await rig.applied_ids(len(sent))
     assert set(confirmed) == {message.message_id.bytes for message in sent}
@@ -45,44 +42,11 @@ async def each_once(rig: Rig, consumer: Consumer, sent: list[Message]) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_loop_cancelled_at_each_await_and_resumed_applies_each_message_once(
-    rig: Rig,
-) -> None:
-    sent: list[Message] = []
-    async with rig.consumer(at_once=4) as consumer:
-        for at in range(1, AWAITS_MAX):
-            sent.append(rig.message(f"m{at}"))
-            await rig.send(sent[-1])
-            async with deadline():
-                if not await cut_at(at, one(consumer)):
-                    break
-        assert 3 < at < AWAITS_MAX - 1  # the wait, the effect, the commit
-        await each_once(rig, consumer, sent)
-
-
-async def test_wait_with_a_deadline_shorter_than_a_claim_gets_the_message_in_the_end(
-    rig: Rig,
-) -> None:
-    """The claim is kept waiting by a lock; each wait is far shorter than that."""
-    message = rig.message("late")
-    async with rig.consumer(statement_seconds=30.0) as consumer:
-        async with rig.admin.transaction():
-            await rig.admin.execute("LOCK TABLE inbox IN SHARE MODE")
-            await rig.send(message)
-            for _ in range(20):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(anext(consumer), 0.01)
-        async with deadline():
-            delivery = await anext(consumer)
-            async with delivery.transaction() as connection:
-                await apply(delivery, connection)
-    assert await rig.effects() == {"late": 1}
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("fails", [False, True], ids=["that succeeds", "that fails first"])
-async def test_handler_of_many_cancelled_at_each_await_and_run_again_applies_each_message_once(
-    rig: Rig, fails: bool
+@pytest.mark.parametrize(
+    ("form", "fails"), [("run", False), ("run_many", False), ("run_many", True)]
+)
+async def test_handler_cancelled_at_each_await_and_run_again_applies_each_message_once(
+    rig: Rig, form: str, fails: bool
 ) -> None:
     sent: list[Message] = []
     failed: set[Any] = set()
@@ -95,11 +59,15 @@ async def test_handler_of_many_cancelled_at_each_await_and_run_again_applies_eac
             raise ValueError("not yet")
         consumer.stop()
 
+    async def alone(delivery: Delivery, connection: Any) -> None:
+        await handler([delivery], connection)
+
     async with rig.consumer(retries=RetryLevels(levels_seconds=(0.01,))) as consumer:
         for at in range(1, AWAITS_MAX):
             sent += [rig.message(f"{at} {name}") for name in "ab"]
             await rig.send(*sent[-2:])
-            running = asyncio.create_task(consumer.run_many(handler))
+            work = consumer.run(alone) if form == "run" else consumer.run_many(handler)
+            running = asyncio.create_task(work)
             with cutting_tasks("Consumer._work", at, running.cancel) as reached:
                 async with deadline():
                     await asyncio.wait([running])
@@ -113,10 +81,10 @@ async def test_handler_of_many_cancelled_at_each_await_and_run_again_applies_eac
 async def test_close_cancelled_at_each_await_leaves_no_connection_and_no_task(rig: Rig) -> None:
     before = asyncio.all_tasks()
     for at in range(1, AWAITS_MAX):
-        await rig.send(rig.message(f"m{at}"))
-        consumer = rig.consumer()
+        message, consumer = rig.message(f"m{at}"), rig.consumer()
+        await rig.send(message)
         await consumer.start()
-        await one(consumer)
+        await rig.run_until(consumer, message)
         if not await cut_at(at, consumer.close()):
             break
         async with deadline():

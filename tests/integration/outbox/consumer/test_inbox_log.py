@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.errors import ConnectError
 from outbox import InboxLog, draw_message_ids
 from outbox.consumer.inbox import Inbox
 
@@ -49,21 +49,6 @@ async def test_log_of_another_consumer_knows_nothing(database: str, applied: lis
     other = InboxLog(database, "ledger")
     assert await other.applied(applied) == set()
     await other.close()
-
-
-async def test_log_whose_session_was_ended_opens_another(
-    log: InboxLog, applied: list[UUID], admin: asyncpg.Connection
-) -> None:
-    assert await log.applied(applied) == set(applied)
-    await admin.execute(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
-    try:
-        found = await log.applied(applied)
-    except RetryError:
-        found = await log.applied(applied)
-    assert found == set(applied)
 
 
 async def test_log_without_a_server_is_refused() -> None:

@@ -85,20 +85,6 @@ async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -
     assert told == set(range(500))
 
 
-async def test_message_without_a_confirm_topic_is_applied_and_not_confirmed(rig: Rig) -> None:
-    silent, last = rig.message("silent"), rig.message("last")
-    await rig.send_raw(
-        silent.payload,
-        [
-            ("orderchain-message-id", str(silent.message_id).encode()),
-            ("orderchain-destination", b"clearing"),
-        ],
-    )
-    await rig.send(last)
-    assert await rig.work_off(rig.consumer(), until=last) == ["silent", "last"]
-    assert set(await rig.applied_ids(1)) == {last.message_id.bytes}
-
-
 async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) -> None:
     """The effect does not wait for the confirm; the confirm waits until it can be sent."""
     message, last = rig.message("one"), rig.message("last")

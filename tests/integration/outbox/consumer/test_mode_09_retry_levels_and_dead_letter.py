@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chain_kernel.errors import SettingError
-from outbox.acts import DeadLetter, DeadLetterFilter, DeadLetters
+from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
-from outbox.consumer.filters import NoFilter
+from outbox.consumer.filters import Filter
 from outbox.records import RETRYING
 from tests.deadlines import deadline
 
@@ -20,7 +20,7 @@ from ..hand_clock import HandClock
 from .rig import Rig, apply, apply_many
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from outbox.consumer.delivery import Delivery
     from outbox.message import Message
@@ -68,7 +68,7 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
     poison, behind, other = (
         rig.message("poison", key="K"), rig.message("behind", key="K"), rig.message("other", "L"),
     )  # fmt: skip
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    consumer = rig.consumer(clock=clock, filter=Filter())
     await rig.send(poison, behind, other)
     async with consumer:
         running = asyncio.create_task(consumer.run(handler))
@@ -119,7 +119,7 @@ async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_ag
         rig.message("poison", "K"), rig.message("behind", "K"), rig.message("last"),
     )  # fmt: skip
     await rig.send(poison, behind, poison, last)
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
+    consumer = rig.consumer(clock=clock, filter=Filter())
     assert await rig.work_off(consumer, until=last, handle=handler) == ["poison", "last"]
     told = [one for one in await rig.confirms(4) if one.kind == RETRYING]
     ten_seconds = START_NS + 10 * SECOND
@@ -130,25 +130,6 @@ async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_ag
     ]
     # Parked messages are in the database: the committed offset is behind all of them.
     assert await rig.committed() == 4
-
-
-async def test_parked_messages_of_one_key_are_tried_in_the_order_received(rig: Rig) -> None:
-    clock = HandClock(START_NS)
-    handler = Recorder(clock, "1")
-    notes = [rig.message(str(number), "K") for number in range(1, 6)]
-    last = rig.message("last")
-    await rig.send(*notes, last)
-    consumer = rig.consumer(clock=clock, filter=NoFilter())
-    async with consumer:
-        running = asyncio.create_task(consumer.run(handler))
-        assert [(await handler.next())[0] for _ in range(2)] == ["1", "last"]
-        await until(rig, "SELECT count(*) = 5 FROM inbox_parked")
-        handler.poison.clear()
-        clock.now_ns += 10 * SECOND
-        assert [(await handler.next())[0] for _ in range(5)] == ["1", "2", "3", "4", "5"]
-        consumer.stop()
-        await running
-    assert await rig.effects() == dict.fromkeys(["1", "2", "3", "4", "5", "last"], 1)
 
 
 @pytest.mark.invariant("L7")
@@ -171,7 +152,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
         if {"L 59", "K 59"} & set(notes):
             ends.set()
 
-    consumer = rig.consumer(clock=clock, filter=NoFilter(), batch_max=40)
+    consumer = rig.consumer(clock=clock, filter=Filter(), batch_max=40)
     for pair in zip(kept, others, strict=True):
         await rig.send(*pair)
     async with deadline(), consumer:
@@ -213,25 +194,6 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
     assert sum(worker.stats().dead for worker in workers) == 1
 
 
-async def test_refused_message_is_a_dead_letter_at_once(rig: Rig) -> None:
-    refused, last = rig.message("refused"), rig.message("last")
-    await rig.send(refused, refused, last)
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        await apply(delivery, connection)
-        if delivery.message_id == refused.message_id:
-            raise Refused("no such account")
-
-    consumer = rig.consumer(filter=NoFilter())
-    assert await rig.work_off(consumer, until=last, handle=handler) == ["refused", "last"]
-    (letter,) = await DeadLetters(rig.admin).list()
-    assert (letter.reason, letter.failures) == ("refused by the handler", 1)
-    assert letter.last_error == "Refused: no such account"
-    # It is neither applied nor tried again: nothing is confirmed but the last one.
-    assert set(await rig.applied_ids(1)) == {last.message_id.bytes}
-    assert await rig.effects() == {"last": 1}
-
-
 async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Message]:
     """Make dead letters of messages with these notes."""
 
@@ -242,7 +204,7 @@ async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Messa
     messages = [rig.message(note, key) for note in notes]
     end = rig.message("end")
     await rig.send(*messages, end)
-    await rig.work_off(rig.consumer(filter=NoFilter()), until=end, handle=refuse)
+    await rig.work_off(rig.consumer(filter=Filter()), until=end, handle=refuse)
     return messages
 
 
@@ -265,9 +227,10 @@ async def test_dead_letters_are_listed_and_shown_with_their_reason(rig: Rig) -> 
 async def test_retry_of_one_dead_letter_gives_it_a_new_round_of_tries(rig: Rig) -> None:
     first, second = await make_dead(rig, "first", "second")
     letters = DeadLetters(rig.admin)
-    letter = next(one for one in await letters.list() if one.message_id == first.message_id)
-    assert await letters.retry(letter, actor="anna", reason="the account is there now")
-    assert not await letters.retry(letter, actor="ben", reason="the same, a second later")
+    chosen = DeadLetterFilter(message_ids=(first.message_id,))
+    reason = "the account is there now"
+    assert len(await letters.act("retry", chosen, actor="anna", reason=reason)) == 1
+    assert await letters.act("retry", chosen, actor="ben", reason="a second later") == []
     (row,) = await rig.admin.fetch("SELECT failures FROM inbox_parked")
     assert row["failures"] == 0
     assert await rig.work_off(rig.consumer(), until=first) == ["first"]
@@ -284,7 +247,7 @@ async def test_retry_of_many_dead_letters_goes_by_key_in_order(rig: Rig) -> None
     messages = await make_dead(rig, "1", "2", "3", key="K")
     letters = DeadLetters(rig.admin)
     chosen = DeadLetterFilter(consumer=rig.consumer_name, reason="refused by the handler")
-    retried = await letters.retry_many(chosen, actor="anna", reason="fixed")
+    retried = await letters.act("retry", chosen, actor="anna", reason="fixed")
     assert [one.message_id for one in retried] == [one.message_id for one in messages]
     assert await rig.work_off(rig.consumer(), until=messages[-1]) == ["1", "2", "3"]
     assert await rig.effects() == {"1": 1, "2": 1, "3": 1}
@@ -295,13 +258,12 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
     first, second = await make_dead(rig, "first", "second")
     letters = DeadLetters(rig.admin)
     chosen = DeadLetterFilter()
-    ended = await letters.abandon_many(chosen, actor="anna", reason="settled by hand")
+    ended = await letters.act("abandon", chosen, actor="anna", reason="settled by hand")
     assert {one.message_id for one in ended} == {first.message_id, second.message_id}
     assert await letters.list() == []
     assert len(await letters.list(DeadLetterFilter(with_abandoned=True))) == 2
-    assert await letters.retry_many(
-        DeadLetterFilter(with_abandoned=True), actor="ben", reason="late"
-    ) == []  # fmt: skip
+    late = DeadLetterFilter(with_abandoned=True)
+    assert await letters.act("retry", late, actor="ben", reason="late") == []
     last = rig.message("last")
     await rig.send(first, second, last)  # the sender sends them once more
     assert await rig.work_off(rig.consumer(), until=last) == ["last"]
@@ -311,27 +273,10 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
     ]
 
 
-@pytest.mark.parametrize(("actor", "reason"), [("", "why"), ("anna", " "), ("anna", "a\0b")])
-async def test_act_without_actor_or_reason_is_refused(rig: Rig, actor: str, reason: str) -> None:
+async def test_act_without_actor_or_reason_is_refused(rig: Rig) -> None:
     (message,) = await make_dead(rig, "one")
     letters = DeadLetters(rig.admin)
-    (letter,) = await letters.list()
-    acts: list[Callable[..., Awaitable[object]]] = [letters.retry, letters.abandon]
-    for act in acts:
+    for actor, reason in (("", "why"), ("anna", " "), ("anna", "a\0b")):
         with pytest.raises(SettingError):
-            await act(letter, actor=actor, reason=reason)
-    with pytest.raises(SettingError):
-        await letters.retry_many(DeadLetterFilter(), actor=actor, reason=reason)
+            await letters.act("abandon", DeadLetterFilter(), actor=actor, reason=reason)
     assert [one.message_id for one in await letters.list()] == [message.message_id]
-
-
-async def test_act_on_a_consumer_that_is_not_known_is_refused(rig: Rig) -> None:
-    await make_dead(rig, "one")
-    letters = DeadLetters(rig.admin)
-    (letter,) = await letters.list()
-    wrong = DeadLetter(
-        "nobody", letter.message_id, letter.destination, letter.topic, None, letter.reason, 1, "",
-        letter.received_at, letter.dead_at, None,
-    )  # fmt: skip
-    with pytest.raises(SettingError, match="nobody"):
-        await letters.retry(wrong, actor="anna", reason="why not")

@@ -16,16 +16,15 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from outbox.consumer.filters import NoFilter
+from outbox.consumer.filters import Filter
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
-
-from .rig import Rig, apply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from outbox.consumer.delivery import Delivery
+    from .rig import Rig
+
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -63,11 +62,10 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     hanging = ["note 2", "note 5"]
     async with worker(rig, hangs=hanging, at_once=6) as process:
         finished = [note for note in notes[:8] if note not in hanging]
-        await lines(
-            process,
-            *(f"hangs {note}" for note in hanging),
-            *(f"applied {note}" for note in finished),
-        )
+        await lines(process, *(f"hangs {note}" for note in hanging))
+        async with deadline():
+            while await rig.effects() != dict.fromkeys(finished, 1):
+                pass  # each question is a round trip
         await rig.until_committed(2)
         process.kill()
         await process.wait()
@@ -76,7 +74,7 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
     assert await rig.effects() == dict.fromkeys(finished, 1)
     await rig.send(*messages[8:])
     async with worker(rig, hangs=[], at_once=6) as process:
-        await lines(process, *(f"applied {note}" for note in [*hanging, *notes[8:]]))
+        await lines(process, *(f"applies {note}" for note in [*hanging, *notes[8:]]))
         await rig.until_committed(12)
     assert await rig.effects() == dict.fromkeys(notes, 1)
 
@@ -97,7 +95,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
             process.kill()
             await process.wait()
             applied = sum((await rig.effects()).values())
-    assert 40 <= applied <= len(notes)
+    assert 40 - 4 <= applied <= len(notes), "all that was told, but for what was in hand"
     last = rig.message("last")
     await rig.send(last, partition=0)
     await rig.send(last, partition=1)
@@ -115,29 +113,6 @@ async def test_graceful_stop_commits_all_that_is_finished(rig: Rig) -> None:
     assert await rig.committed() == 5
 
 
-async def test_cancelled_handler_leaves_its_message_unfinished(rig: Rig) -> None:
-    first, second = rig.message("first"), rig.message("second")
-    await rig.send(first, second)
-    started = asyncio.Event()
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        await apply(delivery, connection)
-        if delivery.message_id == second.message_id:
-            started.set()
-            await asyncio.Event().wait()
-
-    consumer = rig.consumer()
-    async with deadline(), consumer:
-        running = asyncio.create_task(consumer.run(handler))
-        await started.wait()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    assert await rig.committed() == 1
-    assert await rig.effects() == {"first": 1}
-    assert await rig.work_off(rig.consumer(), until=second) == ["second"]
-    assert await rig.effects() == {"first": 1, "second": 1}
-
-
 async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: Rig) -> None:
     messages = [rig.message(f"note {number}") for number in range(6)]
     await rig.send(*messages)
@@ -150,6 +125,6 @@ async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: R
         await admin.delete_records({at: RecordsToDelete(before_offset=4)})
     finally:
         await admin.close()
-    notes = await rig.work_off(rig.consumer(filter=NoFilter()), until=messages[-1])
+    notes = await rig.work_off(rig.consumer(filter=Filter()), until=messages[-1])
     assert notes == ["note 4", "note 5"]
     assert await rig.committed() == 6

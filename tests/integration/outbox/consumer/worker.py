@@ -1,14 +1,14 @@
 """A consumer in a process of its own, which the test kills.
 
-Standard input: what to do, one line of JSON. Standard output: a line for each message, once its
-effect has committed, or once it hangs: those whose note is in `hangs` are never ended.
+Standard input: what to do, one line of JSON. Standard output: a line for each message, before its
+effect commits, or once it hangs: those whose note is in `hangs` are never ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,17 +26,6 @@ class Plan(msgspec.Struct):
     hangs: list[str]
 
 
-async def work(delivery: Delivery, plan: Plan) -> None:
-    """Apply one message."""
-    note = delivery.payload.decode()
-    async with delivery.transaction() as connection:
-        await connection.execute("INSERT INTO effect VALUES ($1, $2)", delivery.message_id, note)
-        if note in plan.hangs:
-            tell("hangs", note)
-            await asyncio.Event().wait()
-    tell("applied", note)
-
-
 def tell(word: str, note: str) -> None:
     """Write one line for the test."""
     sys.stdout.write(f"{word} {note}\n")
@@ -46,9 +35,17 @@ def tell(word: str, note: str) -> None:
 async def main() -> None:
     """Work until killed."""
     plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)
-    async with Consumer(plan.config) as consumer, asyncio.TaskGroup() as tasks:
-        async for delivery in consumer:
-            tasks.create_task(work(delivery, plan))
+
+    async def work(delivery: Delivery, connection: Any) -> None:
+        note = delivery.payload.decode()
+        await connection.execute("INSERT INTO effect VALUES ($1, $2)", delivery.message_id, note)
+        if note in plan.hangs:
+            tell("hangs", note)
+            await asyncio.Event().wait()
+        tell("applies", note)  # its commit follows
+
+    async with Consumer(plan.config) as consumer:
+        await consumer.run(work)
 
 
 asyncio.run(main())

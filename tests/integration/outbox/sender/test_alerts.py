@@ -14,8 +14,6 @@ from outbox import Message, Status
 from outbox.message import smallest_id
 from tests.prometheus import scraped
 
-from .test_mode_03_broker_confirm_and_resend import store
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,7 +35,7 @@ async def test_messages_that_are_given_up_and_every_panel_of_a_relay(
     await sender.set_up(tries_max=1)
     async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
         async with prometheus.alarm("OrderchainMessagesAbnormal", destination="clearing"):
-            (message_id,) = await store(sender, 1)
+            (message_id,) = await sender.store(1)
             await sender.until_status(message_id, Status.CONFIRMED)
             await sender.let_time_pass()
             await relay.sweep()

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from outbox import (
     Destination,
-    add,
     change_destination,
     create_destination_topics,
     save_destinations,
 )
-from outbox.errors import DestinationMissing
 from outbox.roles import OUTBOX_OPERATOR
-from outbox.sender.upkeep import remove_destination
 
 if TYPE_CHECKING:
     from ..conftest import Sender
@@ -39,21 +36,6 @@ async def test_two_changes_at_once_are_both_made(sender: Sender) -> None:
     assert await change_destination(first, "d") == Destination(
         name="d", topic="t", consumers=("a",), tries_max=7, resend_seconds=7.0, payload_bytes_max=7
     )
-
-
-async def test_message_that_is_being_added_keeps_its_destination(sender: Sender) -> None:
-    operator, business = await sender.connect(OUTBOX_OPERATOR), await sender.connect()
-    await change_destination(operator, "d", topic="t")
-    async with business.transaction():
-        await add(business, "d", b"1")  # not to be seen by others yet
-        with pytest.raises(RetryError, match="d was not removed: transactions"):
-            await remove_destination(operator, "d")
-    with pytest.raises(SettingError, match=r"without unfinished deliveries \(there are 1 init\)"):
-        await remove_destination(operator, "d")
-    await sender.admin.execute("DELETE FROM outbox_pending")
-    await remove_destination(operator, "d")
-    with pytest.raises(DestinationMissing):
-        await remove_destination(operator, "d")
 
 
 async def test_destination_is_saved_with_its_topics(sender: Sender) -> None:

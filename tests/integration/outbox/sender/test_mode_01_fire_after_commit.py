@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-from outbox import Destination, DestinationMissing, FireAfterCommit, MessageError
+from outbox import Destination, FireAfterCommit
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
 from tests.builders.topics import make_topics
@@ -155,46 +155,3 @@ async def test_missing_topic_loses_its_own_messages_alone_and_is_named_once(
     lost = [line for line in lines if line.startswith("lost ")]
     assert lost
     assert all(f"topic {nowhere.topic} is not there" in line for line in lost)
-
-
-async def test_destination_that_hangs_holds_up_no_other_and_a_stop_counts_what_it_cuts_off(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outbox.sender.relay._STOP_SECONDS", 0.1, raising=False)
-    prices = await quiet(sender)
-    slow = Destination(name="slow", topic=f"slow.{sender.name}", confirm="none")
-    business = await sender.connect()
-    async with FireAfterCommit(sender.kafka, [prices, slow]) as fire:
-        send_group = fire._sender._send_group
-
-        async def hangs(destination: Destination, *given: Any) -> Any:
-            if destination.name == "slow":
-                await asyncio.Event().wait()
-            return await send_group(destination, *given)
-
-        monkeypatch.setattr(fire._sender, "_send_group", hangs)
-        for _ in range(3):
-            async with fire.transaction(business) as held:
-                held.send("slow", b"never")
-                held.send("prices", b"1.25")
-
-        async def are_sent() -> bool:
-            return fire.sent == 3
-
-        await sender.until(are_sent)
-        assert fire.lost == 0
-    assert (fire.sent, fire.lost) == (3, 3)
-
-
-async def test_bad_input_is_refused_before_the_commit(sender: Sender) -> None:
-    prices = await quiet(sender)
-    business = await sender.connect()
-    async with (
-        FireAfterCommit(sender.kafka, [prices]) as fire,
-        fire.transaction(business) as held,
-    ):
-        with pytest.raises(DestinationMissing):
-            held.send("nowhere", b"x")
-        with pytest.raises(MessageError, match="key"):
-            held.send("prices", b"x", key="")
-        assert held.messages == []

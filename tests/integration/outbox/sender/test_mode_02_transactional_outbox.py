@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -14,7 +14,7 @@ import pytest
 import outbox
 from chain_kernel.errors import SettingError
 from local_stack.postgres import SUPERUSER
-from outbox import DestinationMissing, Message, MessageError, Status, draw_message_ids
+from outbox import Message, Status, draw_message_ids
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
 
@@ -165,58 +165,6 @@ async def test_many_messages_of_one_transaction_keep_their_keys_together(sender:
 # ------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"destination": "nowhere"}, "destination"),
-        ({"payload": bytes(256 * 1024 + 1)}, "payload"),
-        ({"payload": bytes(600 * 1024)}, "payload"),
-        ({"payload": "text"}, "payload"),
-        ({"headers": {"orderchain-message-id": "x"}}, "header name"),
-        ({"headers": {"a": 1}}, "header a"),
-        ({"key": ""}, "key"),
-        ({"message_id": "x"}, "message_id"),
-    ],
-)
-async def test_bad_input_is_refused_by_its_field_and_the_transaction_goes_on(
-    sender: Sender, given: dict[str, Any], field: str
-) -> None:
-    await sender.set_up()
-    business = await sender.connect()
-    arguments = {"destination": "clearing", "payload": b"x", **given}
-    async with business.transaction():
-        with pytest.raises((MessageError, DestinationMissing)) as caught:
-            await outbox.add(business, **arguments)
-        assert caught.value.field == field
-        await business.execute("INSERT INTO trade VALUES (1)")
-    assert await sender.statuses() == {}
-    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
-
-
-async def test_one_bad_message_refuses_all_that_came_with_it(sender: Sender) -> None:
-    await sender.set_up(payload_bytes_max=10)
-    business = await sender.connect()
-    first, second = draw_message_ids(2)
-    async with business.transaction():
-        with pytest.raises(MessageError, match=r"11 bytes.*at most 10 bytes for clearing"):
-            await outbox.add_many(
-                business, [Message(first, "clearing", b"x"), Message(second, "clearing", b"x" * 11)]
-            )
-    assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
-
-
-async def test_id_that_is_stored_already_is_refused(sender: Sender) -> None:
-    await sender.set_up()
-    business = await sender.connect()
-    async with business.transaction():
-        message_id = await outbox.add(business, "clearing", b"x")
-    with pytest.raises(MessageError, match="message_id"):
-        async with business.transaction():
-            await outbox.add(business, "clearing", b"y", message_id=message_id)
-    payload = await sender.admin.fetchval("SELECT payload FROM outbox_message")
-    assert payload == b"x"
-
-
 async def test_add_outside_of_a_transaction_or_of_the_database_is_refused(
     sender: Sender, postgres_server: PostgresServer
 ) -> None:
@@ -245,25 +193,3 @@ async def test_id_of_a_strange_clock_goes_to_the_default_partition_and_is_sent(
             await sender.until_status(message_id, Status.CONFIRMED)
     assert sorted(await sender.sent(clearing)) == strange
     assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message_default") == 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE outbox_pending SET status = 3",
-        "DELETE FROM outbox_pending",
-        "INSERT INTO outbox_message (message_id, destination, payload) VALUES"
-        " ('00000000-0000-7000-8000-000000000000', 'clearing', '')",
-        "SELECT payload FROM outbox_message",
-        "DELETE FROM outbox_done",
-        "INSERT INTO outbox_destination SELECT * FROM outbox_destination",
-        "SELECT outbox_drop('00000000-0000-7000-8000-000000000000', 0)",
-    ],
-)
-async def test_business_role_can_store_messages_and_nothing_else(
-    sender: Sender, change: str
-) -> None:
-    await sender.set_up()
-    business = await sender.connect()
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await business.execute(change)

@@ -10,48 +10,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import outbox
 from outbox import Message, Status, draw_message_ids
 from outbox.sender.business import store_messages
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from outbox import Relay
-
     from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
-
-
-async def store(sender: Sender, count: int = 1, destination: str = "clearing") -> list[UUID]:
-    business = await sender.connect()
-    ids = draw_message_ids(count)
-    async with business.transaction():
-        await outbox.add_many(business, [Message(each, destination, b"x") for each in ids])
-    return ids
-
-
-async def until_taken(sender: Sender, relay: Relay, counter: str, expected: int) -> None:
-    async def holds() -> bool:
-        return int(getattr(relay.stats(), counter)) >= expected
-
-    await sender.until(holds)
 
 
 @pytest.mark.invariant("S6", "S10")
 async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Sender) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
-        ids = await store(sender, 300)
+        ids = await sender.store(300)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
         await sender.confirm(clearing, *ids)
         await sender.until_status(ids[-1], Status.CONSUMED)
-        await until_taken(sender, relay, "consumed", 300)
+        await sender.until_counted(relay, consumed=300)
         assert (relay.stats().consumed, relay.stats().early, relay.stats().unknown) == (300, 0, 0)
         await sender.confirm(clearing, *ids)  # at least once, like every message
-        await until_taken(sender, relay, "repeated", 300)
+        await sender.until_counted(relay, repeated=300)
         assert (relay.stats().consumed, relay.stats().unknown) == (300, 0)
         await sender.let_time_pass()
         assert await relay.sweep() == 0
@@ -63,7 +43,7 @@ async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Se
 async def test_confirm_lost_leads_to_a_resend_that_is_confirmed_again(sender: Sender) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
-        (message_id,) = await store(sender)
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
         # The consumer has applied it; its confirm never came.
@@ -82,7 +62,7 @@ async def test_confirm_lost_leads_to_a_resend_that_is_confirmed_again(sender: Se
 async def test_confirm_after_abnormal_is_taken(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
     async with sender.relay() as relay:
-        (message_id,) = await store(sender)
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
         await sender.let_time_pass()
@@ -90,7 +70,7 @@ async def test_confirm_after_abnormal_is_taken(sender: Sender) -> None:
         assert (await sender.statuses())[message_id] is Status.ABNORMAL
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-        await until_taken(sender, relay, "late", 1)
+        await sender.until_counted(relay, late=1)
         assert relay.stats().late == 1
 
 
@@ -99,12 +79,12 @@ async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay(ack_linger_seconds=10.0) as relay:
-        (message_id,) = await store(sender)
-        await until_taken(sender, relay, "sent", 1)
+        (message_id,) = await sender.store()
+        await sender.until_counted(relay, sent=1)
         assert (await sender.statuses())[message_id] is Status.INIT
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
-        await until_taken(sender, relay, "early", 1)
+        await sender.until_counted(relay, early=1)
         assert (relay.stats().early, relay.stats().acks_overtaken) == (1, 1)
         await relay.settle()
         assert relay.stats().acks_written == 0
@@ -115,30 +95,30 @@ async def test_confirm_for_an_unknown_id_and_records_of_garbage_are_counted_and_
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
-        (message_id,) = await store(sender)
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
         await sender.send_record(clearing.confirm_topic, b"garbage")
         await sender.send_record(clearing.confirm_topic, b"")
         await sender.confirm(clearing, *draw_message_ids(3))
         await sender.confirm(clearing, message_id, consumer="somebody-else")
-        await until_taken(sender, relay, "unknown", 4)
+        await sender.until_counted(relay, unknown=4)
         assert (await sender.statuses())[message_id] is Status.CONFIRMED
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
         assert relay.stats().bad_confirms == {"content": 2}
-        await until_taken(sender, relay, "consumed", 1)
+        await sender.until_counted(relay, consumed=1)
         assert relay.stats().consumed == 1
 
 
 async def test_each_consumer_confirms_for_itself(sender: Sender) -> None:
     clearing = await sender.set_up(consumers=("ledger", "notes"))
     async with sender.relay() as relay:
-        (message_id,) = await store(sender)
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
         assert await sender.sent(clearing) == [message_id]  # one record for both
         await sender.confirm(clearing, message_id, consumer="notes")
-        await until_taken(sender, relay, "consumed", 1)
+        await sender.until_counted(relay, consumed=1)
         (row,) = await sender.pending()
         assert (row["consumer"], row["status"]) == ("ledger", Status.CONFIRMED)
         await sender.let_time_pass()
@@ -146,7 +126,7 @@ async def test_each_consumer_confirms_for_itself(sender: Sender) -> None:
         await relay.settle()
         assert await sender.sent(clearing) == [message_id] * 2
         await sender.confirm(clearing, message_id, consumer="ledger")
-        await until_taken(sender, relay, "consumed", 2)
+        await sender.until_counted(relay, consumed=2)
     done = {row["consumer"]: (row["status"], row["send_count"]) for row in await sender.done()}
     assert done == {"ledger": (2, 2), "notes": (2, 1)}
 
@@ -156,19 +136,19 @@ async def test_message_that_its_consumer_tries_again_itself_is_not_sent_meanwhil
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
-        (message_id,) = await store(sender)
+        (message_id,) = await sender.store()
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
         until_ns = time.time_ns() + 3_600 * 10**9
         await sender.confirm(clearing, message_id, kind=1, until_ns=until_ns)
-        await until_taken(sender, relay, "retrying", 1)
+        await sender.until_counted(relay, retrying=1)
         (row,) = await sender.pending()
         assert row["next_send_at"].timestamp() >= until_ns / 1e9 - 0.001
         assert (row["status"], row["send_count"]) == (Status.CONFIRMED, 1)
         assert await relay.sweep() == 0
         # A nonsensical time neither hides a message for ever nor breaks the intake.
         await sender.confirm(clearing, message_id, kind=1, until_ns=2**63 - 1)
-        await until_taken(sender, relay, "retrying", 2)
+        await sender.until_counted(relay, retrying=2)
         bound = "SELECT next_send_at < now() + interval '8 days' FROM outbox_pending"
         assert await sender.admin.fetchval(bound)
         await sender.confirm(clearing, message_id)
@@ -189,7 +169,7 @@ async def test_what_was_never_decided_is_not_confirmed_by_anybody(sender: Sender
         await sender.let_time_pass()
         assert await relay.sweep() == 0  # prepared: never sent
         await sender.confirm(clearing, message_id)
-        await until_taken(sender, relay, "unknown", 1)
+        await sender.until_counted(relay, unknown=1)
         (row,) = await sender.pending()
         assert (row["status"], row["is_decided"]) == (Status.PREPARED, False)
     assert await sender.sent(clearing) == []
@@ -200,7 +180,7 @@ async def test_confirms_that_came_while_no_relay_ran_are_taken_by_the_next(
 ) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:
-        ids = await store(sender, 3)
+        ids = await sender.store(3)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
     await sender.confirm(clearing, *ids)

@@ -7,7 +7,6 @@ own; nothing uses that they do. The clock of the checks is moved by the tests.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,6 @@ from chainctl.schema.parts import PARTS
 from outbox import Message, Status, TransitionRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.roles import OUTBOX_RELAY
-from outbox.sender.business import store_messages
 from outbox.sender.check_back import (
     CheckBack,
     CheckingConfig,
@@ -30,14 +28,12 @@ from outbox.sender.check_back import (
     check_decision,
     check_decisions,
     decide,
-    decide_messages,
     forget_decisions,
 )
 from outbox.sender.due_decisions import Answer, CheckRules
 from outbox.service.config import ServiceConfig
 from outbox.service.interface import MessageClient
-from outbox.service.message_api import HttpRefusal, MessageApi
-from outbox.session import OutboxSession
+from outbox.service.message_api import MessageApi
 from outbox.statuses import Change
 
 from ..hand_clock import HandClock
@@ -110,14 +106,7 @@ class Desk:
         self.sender = sender
         config = CheckingConfig(rules=RULES)
         self.desk = MessageApi(ServiceConfig(relay=sender.config(), checking=config), self.clock)
-        self.abnormal: list[str] = []
-        self.checks = CheckBack(
-            sender.config(),
-            business.check,
-            config,
-            clock=self.clock,
-            on_abnormal=lambda told: self.abnormal.extend(each.reason for each in told),
-        )
+        self.checks = CheckBack(sender.config(), business.check, config, clock=self.clock)
 
     async def prepare(self) -> UUID:
         (message_id,) = draw_message_ids(1)
@@ -224,7 +213,8 @@ async def test_decision_stored_late_ends_the_abnormal_message(
         assert await desk.check_after(1) == 1
         assert await desk.status(message_id) is Status.ABNORMAL
     assert business.asked == [message_id] * 3
-    assert desk.abnormal == ["its sender was asked 3 times, and did not know"]
+    told_why = (await desk.row(message_id))["last_error"]
+    assert told_why == "its sender was asked 3 times, and did not know"
     assert await desk.check_after(86_400) == 0, "an abnormal one is not asked about"
     told = await desk.desk.decide(ME, change, [message_id])
     assert (told.decided, told.repeated) == (1, 0)
@@ -442,28 +432,6 @@ async def test_two_that_check_ask_about_each_message_once(
     assert set((await sender.statuses()).values()) == {Status.CANCELLED}
 
 
-async def test_destination_with_many_checks_keeps_no_other_from_its_turn(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    await sender.set_up()
-    await sender.set_up("another")  # which is before it by name
-    (first,) = draw_message_ids(1)
-    await desk.desk.store(ME, [Message(first, "clearing", b"pay 10")], is_prepared=True)
-    others = [Message(each, "another", b"pay 10") for each in draw_message_ids(10)]
-    await desk.desk.store(ME, others, is_prepared=True)
-    checks = CheckBack(
-        sender.config(), business.check, CheckingConfig(rules=RULES, rows_max=4), clock=desk.clock
-    )
-    await sender.admin.execute(
-        "UPDATE outbox_pending SET next_send_at = next_send_at - interval '1 second'"
-        " WHERE message_id = $1", first,
-    )  # fmt: skip
-    desk.clock.go(30)
-    assert await checks.check_once() == 4
-    assert first in business.asked
-    await checks.close()
-
-
 async def test_decision_counts_for_every_consumer_of_the_message(
     sender: Sender, desk: Desk, business: Business
 ) -> None:
@@ -492,32 +460,3 @@ async def test_decision_against_the_one_that_was_made_is_refused(
     with pytest.raises(TransitionRefused):
         await desk.desk.decide(ME, Change.COMMITTED, [third, undone])
     assert await desk.status(third) is Status.PREPARED
-
-
-async def test_message_of_another_sender_is_unknown(sender: Sender, desk: Desk) -> None:
-    await sender.set_up()
-    message_id = await desk.prepare()
-    with pytest.raises(HttpRefusal, match="unknown_message"):
-        await desk.desk.decide("somebody else", Change.COMMITTED, [message_id])
-    assert await desk.status(message_id) is Status.PREPARED
-
-
-async def test_message_prepared_without_a_sender_waits_for_its_decision(
-    sender: Sender, desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    await sender.set_up()
-    connection = await sender.connect()
-    (message_id,) = draw_message_ids(1)
-    async with connection.transaction():
-        await store_messages(
-            connection, [Message(message_id, "clearing", b"x")], check_at=desk.clock.now
-        )
-    with caplog.at_level(logging.ERROR):
-        assert await desk.check_after(1) == 1
-    row = await desk.row(message_id)
-    assert (row["status"], row["check_count"]) == (Status.PREPARED, 0)
-    assert "nobody to ask" in row["last_error"]
-    session = OutboxSession(sender.config(), "test")
-    assert await decide_messages(session, Change.COMMITTED, [message_id]) == {message_id}
-    await session.close()
-    assert await desk.status(message_id) is Status.INIT

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import outbox
-from outbox import Message, Status, draw_message_ids
+from outbox import Status, draw_message_ids
 from tests.lanes import at_night
 
 from ..conftest import CONSUMER
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
-async def store(sender: Sender, ids: Sequence[UUID]) -> None:
-    business = await sender.connect()
-    async with business.transaction():
-        await outbox.add_many(business, [Message(each, "clearing", b"x") for each in ids])
-
-
 @pytest.mark.timeout(300)  # so many messages, on a machine that may do much else
 @pytest.mark.parametrize("backlog", at_night(10_000, 100_000))
 async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is_resent(
@@ -37,7 +30,7 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
     # A try is not what this is about: a machine that does much else may be slow to acknowledge.
     async with sender.relay(sweep_rows_max=10_000, send_seconds=120.0) as relay:
         for first in range(0, backlog, 10_000):
-            await store(sender, ids[first : first + 10_000])
+            await sender.store(ids=ids[first : first + 10_000])
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
         assert relay.stats().sent == backlog
@@ -62,12 +55,7 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
         for first in range(0, len(found), 10_000):
             await sender.confirm(clearing, *found[first : first + 10_000])
         await sender.confirm(clearing, progress=(middle,))
-
-        async def is_told() -> bool:
-            at: int = await sender.admin.fetchval('SELECT "offset" FROM outbox_progress')
-            return at == middle
-
-        await sender.until(is_told)
+        await sender.until_true('SELECT "offset" = $1 FROM outbox_progress', middle)
         assert relay.stats().consumed == middle - 1
         await sender.let_time_pass()
         assert await relay.sweep() == backlog - middle + 1
@@ -92,7 +80,7 @@ async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
             return {applied}
 
     async with sender.relay(consumer_logs={CONSUMER: Log()}) as relay:
-        await store(sender, [applied, lost])
+        await sender.store(ids=[applied, lost])
         await sender.until_status(lost, Status.CONFIRMED)
         await relay.settle()
         assert asked == []  # what was never sent is in nobody's log
@@ -111,7 +99,7 @@ async def test_unknown_offset_and_an_age_beyond_the_cap_are_due_by_time_alone(
     clearing = await sender.set_up(resend_filter=True, queue_seconds_max=3_600.0)
     queued, unacknowledged, old = draw_message_ids(3)
     async with sender.relay() as relay:
-        await store(sender, [queued, unacknowledged, old])
+        await sender.store(ids=[queued, unacknowledged, old])
         await sender.until_status(old, Status.CONFIRMED)
         await relay.settle()
         await sender.admin.execute(
@@ -135,11 +123,7 @@ async def test_progress_of_strangers_is_not_kept(sender: Sender) -> None:
     async with sender.relay():
         await sender.confirm(clearing, progress=(5,), consumer="somebody-else")
         await sender.confirm(clearing, progress=(7,))
-
-        async def is_told() -> bool:
-            return bool(await sender.admin.fetchval("SELECT count(*) FROM outbox_progress"))
-
-        await sender.until(is_told)
+        await sender.until_true("SELECT count(*) FROM outbox_progress")
     rows = await sender.admin.fetch(
         'SELECT consumer, topic, "partition", "offset" FROM outbox_progress'
     )

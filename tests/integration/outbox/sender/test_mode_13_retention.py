@@ -7,19 +7,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import msgspec
 import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from outbox import KeepConfig, Message, OutboxFull, Status, draw_message_ids, keep_outbox
+from outbox import KeepConfig, OutboxFull, Status, keep_outbox
 from outbox.message import MessageIds
 from outbox.roles import OUTBOX_OPERATOR
-from outbox.service.config import Clients
-from outbox.service.server import MessageService
 
 from ..hand_clock import HandClock
-from ..service.service_client import client, raw, service_config
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -38,13 +34,8 @@ def at_hours(hours: float) -> int:
 
 async def store(sender: Sender, hours: float = 0, count: int = 1) -> list[UUID]:
     """Store messages as if so many hours from now."""
-    business = await sender.connect()
-    at_ns = at_hours(hours)
-    ids = MessageIds(wall_ns=lambda: at_ns).draw(count)
-    async with business.transaction():
-        payload = bytes(2_000)
-        await outbox.add_many(business, [Message(each, "clearing", payload) for each in ids])
-    return ids
+    ids = MessageIds(wall_ns=lambda: at_hours(hours)).draw(count)
+    return await sender.store(ids=ids, payload=bytes(2_000))
 
 
 async def kept(sender: Sender) -> set[UUID]:
@@ -74,11 +65,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         await sender.confirm(clearing, *finished, consumer="a")
         await sender.confirm(clearing, *finished, half, consumer="b")
         await sender.until_status(finished[-1], Status.CONSUMED)
-
-        async def is_taken() -> bool:
-            return relay.stats().consumed == 37
-
-        await sender.until(is_taken)
+        await sender.until_counted(relay, consumed=37)
         clock.now_ns = at_hours(71)
         await relay.keep()
         assert await kept(sender) == set(ids)
@@ -97,11 +84,7 @@ async def test_finished_messages_are_dropped_after_their_time_and_unfinished_one
         assert (await sender.sent(clearing)).count(unfinished) == 2
         await sender.confirm(clearing, unfinished, consumer="b")
         await sender.confirm(clearing, unfinished, half, consumer="a")
-
-        async def is_done() -> bool:
-            return await sender.pending() == []
-
-        await sender.until(is_done)
+        await sender.until_true("SELECT count(*) = 0 FROM outbox_pending")
         clock.now_ns = at_hours(160)
         await relay.keep()
         assert await kept(sender) == set()
@@ -243,23 +226,6 @@ async def test_messages_that_are_stored_are_sent_while_none_may_be_added(sender:
     # By hand: a bound of 0 is none.
     assert not (await keep_by_hand(sender, outbox_bytes_max=0)).is_full
     await store(sender)
-
-
-async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
-    await sender.set_up()
-    await keep_by_hand(sender, outbox_bytes_max=1)
-    (message_id,) = draw_message_ids(1)
-    message = {"message_id": str(message_id), "destination": "clearing", "payload": "aGk="}
-    body = msgspec.json.encode({"messages": [message]})
-    known = Clients([client("payments")])
-    async with MessageService(service_config(sender), known) as service:
-        for operation in ("send", "prepare"):
-            status, headers, told = await raw(
-                service.address, "POST", f"/v1/messages/{operation}", body
-            )
-            assert (status, told["error"]) == (503, "unavailable")
-            assert "chainctl outbox keep" in told["expected"]
-            assert int(headers["retry-after"]) >= 1
 
 
 async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sender) -> None:

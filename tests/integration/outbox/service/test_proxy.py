@@ -84,7 +84,7 @@ async def test_service_is_reached_through_the_shipped_proxy_and_strangers_stay_b
     trust = ssl.create_default_context(cafile=str(authority.path))
     clients = Clients([client("payments")])
     async with (
-        MessageService(service_config(sender, client_requests_max=2), clients) as service,
+        MessageService(service_config(sender), clients) as service,
         proxied(tmp_path, authority, int(service.address.rpartition(":")[2])) as port,
         httpx.AsyncClient(verify=trust, base_url=f"https://127.0.0.1:{port}") as web,
         AsyncExitStack() as strangers,
@@ -107,7 +107,7 @@ async def test_service_is_reached_through_the_shipped_proxy_and_strangers_stay_b
             for content in (BODY, in_chunks()):
                 answer = await web.post(SEND, content=content, headers=headers)
                 assert answer.status_code == 200, answer.text
-        assert service.app._bodies.total == 0, "a body waits in the proxy until it is whole"
+        assert service.app.body_bytes == 0, "a body waits in the proxy until it is whole"
         large = await web.post(SEND, content=bytes(9 * 2**20), headers=headers)
         assert large.status_code == 413
         long = await web.get("/livez", headers={"X": "x" * 40_000})

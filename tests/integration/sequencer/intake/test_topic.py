@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -12,17 +13,12 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from chain_kernel.errors import IntakeLost, TopicError
-from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import is_linked
 from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
+from tests.builders.created_chain import Chain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from tests.integration.sequencer.conftest import Chain, MakeChain
-
+from tests.integration.sequencer.conftest import MakeChain
 
 Record = tuple[int, bytes | None, bytes | None]
 
@@ -122,9 +118,7 @@ async def rejects(chain: Chain) -> dict[tuple[str, int], str]:
     return {(row["source"], row["position"]): row["reason"] for row in rows}
 
 
-async def test_topic_with_duplicates_and_bad_records_becomes_the_chain_across_restarts(
-    chain: Chain, topic: Topic
-) -> None:
+async def test_topic_becomes_the_chain_across_restarts(chain: Chain, topic: Topic) -> None:
     records: list[Record] = []
     bad: set[tuple[str, int]] = set()
     for number in range(900):
@@ -165,27 +159,7 @@ async def test_topic_with_duplicates_and_bad_records_becomes_the_chain_across_re
     assert len(await chain.rows()) == len(rows)
 
 
-async def test_large_and_undecodable_records_are_rejects_and_the_largest_order_is_none(
-    chain: Chain, topic: Topic
-) -> None:
-    await topic.add([
-        (0, b"largest", bytes(PAYLOAD_BYTES_MAX)),
-        (0, b"too large", bytes(PAYLOAD_BYTES_MAX + 1)),
-        (0, b"much too large", bytes(2**20 + 2**19)),
-        (0, b"\xff", b"x"),
-        (0, b"last", b"x"),
-    ])  # fmt: skip
-    async with taking(chain, topic, fetch_bytes=2**16):
-        await until_taken(chain, topic)
-    assert [row.key for row in await chain.rows()] == ["largest", "last"]
-    found = await rejects(chain)
-    assert {position for _, position in found} == {1, 2, 3}
-    assert "262145 bytes" in found[f"topic:{topic.name}:0", 1]
-
-
-async def test_orders_of_an_aborted_transaction_never_reach_the_chain(
-    chain: Chain, topic: Topic
-) -> None:
+async def test_aborted_orders_never_reach_the_chain(chain: Chain, topic: Topic) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=topic.kafka, transactional_id=f"t.{topic.name}")
     await producer.start()
     try:
@@ -206,21 +180,6 @@ async def test_orders_of_an_aborted_transaction_never_reach_the_chain(
         await topic.add([(1, b"k6", b"x")])
         await until_taken(chain, topic)
     assert [row.key for row in await chain.rows()] == ["k0", "k2", "k4", "k6"]
-
-
-async def test_records_deleted_before_they_were_read_stop_the_intake(
-    chain: Chain, topic: Topic
-) -> None:
-    await topic.add([(0, b"k%d" % number, b"x") for number in range(5)])
-    async with taking(chain, topic):
-        await until_taken(chain, topic)
-    await topic.add([(0, b"unread%d" % number, b"x") for number in range(5)])
-    deleted = {TopicPartition(topic.name, 0): RecordsToDelete(before_offset=8)}
-    await topic.manage(lambda admin: admin.delete_records(deleted))
-    async with open_sequencer(chain.config) as sequencer:
-        with pytest.raises(IntakeLost, match="read up to offset 5, but it begins at 8"):
-            await TopicIntake(config_of(topic), sequencer).run()
-    assert len(await chain.rows()) == 5
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,20 +13,13 @@ import pytest
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ClockError, ConnectError, SchemaError
-from sequencer import open_sequencer
+from local_stack import PostgresServer
+from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.stores.session import LeaderSession, side_session
+from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    import asyncpg
-
-    from local_stack import PostgresServer
-    from sequencer import SequencerConfig
-    from tests.integration.sequencer.conftest import Chain, MakeChain
+from tests.integration.sequencer.conftest import MakeChain
 
 DAY_NS = 24 * 3600 * 10**9
 
@@ -63,31 +55,7 @@ async def make_unfit(chain: Chain) -> dict[str, str]:
     return {name: UNFIT[name][1] for name in known}
 
 
-async def settings_of(connection: asyncpg.Connection, names: set[str]) -> dict[str, str]:
-    return {name: await connection.fetchval(f"SHOW {name}") for name in names}
-
-
-async def test_leader_pins_what_its_session_depends_on(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    expected = await make_unfit(chain)
-    session = LeaderSession(chain.config, SystemClock())
-    await session.open()
-    assert await settings_of(await session.idle(), set(expected)) == expected
-    await session.close()
-
-
-async def test_connections_beside_the_leader_pin_the_same(make_chain: MakeChain) -> None:
-    chain = await make_chain()
-    expected = await make_unfit(chain)
-    expected["synchronous_commit"] = "off"
-    side = side_session(chain.config, "lease", synchronous_commit="off")
-    assert await side.run(lambda one: settings_of(one, set(expected))) == expected
-    await side.close()
-
-
-async def test_leader_on_a_database_with_unfit_settings_keeps_its_one_term(
-    make_chain: MakeChain,
-) -> None:
+async def test_unfit_settings_of_a_database_cost_no_term(make_chain: MakeChain) -> None:
     chain = await make_chain()
     await make_unfit(chain)
     async with open_sequencer(chain.config) as sequencer:
@@ -101,7 +69,7 @@ async def test_leader_on_a_database_with_unfit_settings_keeps_its_one_term(
 async def test_database_that_cannot_hold_every_key_is_refused_at_the_start(
     make_chain: MakeChain, postgres_server: PostgresServer, database_name: str
 ) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     name = f"{database_name}_latin1"
     await chain.admin.execute(
         f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE_PROVIDER libc LOCALE 'C'"
@@ -172,33 +140,16 @@ def pooler(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], 
     return serve
 
 
-async def refuse_parameters(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Refuse what PgBouncer does not hand on, in its words."""
-    (length,) = struct.unpack("!i", await reader.readexactly(4))
-    await reader.readexactly(length - 4)
-    fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
-    writer.write(b"E" + struct.pack("!i", len(fields) + 4) + fields)
-    await writer.drain()
-
-
-async def test_pooler_is_recognised_and_refused_in_one_line(
-    make_chain: MakeChain, postgres_server: PostgresServer
-) -> None:
-    chain = await make_chain(with_topic=False)
-    for serve, told in (
-        (pooler(postgres_server.config.port), "which hides the process that serves it"),
-        (refuse_parameters, "unsupported startup parameter: jit"),
-    ):
-        async with listening(serve) as port:
-            address = through(chain.config, port)
-            config = msgspec.structs.replace(chain.config, database=address)
-            with pytest.raises(ConnectError) as raised:
-                await open_sequencer(config).__aenter__()
-        assert "a direct connection to PostgreSQL (this one goes through a pooler" in str(
-            raised.value
-        )
-        assert told in str(raised.value)
-        assert "\n" not in str(raised.value)
+async def test_pooler_is_refused(make_chain: MakeChain, postgres_server: PostgresServer) -> None:
+    chain = await make_chain(copies=0)
+    async with listening(pooler(postgres_server.config.port)) as port:
+        config = msgspec.structs.replace(chain.config, database=through(chain.config, port))
+        with pytest.raises(ConnectError) as raised:
+            await open_sequencer(config).__aenter__()
+    told = "a direct connection to PostgreSQL (this one goes through a pooler"
+    assert told in str(raised.value)
+    assert "which hides the process that serves it" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert (await chain.head())["epoch"] == 0
 
 
@@ -212,7 +163,7 @@ class AheadClock(SystemClock):
 
 
 async def test_clock_that_is_years_ahead_leads_no_chain(make_chain: MakeChain) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     clock = AheadClock()
     clock.ahead_ns = 366 * DAY_NS
     store = PostgresChainStore(chain.config, clock)
@@ -221,32 +172,8 @@ async def test_clock_that_is_years_ahead_leads_no_chain(make_chain: MakeChain) -
     assert (await chain.head())["epoch"] == 0
 
 
-async def test_clock_that_is_days_ahead_is_logged_once(
-    make_chain: MakeChain, caplog: pytest.LogCaptureFixture
-) -> None:
-    chain = await make_chain(with_topic=False)
-    clock = AheadClock()
-    store, lease = PostgresChainStore(chain.config, clock), PostgresLease(chain.config, clock)
-    term = await store.take_over("me", await store.look())
-    with caplog.at_level(logging.WARNING):
-        await lease.renew(term, 0)
-        assert not caplog.messages
-        clock.ahead_ns = 3 * DAY_NS
-        for _ in range(3):
-            await lease.renew(term, 0)
-        assert len(caplog.messages) == 1
-        assert "clock of this machine is 3 days ahead of the database's" in caplog.messages[0]
-        clock.ahead_ns = 0
-        await lease.renew(term, 0)
-        clock.ahead_ns = 400 * DAY_NS
-        await lease.renew(term, 0)
-        assert len(caplog.messages) == 2
-    await lease.close()
-    await store.close()
-
-
 async def test_lease_does_not_wait_for_a_commit_that_holds_the_head(make_chain: MakeChain) -> None:
-    chain = await make_chain(with_topic=False)
+    chain = await make_chain(copies=0)
     store, lease = PostgresChainStore(chain.config), PostgresLease(chain.config)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)

@@ -99,15 +99,6 @@ async def test_cancellation_closes_the_connection_and_is_raised(close: Any) -> N
     assert not client.connection.is_open
 
 
-async def test_start_that_fails_says_so() -> None:
-    class Failing:
-        async def start(self) -> None:
-            raise OSError("nobody is there")
-
-    with pytest.raises(OSError, match="nobody is there"):
-        await start_client(Failing())
-
-
 async def test_start_comes_to_its_end_before_a_cancellation_is_raised() -> None:
     ended: list[str] = []
 
@@ -135,9 +126,7 @@ async def test_start_comes_to_its_end_before_a_cancellation_is_raised() -> None:
         [("orders", [(0, b"records")]), ("trades", [(0, b"others")])],
     ],
 )
-def test_request_to_store_records_is_sent_as_the_library_lays_it_out(
-    version: int, topics: list[Any]
-) -> None:
+def test_request_is_laid_out_as_by_the_library(version: int, topics: list[Any]) -> None:
     client = SendingClient()
     copy_records_once(client)
     given = {"transactional_id": None, "required_acks": -1, "timeout": 9_000, "topics": topics}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +16,6 @@ from outbox import ConsumerConfig, RelayConfig
 from outbox.callback.config import CallbackConfig
 from outbox.sender.relay import FireAfterCommit
 from sequencer import SequencerConfig, TopicIntakeConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (SequencerConfig, {"chain_id": 1, "database": "postgresql://d"}),
@@ -39,31 +37,18 @@ LOGIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("kind", "fields"), KINDS)
-@pytest.mark.parametrize("wrong", ["", "k", "k:0", "k:1,", 5, None])
-def test_config_with_an_address_that_is_none_is_refused_when_constructed(
-    kind: Callable[..., Any], fields: dict[str, Any], wrong: object
-) -> None:
-    with pytest.raises(SettingError) as refused:
-        kind(**fields, kafka=wrong)
-    assert refused.value.field == "kafka"
-
-
-@pytest.mark.parametrize(("kind", "fields"), KINDS)
-def test_config_takes_text_and_settings_and_shows_no_secret(
+def test_config_takes_text_and_settings_refuses_others_and_shows_no_secret(
     kind: Callable[..., Any], fields: dict[str, Any]
 ) -> None:
     assert kind(**fields, kafka="k:9092,[::1]:9093").kafka == "k:9092,[::1]:9093"
     given = kind(**fields, kafka=KafkaConfig(**LOGIN))
     assert given.kafka.sasl_password == SECRET
     assert SECRET not in repr(given)
-
-
-@pytest.mark.parametrize(("kind", "fields"), KINDS)
-def test_config_is_decoded_with_both(kind: type, fields: dict[str, Any]) -> None:
-    assert msgspec.convert({**fields, "kafka": "k:1"}, kind).kafka == "k:1"
     assert msgspec.convert({**fields, "kafka": LOGIN}, kind).kafka == KafkaConfig(**LOGIN)
-    with pytest.raises(SettingError, match="sasl_mechanism"):
-        msgspec.convert({**fields, "kafka": {**LOGIN, "sasl_mechanism": "GSSAPI"}}, kind)
+    for wrong in ("", "k", "k:0", "k:1,", 5, None):
+        with pytest.raises(SettingError) as refused:
+            kind(**fields, kafka=wrong)
+        assert refused.value.field == "kafka"
 
 
 async def test_fire_after_commit_takes_both() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,14 +11,11 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import (
     SPARK_REDACTION_REGEX,
     SPARK_SECRET_OPTIONS,
-    java_kafka_options,
     librdkafka_options,
     spark_kafka_options,
 )
 from chain_kernel.errors import SettingError
-
-if TYPE_CHECKING:
-    from tests.certificates import Authority
+from tests.certificates import Authority
 
 SECRET = "Tr0ub4dor"
 
@@ -45,22 +42,6 @@ def mutual(authority: Authority) -> KafkaConfig:
         ssl_certfile=str(files.certificate),
         ssl_keyfile=str(files.key),
     )
-
-
-def test_plaintext_needs_no_more_than_servers_and_protocol() -> None:
-    options = spark_kafka_options(KafkaConfig.of("a:1"))
-    assert options == {"kafka.bootstrap.servers": "a:1", "kafka.security.protocol": "PLAINTEXT"}
-
-
-def test_login_names_the_module_of_its_mechanism() -> None:
-    options = spark_kafka_options(login())
-    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-256"
-    assert options["kafka.sasl.jaas.config"] == (
-        "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        f'username="trader" password="{SECRET}";'
-    )
-    plain = spark_kafka_options(login(sasl_mechanism="PLAIN"))
-    assert ".plain.PlainLoginModule required " in plain["kafka.sasl.jaas.config"]
 
 
 ESCAPES = re.compile(r"\\(.)")
@@ -106,12 +87,6 @@ def test_certificates_are_in_the_options_themselves(authority: Authority) -> Non
     assert not any("location" in name for name in options)
 
 
-def test_host_that_is_not_compared_is_said_to_both_drivers() -> None:
-    config = login(ssl_check_hostname=False)
-    assert java_kafka_options(config)["ssl.endpoint.identification.algorithm"] == ""
-    assert librdkafka_options(config)["ssl.endpoint.identification.algorithm"] == "none"
-
-
 def test_regex_of_redaction_covers_every_secret_and_those_alone(authority: Authority) -> None:
     regex = re.compile(SPARK_REDACTION_REGEX)
     options = spark_kafka_options(login()) | spark_kafka_options(mutual(authority))
@@ -125,14 +100,6 @@ def test_regex_of_redaction_covers_every_secret_and_those_alone(authority: Autho
     shown = " ".join(value for name, value in options.items() if name not in hidden)
     assert SECRET not in shown
     assert "PRIVATE KEY" not in shown
-
-
-def test_librdkafka_gets_names_of_its_own(authority: Authority) -> None:
-    options = librdkafka_options(login())
-    assert options["security.protocol"] == "sasl_ssl"
-    assert (options["sasl.username"], options["sasl.password"]) == ("trader", SECRET)
-    assert "ssl.ca.location" not in options
-    assert librdkafka_options(mutual(authority))["ssl.ca.location"] == str(authority.path)
 
 
 @pytest.mark.parametrize("give", [spark_kafka_options, librdkafka_options])

@@ -6,12 +6,7 @@ import asyncpg
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import (
-    connect_refusal,
-    schema_refusal,
-    sqlstate_of,
-    statement_refusal,
-)
+from chain_kernel.clients.postgres import connect_refusal, schema_refusal, statement_refusal
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError, SchemaError
 
 SECRET = "Tr0ub4dor"
@@ -36,16 +31,6 @@ def test_schema_refusal_names_what_is_missing_and_how_to_apply(error: Exception)
     )
 
 
-@pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("no"), OSError(), ValueError()])
-def test_schema_refusal_with_any_other_error_is_none(error: Exception) -> None:
-    assert schema_refusal(error) is None
-
-
-def test_sqlstate_is_the_servers_code_or_empty() -> None:
-    assert sqlstate_of(asyncpg.UniqueViolationError("no")) == "23505"
-    assert sqlstate_of(OSError()) == ""
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
@@ -66,9 +51,7 @@ def test_sqlstate_is_the_servers_code_or_empty() -> None:
         (asyncpg.InterfaceError(f"with {SECRET}"), ConnectError, "InterfaceError"),
     ],
 )
-def test_connect_that_failed_says_what_to_do(
-    error: Exception, kind: type[OrderchainError], words: str
-) -> None:
+def test_failed_connect_is_told(error: Exception, kind: type[OrderchainError], words: str) -> None:
     refusal = connect_refusal(error, CONFIG, "db.example", 6432)
     assert type(refusal) is kind
     assert words in str(refusal)
@@ -102,9 +85,7 @@ def test_connect_that_failed_says_what_to_do(
         (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
     ],
 )
-def test_statement_that_failed_says_what_to_do_next(
-    error: Exception, kind: type[Exception], words: str
-) -> None:
+def test_failed_statement_is_told(error: Exception, kind: type[Exception], words: str) -> None:
     refusal = statement_refusal(error, CONFIG, "gap_reader")
     assert type(refusal) is kind
     assert words in str(refusal)

@@ -15,9 +15,7 @@ def topic(replicas: int, minimum: str | None, name: str = "orders") -> TopicDesc
     # The table of docs/operations.md.
     [(1, "1", 1), (3, "1", 1), (3, "2", 2), (3, "3", 3), (2, "2", 2), (1, "2", 0), (2, None, 1)],
 )
-def test_copies_of_an_acknowledged_record_are_those_that_are_certain(
-    replicas: int, minimum: str | None, copies: int
-) -> None:
+def test_only_certain_copies_count(replicas: int, minimum: str | None, copies: int) -> None:
     described = topic(replicas, minimum)
     assert certain_copies(described) == copies
     assert (durability_warning([described], "lost") is None) == (copies >= 2)

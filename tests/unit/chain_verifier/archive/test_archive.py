@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,11 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from chain_kernel.clock import ns_of
 from chain_kernel.errors import InputError
-from chain_kernel.model import Event
-from chain_kernel.seal import genesis_seal
-from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.archive.manifest import (
     Manifest,
     begin_manifest,
@@ -25,63 +20,33 @@ from chain_verifier.archive.manifest import (
     remove_unfinished,
     store_manifest,
 )
-from chain_verifier.archive.part_files import PartWriter, verify_archive
-from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
+from chain_verifier.archive.part_files import verify_archive
+from chain_verifier.checks.seals import SealRun
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
+from tests.unit.chain_verifier.archive.archives import (
+    BATCHES,
+    CHAIN,
+    CHAIN_ID,
+    PARTS,
+    as_stored,
+    write_archive,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-DATABASE_ID = UUID(int=7)
-GENESIS = genesis_seal(DATABASE_ID, CHAIN_ID)
-BATCH_ROWS = 10
-BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
-
-ROWS: list[ArchivedRow] = [
-    (row.id or 0, row.pid or 0, row.key or "", row.event_time_ns or 0, row.payload or b"")
-    for row in chain_of(random.Random(21), 90)
-]
-
-
-def batches_of(rows: Sequence[ArchivedRow]) -> list[tuple[SealedBatch, list[ArchivedRow]]]:
-    """Return `rows` in batches with true seals."""
-    found, seal = [], GENESIS
-    for at in range(0, len(rows), BATCH_ROWS):
-        own = list(rows[at : at + BATCH_ROWS])
-        committed_at = BEGAN_AT + timedelta(microseconds=at)
-        seal = sealed(
-            [Event(*row) for row in own], chain_id=CHAIN_ID, epoch=1, seal_before=seal,
-            committed_at_us=ns_of(committed_at) // 1_000,
-        ).seal  # fmt: skip
-        batch = SealedBatch(
-            first_id=own[0][0], last_id=own[-1][0], prev_last_id=own[0][1], row_count=len(own),
-            epoch=1, seal=seal, committed_at=committed_at,
-        )  # fmt: skip
-        found.append((batch, own))
-    return found
-
-
-BATCHES = batches_of(ROWS)
-LAST_ID = ROWS[-1][0]
+GENESIS = BATCHES[0].seal_before
+HELD = BATCHES[: PARTS[-1]]
+LAST_ID = HELD[-1].last_id
+COUNT = sum(len(batch.rows) for batch in HELD)
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """An archive of three parts with three batches each."""
-    manifest = Manifest(chain_id=CHAIN_ID, database_id=str(DATABASE_ID))
-    run = SealRun(CHAIN_ID, 0, GENESIS)
-    for at in range(0, len(BATCHES), 3):
-        writer = PartWriter(chain_folder(tmp_path, CHAIN_ID), CHAIN_ID, run)
-        for batch, rows in BATCHES[at : at + 3]:
-            assert run.fault(batch, rows) is None
-            writer.add([batch], rows)
-        manifest = replace(manifest, parts=(*manifest.parts, writer.end()))
-        store_manifest(tmp_path, manifest)
-    return tmp_path
+    """An archive of three parts."""
+    return write_archive(tmp_path, CHAIN, PARTS)
 
 
 def manifest_of(archive: Path) -> Manifest:
@@ -107,18 +72,18 @@ def rewritten(archive: Path, index: int, column: str, change: Any) -> None:
 
 
 def test_archive_as_it_was_written_is_whole(archive: Path) -> None:
-    wanted = BATCHES[4][0]
+    wanted = BATCHES[4]
     report = verify_archive(archive, CHAIN_ID, wanted.last_id, wanted.last_id + 1)
-    assert (report.fault, report.rows, report.parts) == (None, len(ROWS), 3)
+    assert (report.fault, report.rows, report.parts) == (None, COUNT, 3)
     assert (report.after_id, report.last_id) == (0, LAST_ID)
-    assert report.seal == BATCHES[-1][0].seal.hex()
+    assert report.seal == HELD[-1].seal.hex()
     assert report.seals == {wanted.last_id: wanted.seal.hex(), wanted.last_id + 1: None}
 
 
 def test_archive_is_a_source_of_parquet_that_holds_nothing_but_rows(archive: Path) -> None:
     source = ParquetSource(path=str(chain_folder(archive, CHAIN_ID)))
     report = verify_locally(VerifyRequest(chain_id=CHAIN_ID, sources=(source,), head=LAST_ID))
-    assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS))
+    assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, COUNT)
 
 
 @pytest.mark.parametrize("kind", ["rows", "_batches/batches"])
@@ -134,7 +99,7 @@ def test_archive_with_a_file_harmed_is_not_whole(archive: Path, kind: str, harm:
     report = verify_archive(archive, CHAIN_ID)
     expected = "is missing" if harm == "remove" else "is not the file that was written"
     assert expected in str(report.fault)
-    assert (report.parts, report.last_id) == (1, BATCHES[2][0].last_id)
+    assert (report.parts, report.last_id) == (1, BATCHES[PARTS[0] - 1].last_id)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +135,8 @@ def test_archive_of_another_database_does_not_begin_with_its_seal(archive: Path)
     "text",
     [
         "", "{", "[]", '{"chain_id": 8, "database_id": "x"}',
-        '{"chain_id": 7, "database_id": "x", "more": 1}',
-        '{"chain_id": 7, "database_id": "x", "version": 2}',
+        '{"chain_id": 11, "database_id": "x", "more": 1}',
+        '{"chain_id": 11, "database_id": "x", "version": 2}',
     ],
 )  # fmt: skip
 def test_archive_with_a_manifest_that_is_none_is_refused(archive: Path, text: str) -> None:
@@ -188,7 +153,7 @@ def test_archive_whose_manifest_names_a_file_elsewhere_is_refused(archive: Path)
 
 
 def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="an archive that holds chain 7"):
+    with pytest.raises(InputError, match="an archive that holds chain 11"):
         verify_archive(tmp_path, CHAIN_ID)
 
 
@@ -196,15 +161,18 @@ def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
     ("change", "told"),
     [
         ({"prev_last_id": 1}, "follows 1, expected 0"),
-        ({"row_count": 9}, "has 10 rows, expected 9"),
+        ({"row_count": 99}, "rows, expected 99"),
         ({"first_id": 1}, "holds rows"),
-        ({"epoch": 2}, "does not have the seal"),
-        ({"committed_at": BEGAN_AT + timedelta(microseconds=1)}, "does not have the seal"),
+        ({"epoch": 99}, "does not have the seal"),
+        (
+            {"committed_at": BATCHES[0].committed_at + timedelta(microseconds=1)},
+            "does not have the seal",
+        ),
         ({"seal": bytes(32)}, "does not have the seal"),
     ],
 )
 def test_batch_that_does_not_fit_its_rows_is_told(change: dict[str, Any], told: str) -> None:
-    batch, rows = BATCHES[0]
+    batch, rows = as_stored(BATCHES[0])
     run = SealRun(CHAIN_ID, 0, GENESIS)
     assert told in str(run.fault(replace(batch, **change), rows))
     assert (run.at_id, run.seal) == (0, GENESIS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,24 +13,24 @@ from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived,
 from chain_kernel.model import ChainHead, Mark, Standing
 from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
-from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
-from chain_verifier.archive.part_files import PartWriter
-from chain_verifier.checks.seals import SealedBatch, SealRun
-from tests.integration.chain_verifier.seeded_batches import Chain, Committed, sealed_chain
+from chain_verifier.archive.manifest import chain_folder, load_manifest
+from tests.integration.chain_verifier.seeded_batches import Committed, sealed_chain
+from tests.unit.chain_verifier.archive.archives import (
+    BATCHES,
+    CHAIN,
+    CHAIN_ID,
+    DATABASE_ID,
+    PARTS,
+    ROWS,
+    as_stored,
+    write_archive,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from chain_kernel.model import Event
 
-CHAIN_ID = 11
-DATABASE_ID = uuid.UUID(int=7)
-CHAIN = sealed_chain(random.Random(5), CHAIN_ID, DATABASE_ID)
-BATCHES = CHAIN.batches
-ROWS = [row for batch in BATCHES for row in batch.rows]
-PARTS = (6, 9, 15)
-"""How many batches each part of the archive ends behind."""
 BOUNDARY = BATCHES[11]
 """In the midst of the last part: the archive reaches further than what was detached."""
 
@@ -51,38 +51,6 @@ def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> Stan
 
 
 EDGE = standing_at(mark_after(BOUNDARY))
-
-
-def as_stored(batch: Committed) -> tuple[SealedBatch, list[Any]]:
-    rows = [(row.id, row.pid, row.key, row.event_time_ns, row.payload) for row in batch.rows]
-    stored = SealedBatch(
-        first_id=batch.first_id,
-        last_id=batch.last_id,
-        prev_last_id=batch.prev_last_id,
-        row_count=len(rows),
-        epoch=batch.epoch,
-        seal=batch.seal,
-        committed_at=batch.committed_at,
-    )
-    return stored, rows
-
-
-def write_archive(folder: Path, chain: Chain, ends: Sequence[int], first: int = 0) -> Path:
-    """Write batches number `first` up to the last of `ends`, a part up to each of these."""
-    begin = chain.batches[first]
-    run = SealRun(CHAIN_ID, begin.prev_last_id, begin.seal_before)
-    parts = []
-    for end in ends:
-        writer = PartWriter(chain_folder(folder, CHAIN_ID), CHAIN_ID, run)
-        for batch in chain.batches[first:end]:
-            stored, rows = as_stored(batch)
-            assert run.fault(stored, rows) is None
-            writer.add([stored], rows)
-        parts.append(writer.end())
-        first = end
-    database_id = str(chain.database_id)
-    store_manifest(folder, Manifest(chain_id=CHAIN_ID, database_id=database_id, parts=(*parts,)))
-    return folder
 
 
 @pytest.fixture

@@ -83,6 +83,12 @@ def test_faults_without_a_head_or_behind_a_start_are_what_lies_between() -> None
     assert faults_of([], start=20, head=20) == []
 
 
+def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:
+    links = [Link(pid, row_id, row_id) for pid, row_id in without(1, 2, 4)]
+    assert find_faults("s", links, 0, 60, [(10, 30)]) == [gap(40, 50)]
+    assert find_faults("s", links, 0, 60, [(10, 29), (41, 50)]) == [gap(10, 30), gap(40, 50)]
+
+
 def test_faults_with_paths_and_ranges_not_looked_at_claim_nothing_about_their_rows() -> None:
     drawn = [Link(0, 10, 20), Link(30, 40, 60)]
     assert find_faults("s", drawn, 0, 60) == faults_of(without(2))

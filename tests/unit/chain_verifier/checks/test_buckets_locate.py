@@ -144,14 +144,6 @@ def test_locate_with_one_missing_row_opens_one_bucket() -> None:
     assert opener.rows_opened <= 16
 
 
-def test_locate_with_a_fork_into_a_whole_bucket_opens_that_one_too() -> None:
-    rows = [(i, i + 1) for i in range(256)] + [(5, 300)]
-    opener = ListOpener(rows)
-    found = locate("s", bucketed(rows, 4), horizon(300), opener, leaf_bits=4)
-    assert Finding(kind=Kind.FORK, source="s", pid=5, ids=(6, 300)) in found
-    assert opener.rows_opened <= 48
-
-
 def test_locate_with_more_damage_than_may_be_opened_names_the_ranges() -> None:
     rows = [(row_id + 1, row_id) for row_id in range(1, 257)]
     opener = ListOpener(rows)

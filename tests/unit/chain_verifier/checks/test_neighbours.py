@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chain_verifier.checks.neighbours import first_of_each_kind, gathered, in_ranges, ranged
-from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import KINDS_OF_BATCHES, KINDS_OF_ROWS, Finding, Kind
 
 MANY = 5_000
@@ -24,16 +23,6 @@ def lacking(row_id: int, pid: int, **fields: Any) -> Finding:
 
 def ranges_of(*findings: Finding) -> list[tuple[int | None, int | None, int | None]]:
     return [(one.id, one.last_id, one.rows) for one in in_ranges(findings)]
-
-
-def test_rows_that_name_each_other_are_one_finding_however_far_their_ids_are_apart() -> None:
-    assert ranges_of(lacking(5, 1), lacking(900, 5), lacking(901, 900)) == [(5, 901, 3)]
-
-
-def test_rows_with_another_row_between_them_stay_two_findings() -> None:
-    assert ranges_of(lacking(5, 1), lacking(6, 5), lacking(8, 7), lacking(9, 8)) == [
-        (5, 6, 2), (8, 9, 2),
-    ]  # fmt: skip
 
 
 def test_finding_of_one_row_looks_as_if_there_were_no_ranges() -> None:
@@ -100,11 +89,6 @@ def test_neighbouring_batches_without_a_row_are_one_finding_with_all_that_were_c
     assert found[0].text == "3 batches from 11 to 40 have no rows, committed were 30"
 
 
-def test_row_without_an_id_is_nobodys_neighbour() -> None:
-    nulls = [Finding(kind=Kind.NULL, source="a", columns=("id", "pid")) for _ in range(2)]
-    assert list(in_ranges(nulls)) == nulls
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_ranges_together_hold_each_row_once_and_none_touches_the_next(holes: list[bool]) -> None:
     """Over chains of consecutive rows with any holes: what a reader could count by hand."""
@@ -125,12 +109,6 @@ def test_counts_are_of_findings_and_of_rows_and_all_rows_can_still_be_had() -> N
         (1, 776, 776), (778, MANY - 1, MANY - 778),
     ]  # fmt: skip
     assert found.wholes == (every,)
-
-
-def test_very_many_ranges_are_counted_and_few_are_kept() -> None:
-    apart = FINDINGS_MAX + 5
-    found = gathered(lacking(2 * number, 2 * number - 1) for number in range(apart))
-    assert (found.total, found.total_by_row, len(found.kept)) == (apart, apart, FINDINGS_MAX)
 
 
 def test_first_of_each_kind_is_named_alone() -> None:

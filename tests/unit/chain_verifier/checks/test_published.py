@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.checks.neighbours import gathered
@@ -10,12 +10,12 @@ from chain_verifier.checks.published import (
     Bounds,
     PublishedTopic,
     TopicLog,
-    TopicRecord,
-    without_skipped,
 )
-from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED
+from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, TopicRecord
 from chain_verifier.database_facts import DatabaseHead
-from chain_verifier.findings import Finding, Findings, Kind
+
+if TYPE_CHECKING:
+    from chain_verifier.findings import Findings
 
 HORIZON = Horizon(chain_id=7, start=0, head=40)
 
@@ -36,6 +36,7 @@ class Topic(PublishedTopic):
         self._log = TopicLog("topic")
         self._bounds = Bounds(first=first, end=first + len(records))
         self._head = None
+        self.may_lack = [(10, 20)]
         if head is not None:
             self._head = DatabaseHead(
                 last_id=head, first_row_id=1, last_row_id=head, rows_counted=head,
@@ -60,7 +61,7 @@ def test_log_counts_frames_heartbeats_refused_and_forged_records() -> None:
         frame(6, 500, 510, is_genuine=False, sender=UNKNOWN_TERM),
         frame(7, 500, 510, is_genuine=False, sender=SIGNED),
     )
-    assert topic.notes_on(HORIZON, HORIZON, [(10, 20)]) == (
+    assert topic.notes_on(HORIZON, HORIZON) == (
         "2 frames, 1 heartbeat",
         "no frame of the chain: 1 record (1 body)",
         "forged, not signed by the leader that they name: 2 frames",
@@ -95,17 +96,11 @@ def test_log_names_a_frame_of_another_epoch_than_its_batch_and_one_that_falls() 
     assert found.counts == {"wrong_epoch": 2}
 
 
-def test_log_names_a_frame_once_that_is_both_below_its_batch_and_below_the_frame_before() -> None:
-    topic = Topic(frame(0, 0, 10, epoch=3, batch_epoch=3), frame(1, 10, 20, epoch=2, batch_epoch=3))
-    (found,) = topic.disorder(HORIZON).kept
-    assert (found.id, found.epoch, found.expected_epoch) == (11, 2, 3)
-
-
 def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -> None:
     records = (frame(5, 10, 20), frame(6, 20, 30))
     cut = Topic(*records, first=5, head=40)
     assert cut.narrowed(HORIZON) == Horizon(chain_id=7, start=10, head=30)
-    assert "retention has removed the rows up to 10" in cut.notes_on(HORIZON, HORIZON, ())
+    assert "retention has removed the rows up to 10" in cut.notes_on(HORIZON, HORIZON)
     told = Topic(*records, frame(7, 35, 35, is_heartbeat=True), head=40)
     assert told.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
     assert Topic(*records).narrowed(HORIZON) == HORIZON
@@ -119,22 +114,3 @@ def test_topic_without_a_frame_or_a_heartbeat_of_its_chain_is_silent() -> None:
     assert Topic(refused, disowned).is_silent
     assert not Topic(refused, frame(1, 10, 10, is_heartbeat=True)).is_silent
     assert not Topic(frame(0, 0, 10)).is_silent
-
-
-def test_topic_whose_frames_retention_has_removed_does_not_say_up_to_which_row() -> None:
-    topic = Topic(frame(5, 40, 40, is_heartbeat=True), first=5, head=40)
-    notes = topic.notes_on(topic.narrowed(HORIZON), HORIZON, ())
-    assert "retention has removed every frame with rows" in notes
-
-
-def test_gaps_within_a_skipped_range_are_none_and_all_others_stay() -> None:
-    def gap(after_id: int, until_id: int) -> Finding:
-        return Finding(kind=Kind.GAP, source="topic", after_id=after_id, until_id=until_id)
-
-    fork = Finding(kind=Kind.FORK, source="topic", pid=5, ids=(6, 7))
-    found = gathered([gap(0, 5), gap(10, 20), gap(20, 31), fork])
-    left = without_skipped(found, [(10, 30)])
-    assert left.kept == (gap(0, 5), gap(20, 31), fork)
-    assert left.counts == {"gap": 2, "fork": 1}
-    assert left.wholes == ((gap(0, 5), gap(20, 31), fork),)
-    assert without_skipped(found, []) is found

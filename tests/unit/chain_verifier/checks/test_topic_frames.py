@@ -5,7 +5,14 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_verifier.checks.topic_frames import EpochFall, FrameHead, FrameMark, TopicWalk
+from chain_verifier.checks.topic_frames import FrameMark, TopicRecord, TopicWalk
+
+
+def record(offset: int, pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
+    return TopicRecord(
+        offset=offset, first_pid=pid, first_id=pid + 1, last_id=last_id, count=last_id - pid,
+        epoch=epoch,
+    )  # fmt: skip
 
 
 def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> TopicWalk:
@@ -13,42 +20,8 @@ def walked(*frames: tuple[int, int], epochs: dict[int, int] | None = None) -> To
     walk = TopicWalk()
     for offset, (pid, last_id) in enumerate(frames):
         epoch = (epochs or {}).get(offset, 1)
-        walk.add(FrameHead(offset, pid, pid + 1, last_id, last_id - pid, epoch))
+        walk.add(record(offset, pid, last_id, epoch))
     return walk
-
-
-def test_walk_with_linked_frames_marks_nothing() -> None:
-    walk = walked((0, 5), (5, 9), (9, 12))
-    assert (walk.frames, walk.highest, walk.marks, walk.is_late) == (3, 12, {}, False)
-
-
-def test_walk_with_a_tail_sent_again_marks_it_as_seen() -> None:
-    walk = walked((0, 5), (5, 9), (0, 5), (5, 9), (9, 12))
-    assert walk.marks == {2: FrameMark(9, ((0, 5),)), 3: FrameMark(9, ((5, 9),))}
-    assert not walk.is_late
-
-
-def test_walk_with_a_tail_sent_again_in_other_slices_marks_what_was_seen_of_each() -> None:
-    walk = walked((0, 5), (5, 9), (3, 12))
-    assert walk.marks == {2: FrameMark(9, ((3, 9),))}
-    assert not walk.is_late
-    assert (walk.marks[2].is_seen(9), walk.marks[2].is_seen(10)) == (True, False)
-
-
-def test_walk_with_a_frame_behind_a_later_one_is_late() -> None:
-    walk = walked((0, 5), (9, 12), (5, 9))
-    assert walk.is_late
-    assert walk.marks == {2: FrameMark(12, ())}
-
-
-def test_walk_with_a_late_frame_that_is_partly_seen_is_late() -> None:
-    walk = walked((0, 5), (9, 12), (3, 11))
-    assert walk.is_late
-    assert walk.marks == {2: FrameMark(12, ((3, 5), (9, 11)))}
-
-
-def test_walk_with_a_gap_is_not_late() -> None:
-    assert walked((0, 5), (9, 12)).marks == {}
 
 
 def test_walk_with_retention_begins_at_the_first_frame() -> None:
@@ -59,7 +32,7 @@ def test_walk_with_retention_begins_at_the_first_frame() -> None:
 
 def test_walk_with_a_falling_epoch_tells_it_of_new_rows_only() -> None:
     walk = walked((0, 5), (5, 9), (0, 5), (9, 12), epochs={1: 3, 3: 2})
-    assert walk.falls == [EpochFall(10, 2, 3)]
+    assert [(frame.first_id, frame.epoch, due) for frame, due in walk.falls] == [(10, 2, 3)]
 
 
 @given(
@@ -77,7 +50,7 @@ def test_walk_with_any_slices_in_any_order_knows_each_row_that_stood_before(
             continue
         pid = ids[at]
         highest = pid if highest is None else highest
-        walk.add(FrameHead(offset, pid, rows[0], rows[-1], len(rows), 1))
+        walk.add(record(offset, pid, rows[-1]))
         mark = walk.marks.get(offset, FrameMark(highest, ()))
         assert [mark.is_seen(row) for row in rows] == [row in before for row in rows]
         is_late |= any(row < highest and row not in before for row in rows)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chain_kernel.errors import InputError
-from chain_verifier.checks.topic_frames import ArrivedFrame, FrameHead, TopicFollower, TopicWalk
+from chain_verifier.checks.topic_frames import TopicFollower, TopicRecord, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
 
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def frame(pid: int, last_id: int, epoch: int = 1, batch_epoch: int = 1) -> ArrivedFrame:
-    head = FrameHead(0, pid, pid + 1, last_id, last_id - pid, epoch)
-    return ArrivedFrame(frame=head, is_heartbeat=False, batch_epoch=batch_epoch)
+def frame(pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
+    return TopicRecord(
+        offset=0, first_pid=pid, first_id=pid + 1, last_id=last_id, count=last_id - pid,
+        epoch=epoch, batch_epoch=1,
+    )  # fmt: skip
 
 
-def heartbeat(head: int) -> ArrivedFrame:
-    return ArrivedFrame(
-        frame=FrameHead(0, head, head, head, 0, 1), is_heartbeat=True, batch_epoch=None
+def heartbeat(head: int) -> TopicRecord:
+    return TopicRecord(
+        offset=0, first_pid=head, first_id=head, last_id=head, epoch=1, is_heartbeat=True
     )
 
 

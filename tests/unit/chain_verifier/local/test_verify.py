@@ -22,7 +22,6 @@ from chain_verifier.local.verify import FIRST_ONLY, verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.verification import CONTENT
 from tests.integration.chain_verifier.agreement import LINKS, require_first
-from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
     Row,
@@ -100,60 +99,6 @@ def test_local_with_random_faults_names_the_first(
         assert report.sources[0].notes == (FIRST_ONLY,)
 
 
-@pytest.mark.parametrize("kind", ["journal", "parquet"])
-def test_local_with_a_clean_chain_finds_nothing(request: pytest.FixtureRequest, kind: str) -> None:
-    for seed in range(20):
-        rows = chain_of(random.Random(seed), seed * 5)
-        source = written(request.getfixturevalue(kind), rows)
-        report = verified(source, head=head_of(rows))
-        assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(rows)), seed
-        expected = Verdict.CONTIGUOUS if rows else Verdict.UNPROVEN
-        assert verified(source).verdict is expected, seed
-
-
-def test_local_reads_parquet_as_other_writers_lay_it_out(
-    tmp_path: Path, parquet: ParquetSource
-) -> None:
-    """Spark accepts the same files: test_parquet.py has them for both."""
-    for name in OTHER_LAYOUTS:
-        folder = tmp_path / name
-        write_layout(name, folder, ROWS)
-        report = verified(ParquetSource(path=str(folder)), written(parquet, ROWS), head=HEAD)
-        assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS)), name
-        write_layout(name, folder, [*ROWS[:9], *ROWS[10:]])
-        report = verified(ParquetSource(path=str(folder)), head=HEAD)
-        assert report.counts == {"gap": 1}, name
-    (tmp_path / "folders" / "rest.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes())
-    with pytest.raises(InputError, match="not every file is in a folder chain_id=N"):
-        verified(ParquetSource(path=str(tmp_path / "folders")))
-
-
-def test_local_compares_two_sources_up_to_the_first_difference(
-    journal: JournalSource, parquet: ParquetSource
-) -> None:
-    """Whatever the order of either, and whether its own rows are a path or not."""
-    changed = Row(ROWS[8].id, ROWS[8].pid, "other", 5, ROWS[8].payload)
-    lacking, more = ROWS[30], Row(HEAD + 5, HEAD, "more")
-    differing = {"kind": Kind.DIFFERING, "columns": ("key", "event_time_ns")}
-    cases: tuple[tuple[list[Row], list[Row], dict[str, Any] | None], ...] = (
-        (ROWS, ROWS, None),
-        (ROWS, [*ROWS[:8], changed, *ROWS[9:]], differing | {"id": ROWS[8].id}),
-        (ROWS, [*ROWS[:8], changed, *ROWS[9:30], *ROWS[31:]], differing | {"id": ROWS[8].id}),
-        (ROWS, [*ROWS[:30], *ROWS[31:]], {"kind": Kind.LACKING, "id": lacking.id}),
-        ([*ROWS[:30], *ROWS[31:]], ROWS, {"kind": Kind.SURPLUS, "id": lacking.id}),
-        (ROWS, [*ROWS, ROWS[3]], {"kind": Kind.SURPLUS, "id": ROWS[3].id}),
-        (ROWS, [], {"kind": Kind.LACKING, "id": ROWS[0].id}),
-        (ROWS, [*ROWS, more], {"kind": Kind.SURPLUS, "id": more.id}),
-    )
-    for base, own, expected in cases:
-        shuffled = random.Random(len(own)).sample(base, len(base))
-        report = verified(written(parquet, shuffled), written(journal, own))
-        found = [one for one in report.findings if one.against]
-        names: dict[str, Any] = {"source": journal.name, "against": parquet.name}
-        assert found == ([] if expected is None else [Finding(**names | expected)])
-        assert report.comparisons[0].is_equal is (expected is None)
-
-
 def test_local_holds_few_rows_at_a_time(
     parquet: ParquetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,12 +116,6 @@ def test_local_holds_few_rows_at_a_time(
         tracemalloc.stop()
     assert [(one.kind, one.id) for one in report.findings] == [(Kind.DIFFERING, 1)]
     assert peak < len(rows) * 1_000 / 4
-
-
-def test_local_with_a_start_leaves_out_what_lies_before_it(parquet: ParquetSource) -> None:
-    damaged = [*ROWS[:3], *ROWS[5:]]
-    report = verified(written(parquet, damaged), head=HEAD, start=ROWS[20].id)
-    assert (report.verdict, report.sources[0].rows) == (Verdict.COMPLETE, len(ROWS) - 21)
 
 
 def test_local_with_a_source_that_breaks_off_is_no_verdict(

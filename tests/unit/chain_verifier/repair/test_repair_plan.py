@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -15,22 +15,26 @@ from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
 from chain_verifier.repair.survey import (
-    PIECES_MAX,
     BatchEnd,
-    Pieces,
+    Piece,
     Repair,
     Survey,
     SurveyedBatch,
+    add_piece,
     batch_piece,
 )
-from tests.builders.chains import CHAIN_ID, Chain, make_chain
+from tests.builders.chains import make_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from chain_kernel.seal import Batch
 
 SIZES = (3, 1, 4, 2, 5, 3, 2, 6)
+CHAIN = make_chain(SIZES, seed=5)
+TRUE = CHAIN.batches
+LAST = TRUE[-1]
+NO_SEAL = bytes(32)
 
 
 def rows_of(batch: Batch) -> list[Any]:
@@ -77,285 +81,221 @@ def sent(batch: Batch, after: timedelta = timedelta(milliseconds=5), **changed: 
     return offer_of(batch, committed_at=None, sent_at=cut, is_signed=True, **changed)
 
 
-def start_of(chain: Chain) -> BatchEnd:
-    return BatchEnd(id=0, seal=chain.genesis, epoch=0, committed_at=time_of(0))
-
-
-def survey_of(
-    chain: Chain,
-    batches: Iterable[SurveyedBatch],
-    head: Batch,
-    kept: dict[int, bytes] | None = None,
-) -> Survey:
-    survey = Survey(start_of(chain), kept or {})
-    for each in batches:
-        survey.take(each)
-    survey.end(head.last_id, head.seal)
-    return survey
-
-
-def matched(
-    chain: Chain, survey: Survey, head: Batch, offers: Iterable[Offer]
-) -> tuple[list[Repair], SourceMatching]:
-    place = BatchEnd(
-        id=head.last_id, seal=head.seal, epoch=head.epoch,
-        committed_at=time_of(head.committed_at_us * 1_000),
-    )  # fmt: skip
-    matching = SourceMatching(survey, place, chain.chain_id, "the source")
-    return list(matching.repairs(offers)), matching
-
-
 def lost(batch: Batch) -> SurveyedBatch:
     """The batch without its pages."""
     return replace(stored(batch), content=None)
 
 
-def ends(repairs: Sequence[Repair]) -> list[int]:
-    return [repair.entry.last_id for repair in repairs]
+def of(*numbers: int) -> list[SurveyedBatch]:
+    """All batches as they are stored, those of `numbers` without their pages."""
+    return [lost(one) if at in numbers else stored(one) for at, one in enumerate(TRUE)]
 
 
-@pytest.fixture
-def chain() -> Chain:
-    return make_chain(SIZES, seed=5)
+def without(*numbers: int) -> list[SurveyedBatch]:
+    """All batches but for the entries of `numbers`."""
+    return [stored(one) for at, one in enumerate(TRUE) if at not in numbers]
 
 
-def test_whole_chain_needs_nothing_and_takes_nothing(chain: Chain) -> None:
-    head = chain.batches[-1]
-    survey = survey_of(chain, map(stored, chain.batches), head)
-    repairs, matching = matched(chain, survey, head, map(offer_of, chain.batches))
-    assert (repairs, matching.left.listed, matching.head.id) == ([], [], head.last_id)
+def with_entry(number: int, **changed: Any) -> list[SurveyedBatch]:
+    """All batches, the entry of one changed; rows of another count are not those of an entry."""
+    batches = of()
+    held = None if "row_count" in changed else content(TRUE[number])
+    entry = replace(entry_of(TRUE[number]), **changed)
+    batches[number] = SurveyedBatch(entry=entry, content=held)
+    return batches
 
 
-def test_lost_rows_are_taken_in_any_order_and_whatever_else_is_offered(chain: Chain) -> None:
-    head = chain.batches[-1]
-    damaged = [chain.batches[at] for at in (0, 3, 4, 7)]
-    survey = survey_of(
-        chain, (lost(each) if each in damaged else stored(each) for each in chain.batches), head
-    )
-    offers = [offer_of(each) for each in chain.batches]
-    random.Random(1).shuffle(offers)
-    repairs, matching = matched(chain, survey, head, offers)
-    assert sorted(ends(repairs)) == [each.last_id for each in damaged]
-    assert {repair.what for repair in repairs} == {"rows"}
-    assert matching.left.listed == []
-    assert matching.written.rows == sum(each.row_count for each in damaged)
-
-
-def test_only_rows_that_give_the_seal_are_taken(chain: Chain) -> None:
-    head, damaged = chain.batches[-1], chain.batches[4]
-    survey = survey_of(
-        chain, (lost(each) if each is damaged else stored(each) for each in chain.batches), head
-    )
-    rows = rows_of(damaged)
-    wrong = [
-        [*rows[:2], (*rows[2][:4], b"other"), *rows[3:]],
-        rows[:-1],
-        [*rows, (rows[-1][0] + 1, rows[-1][0], "k", 0, b"")],
-        [rows[1], rows[0], *rows[2:]],
-    ]
-    for each in wrong:
-        repairs, matching = matched(chain, survey, head, [Offer(rows=each)])
-        assert repairs == []
-        (left,) = matching.left.listed
-        assert (left.after_id, left.until_id) == (damaged.pid, damaged.last_id)
-        assert left.why.startswith("the source")
-    repairs, matching = matched(
-        chain, survey, head, [*(Offer(rows=w) for w in wrong), Offer(rows=rows)]
-    )
-    assert ends(repairs) == [damaged.last_id]
-    assert matching.left.listed == []
-
-
-@pytest.mark.parametrize("as_source", [offer_of, sent])
-def test_missing_entries_are_taken_if_they_lead_to_the_next_stored_seal(
-    chain: Chain, as_source: Any
-) -> None:
-    head = chain.batches[-1]
-    gone = chain.batches[2:5]
-    survey = survey_of(chain, (stored(b) for b in chain.batches if b not in gone), head)
-    offers = [as_source(batch) for batch in chain.batches]
-    repairs, matching = matched(chain, survey, head, reversed(offers))
-    assert [repair.entry for repair in repairs] == [entry_of(batch) for batch in gone]
-    assert [repair.was for repair in repairs] == [None] * 3
-    assert matching.left.listed == []
-    # One of them is missing in the source, too: none of them is written.
-    repairs, matching = matched(chain, survey, head, [o for o in offers if o is not offers[3]])
-    assert repairs == []
-    (left,) = matching.left.listed
-    assert (left.after_id, left.until_id) == (gone[0].pid, chain.batches[5].last_id)
-
-
-def test_missing_entries_at_the_head_are_taken_if_they_lead_to_its_seal(chain: Chain) -> None:
-    head = chain.batches[-1]
-    survey = survey_of(chain, map(stored, chain.batches[:-2]), head)
-    repairs, matching = matched(chain, survey, head, map(sent, chain.batches))
-    assert ends(repairs) == [batch.last_id for batch in chain.batches[-2:]]
-    assert not any(repair.is_tail for repair in repairs)
-    other = replace(head, seal=bytes(32))
-    survey = survey_of(chain, map(stored, chain.batches[:-2]), other)
-    repairs, matching = matched(chain, survey, other, map(sent, chain.batches))
-    assert repairs == []
-    assert "do not lead to the seal" in matching.left.listed[0].why
-
-
-def test_commit_time_is_found_near_the_time_of_the_record_and_not_far_from_it(
-    chain: Chain,
-) -> None:
-    head, gone = chain.batches[-1], chain.batches[3]
-    survey = survey_of(chain, (stored(b) for b in chain.batches if b is not gone), head)
-    near = [timedelta(milliseconds=-900), timedelta(0), timedelta(milliseconds=1_500)]
-    for after in near:
-        repairs, _ = matched(chain, survey, head, [sent(gone, after)])
-        assert [repair.entry for repair in repairs] == [entry_of(gone)], after
-
-
-def test_changed_entry_is_replaced_by_that_of_the_source(chain: Chain) -> None:
-    head, changed = chain.batches[-1], chain.batches[3]
-    for field, value in (
-        ("committed_at", time_of((changed.committed_at_us + 1) * 1_000)), ("epoch", 7),
-        ("row_count", 9), ("seal", bytes(32)),
-    ):  # fmt: skip
-        entry = replace(entry_of(changed), **{field: value})
-        # Rows of another count are not those of the entry.
-        held = None if field == "row_count" else content(changed)
-        survey = survey_of(
-            chain,
-            (
-                SurveyedBatch(entry=entry, content=held) if batch is changed else stored(batch)
-                for batch in chain.batches
-            ),
-            head,
-        )
-        repairs, matching = matched(chain, survey, head, map(sent, chain.batches))
-        assert [(each.was, each.entry) for each in repairs] == [(entry, entry_of(changed))], field
-        assert matching.left.listed == []
-
-
-def test_wrong_seal_before_lost_rows_is_put_right_first(chain: Chain) -> None:
-    """Neither of the two batches alone shows what the seal between them was; the source does."""
-    head = chain.batches[-1]
-    wrong = replace(entry_of(chain.batches[3]), seal=bytes(32))
-    batches = [stored(batch) for batch in chain.batches]
-    batches[3] = SurveyedBatch(entry=wrong, content=None)
-    survey = survey_of(chain, batches, head)
-    repairs, matching = matched(chain, survey, head, map(offer_of, chain.batches))
-    assert ends(repairs) == [chain.batches[3].last_id], "what follows was whole all the time"
-    assert matching.left.listed == []
-
-
-def test_head_and_last_batch_contradict_each_other_and_the_source_decides(chain: Chain) -> None:
-    last = chain.batches[-1]
-    head = replace(last, seal=bytes(32))
-    survey = survey_of(chain, map(stored, chain.batches), head)
-    repairs, matching = matched(chain, survey, head, [offer_of(last)])
-    assert [(each.what, each.rows) for each in repairs] == [("head", None)]
-    assert (matching.head.id, matching.head.seal) == (last.last_id, last.seal)
-    repairs, matching = matched(chain, survey, head, [])
-    assert (repairs, matching.left.listed[0].until_id) == ([], last.last_id)
-
-    # Somebody has rewritten the last batch with its seal, and not the head.
-    other = sealed(
-        [replace(event, payload=b"other") for event in last.events], chain_id=chain.chain_id,
-        epoch=last.epoch, seal_before=last.seal_before, committed_at_us=last.committed_at_us,
+def plan(
+    batches: Iterable[SurveyedBatch],
+    offers: Iterable[Offer],
+    head: Batch = LAST,
+    kept: Mapping[int, bytes] | None = None,
+    epoch: int | None = None,
+) -> tuple[list[Repair], SourceMatching]:
+    start = BatchEnd(id=0, seal=CHAIN.genesis, epoch=0, committed_at=time_of(0))
+    survey = Survey(start, kept or {})
+    for each in batches:
+        survey.take(each)
+    survey.end(head.last_id, head.seal)
+    place = BatchEnd(
+        id=head.last_id, seal=head.seal, epoch=epoch or head.epoch,
+        committed_at=time_of(head.committed_at_us * 1_000),
     )  # fmt: skip
-    survey = survey_of(chain, map(stored, [*chain.batches[:-1], other]), last)
-    repairs, matching = matched(chain, survey, last, [sent(last)])
-    assert [(each.what, each.entry) for each in repairs] == [("entry", entry_of(last))]
-    assert (matching.head.seal, matching.left.listed) == (last.seal, [])
+    matching = SourceMatching(survey, place, CHAIN.chain_id, "the source")
+    return list(matching.repairs(offers)), matching
 
 
-def test_verified_seal_decides_where_entry_and_head_were_rewritten_together(chain: Chain) -> None:
-    last = chain.batches[-1]
-    head = replace(last, seal=bytes(32))
-    wrong = SurveyedBatch(entry=replace(entry_of(last), seal=bytes(32)), content=content(last))
-    kept = {last.last_id: last.seal}
-    survey = survey_of(chain, [*map(stored, chain.batches[:-1]), wrong], head, kept)
-    repairs, matching = matched(chain, survey, head, [])
-    assert [(each.what, each.entry) for each in repairs] == [("entry", entry_of(last))]
-    assert (matching.head.seal, matching.left.listed) == (last.seal, [])
+class Case(NamedTuple):
+    """What is stored, what a source offers, and what must come of it."""
+
+    stored: list[SurveyedBatch]
+    offers: list[Offer]
+    written: list[tuple[str, int]]
+    """What is done, and to which of the true batches; in any order."""
+    left: list[tuple[int, int, str]] = []  # noqa: RUF012 - never changed
+    """From which batch to which nothing is done, and what the reason has in it."""
+    head: Batch = LAST
+    kept: Mapping[int, bytes] = {}
+    epoch: int | None = None
 
 
-# --------------------------------------------------------------------------------- after the head
+ARCHIVE = [offer_of(batch) for batch in TRUE]
+TOPIC = [sent(batch) for batch in TRUE]
+FOUR = rows_of(TRUE[4])
+FALSE_ROWS = [
+    [*FOUR[:2], (*FOUR[2][:4], b"other"), *FOUR[3:]],
+    FOUR[:-1],
+    [*FOUR, (FOUR[-1][0] + 1, FOUR[-1][0], "k", 0, b"")],
+    [FOUR[1], FOUR[0], *FOUR[2:]],
+]
+REWRITTEN = sealed(
+    [replace(event, payload=b"other") for event in LAST.events], chain_id=CHAIN.chain_id,
+    epoch=LAST.epoch, seal_before=LAST.seal_before, committed_at_us=LAST.committed_at_us,
+)  # fmt: skip
+OTHER_HEAD = replace(LAST, seal=NO_SEAL)
+KEPT = {LAST.last_id: LAST.seal}
+TAIL = of()[:-3]
+"""Without the last three batches, as a restored backup is; `FIVE` is then the head."""
+FIVE = TRUE[4]
+TO_FIVE: dict[str, Any] = {"head": FIVE}
+TAILS = [("tail", 5), ("tail", 6), ("tail", 7)]
+
+CASES = {
+    "nothing wrong": Case(of(), ARCHIVE, []),
+    "a kept seal that fits": Case(of(), [], [], kept=KEPT),
+    "lost rows": Case(of(0, 3, 4, 7), ARCHIVE, [("rows", n) for n in (0, 3, 4, 7)]),
+    "lost rows that the source lacks": Case(
+        of(3), ARCHIVE[4:], [], [(3, 3, "the source does not have its rows")]
+    ),
+    **{
+        f"false rows {n}": Case(of(4), [Offer(rows=rows)], [], [(4, 4, "the source")])
+        for n, rows in enumerate(FALSE_ROWS)
+    },
+    "false rows and true ones": Case(
+        of(4), [Offer(rows=rows) for rows in [*FALSE_ROWS, FOUR]], [("rows", 4)]
+    ),
+    "lost entries, of an archive": Case(
+        without(2, 3, 4), ARCHIVE[::-1], [("entry", 2), ("entry", 3), ("entry", 4)]
+    ),
+    "lost entries, of a topic": Case(
+        without(2, 3, 4), TOPIC[::-1], [("entry", 2), ("entry", 3), ("entry", 4)]
+    ),
+    "lost entries, one lost in the source, too": Case(
+        without(2, 3, 4), [*TOPIC[:3], *TOPIC[4:]], [], [(2, 5, "has no batch after")]
+    ),
+    "lost entries at the head": Case(of()[:-2], TOPIC, [("entry", 6), ("entry", 7)]),
+    "lost entries that lead to another head": Case(
+        of()[:-2], TOPIC, [], [(6, 7, "do not lead to the seal")], OTHER_HEAD
+    ),
+    **{
+        f"a record of {ms} ms later": Case(
+            without(3), [sent(TRUE[3], timedelta(milliseconds=ms))], [("entry", 3)]
+        )
+        for ms in (-900, 0, 1_500)
+    },
+    **{
+        f"another {name}": Case(with_entry(3, **{name: value}), TOPIC, [("entry", 3)])
+        for name, value in (
+            ("committed_at", time_of((TRUE[3].committed_at_us + 1) * 1_000)),
+            ("epoch", 7), ("row_count", 9), ("seal", NO_SEAL),
+        )
+    },
+    "another seal, and a source that has rows alone": Case(
+        with_entry(3, seal=NO_SEAL),
+        [Offer(rows=rows_of(batch)) for batch in TRUE],
+        [],
+        [(3, 3, "does not have the seal of its rows"), (4, 4, "does not have the seal")],
+    ),
+    "another seal, and its rows lost": Case(
+        [*of()[:3], replace(with_entry(3, seal=NO_SEAL)[3], content=None), *of()[4:]],
+        ARCHIVE,
+        [("entry", 3)],
+    ),
+    "the head has another seal than the last batch": Case(
+        of(), ARCHIVE, [("head", 7)], head=OTHER_HEAD
+    ),
+    "the same, and nothing is offered": Case(
+        of(), [], [], [(7, 7, "not have its rows")], OTHER_HEAD
+    ),
+    "the last batch was rewritten, and the head was not": Case(
+        [*of()[:-1], stored(REWRITTEN)], TOPIC, [("entry", 7)]
+    ),
+    "both were rewritten, and a kept seal decides": Case(
+        with_entry(7, seal=NO_SEAL), ARCHIVE, [("entry", 7)], head=OTHER_HEAD, kept=KEPT
+    ),
+    "a kept seal that no batch has": Case(
+        of(), ARCHIVE, [], [(4, 4, "rewritten")], kept={TRUE[4].last_id: NO_SEAL}
+    ),
+    "a signed tail": Case(TAIL, TOPIC, TAILS, **TO_FIVE),
+    "a tail of which one was not signed": Case(
+        TAIL,
+        [TOPIC[5], replace(TOPIC[6], is_signed=False), TOPIC[7]],
+        TAILS[:1],
+        [(6, 7, "--expect-seal")],
+        **TO_FIVE,
+    ),
+    "a tail up to a kept seal": Case(
+        TAIL, ARCHIVE, TAILS[:2], [(7, 7, "--expect-seal")],
+        kept={TRUE[6].last_id: TRUE[6].seal}, **TO_FIVE,
+    ),
+    "a tail that leads to no kept seal": Case(
+        TAIL, ARCHIVE, [], [(5, 7, "--expect-seal"), (5, 6, "the chain ends before")],
+        kept={TRUE[6].last_id: NO_SEAL}, **TO_FIVE,
+    ),
+    "a tail with a batch that the source lacks": Case(
+        TAIL, [TOPIC[5], TOPIC[7]], TAILS[:1], [(6, 7, "has no batch after")], **TO_FIVE
+    ),
+    "a tail of a lower epoch": Case(
+        TAIL, TOPIC, [], [(5, 7, "has no batch after")], epoch=9, **TO_FIVE
+    ),
+    "a tail without the batch at the head": Case(
+        of()[:-3], [TOPIC[7]], [], [(5, 6, "has no batch after")], head=TRUE[6]
+    ),
+    "a tail with the batches up to the head": Case(
+        of()[:-3], TOPIC, [("entry", 5), ("entry", 6), ("tail", 7)], head=TRUE[6]
+    ),
+}  # fmt: skip
 
 
-def grown(chain: Chain, count: int = 3) -> tuple[Survey, Batch, list[Batch]]:
-    head = chain.batches[-1 - count]
-    survey = survey_of(chain, map(stored, chain.batches[:-count]), head)
-    return survey, head, chain.batches[-count:]
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_a_seal_proves_is_written_and_the_rest_is_named(name: str) -> None:
+    case = CASES[name]
+    repairs, matching = plan(case.stored, case.offers, case.head, case.kept, case.epoch)
+    numbers = {batch.last_id: at for at, batch in enumerate(TRUE)}
+    found = [(each.what, numbers[each.entry.last_id]) for each in repairs]
+    assert sorted(found) == sorted(case.written)
+    for repair in repairs:
+        assert repair.entry == entry_of(TRUE[numbers[repair.entry.last_id]])
+        assert repair.rows in (None, rows_of(TRUE[numbers[repair.entry.last_id]]))
+    left = [(piece.after_id, piece.until_id) for piece in matching.left]
+    expected = [
+        (TRUE[first].pid if why != "rewritten" else TRUE[last].last_id, TRUE[last].last_id)
+        for first, last, why in case.left
+    ]
+    assert left == expected
+    assert all(why in one.why for one, (*_, why) in zip(matching.left, case.left, strict=True))
 
 
-def test_tail_is_taken_while_known_leaders_have_signed_it(chain: Chain) -> None:
-    survey, head, tail = grown(chain)
-    repairs, matching = matched(chain, survey, head, map(sent, chain.batches))
-    assert [repair.entry for repair in repairs] == [entry_of(batch) for batch in tail]
-    assert all(repair.is_tail for repair in repairs)
-    assert matching.head.id == tail[-1].last_id
-    offers = [sent(tail[0]), replace(sent(tail[1]), is_signed=False), sent(tail[2])]
-    repairs, matching = matched(chain, survey, head, offers)
-    assert (ends(repairs), matching.head.id) == ([tail[0].last_id], tail[0].last_id)
-    (left,) = matching.left.listed
-    assert (left.after_id, left.until_id) == (tail[0].last_id, tail[2].last_id)
-    assert "--expect-seal" in left.why
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_rows_and_entries_anywhere_come_back_from_a_whole_source(seed: int) -> None:
+    rng = random.Random(seed)
+    offers = rng.choice((ARCHIVE, TOPIC))
+    rows = rng.sample(range(len(TRUE)), rng.randint(0, 4))
+    entries = rng.sample(range(len(TRUE)), rng.randint(0, 4))
+    batches = [one for at, one in enumerate(of(*rows)) if at not in entries]
+    repairs, matching = plan(batches, rng.sample(offers, len(offers)))
+    assert matching.left == []
+    whole = {each.last_id: entry_of(each) for each in TRUE}
+    assert {each.entry.last_id: each.entry for each in repairs}.items() <= whole.items()
+    damaged = {TRUE[at].last_id for at in (*rows, *entries)}
+    assert {each.entry.last_id for each in repairs} == damaged
+    assert (matching.head.id, matching.head.seal) == (LAST.last_id, LAST.seal)
 
 
-def test_tail_that_nobody_signed_is_taken_up_to_a_kept_seal(chain: Chain) -> None:
-    _, head, tail = grown(chain)
-    kept = {tail[1].last_id: tail[1].seal}
-    survey = survey_of(chain, map(stored, chain.batches[:-3]), head, kept)
-    repairs, matching = matched(chain, survey, head, map(offer_of, chain.batches))
-    assert (ends(repairs), matching.head.id) == (
-        [tail[0].last_id, tail[1].last_id],
-        tail[1].last_id,
-    )
-    survey = survey_of(chain, map(stored, chain.batches[:-3]), head, {tail[1].last_id: bytes(32)})
-    repairs, matching = matched(chain, survey, head, map(offer_of, chain.batches))
-    assert repairs == []
-    assert [left.why for left in matching.left.listed][-1].startswith("the chain ends before")
-
-
-def test_tail_ends_where_the_source_lacks_a_batch_or_an_epoch_falls(chain: Chain) -> None:
-    survey, head, tail = grown(chain)
-    repairs, matching = matched(chain, survey, head, [sent(tail[0]), sent(tail[2])])
-    assert ends(repairs) == [tail[0].last_id]
-    assert "has no batch after" in matching.left.listed[0].why
-    place = BatchEnd(id=head.last_id, seal=head.seal, epoch=9, committed_at=time_of(0))
-    matching = SourceMatching(survey, place, CHAIN_ID, "the source")
-    assert list(matching.repairs(map(sent, tail))) == []
-
-
-def test_tail_is_not_taken_without_the_batch_at_the_head(chain: Chain) -> None:
-    head = chain.batches[-2]
-    survey = survey_of(chain, map(stored, chain.batches[:-3]), head)
-    repairs, _ = matched(chain, survey, head, [sent(chain.batches[-1])])
-    assert repairs == []
-    repairs, _ = matched(chain, survey, head, map(sent, chain.batches[-3:]))
-    assert [repair.what for repair in repairs] == ["entry", "entry", "tail"]
-
-
-# --------------------------------------------------------------------------------------- kept seals
-
-
-def test_kept_seal_that_no_batch_has_is_left(chain: Chain) -> None:
-    head, other = chain.batches[-1], chain.batches[4]
-    survey = survey_of(chain, map(stored, chain.batches), head, {other.last_id: bytes(32)})
-    _, matching = matched(chain, survey, head, map(offer_of, chain.batches))
-    (left,) = matching.left.listed
-    assert (left.until_id, "rewritten" in left.why) == (other.last_id, True)
-    survey = survey_of(chain, map(stored, chain.batches), head, {other.last_id: other.seal})
-    assert matched(chain, survey, head, [])[1].left.listed == []
-
-
-# ------------------------------------------------------------------------------------------- pieces
-
-
-def test_neighbours_are_one_piece_and_long_lists_are_counted(chain: Chain) -> None:
-    pieces = Pieces()
-    for batch in chain.batches[:3]:
-        pieces.add(batch_piece("rows", entry_of(batch)))
-    pieces.add(batch_piece("left", entry_of(chain.batches[3]), "why"))
-    assert [(each.what, each.batches) for each in pieces.listed] == [("rows", 3), ("left", 1)]
-    assert pieces.listed[0].rows == sum(SIZES[:3])
-    for _ in range(PIECES_MAX):
-        pieces.add(batch_piece("rows", entry_of(chain.batches[0])))
-    assert len(pieces.listed) == PIECES_MAX
-    assert pieces.count == PIECES_MAX + 2
+def test_neighbours_are_one_piece() -> None:
+    pieces: list[Piece] = []
+    for batch in TRUE[:3]:
+        add_piece(pieces, batch_piece("rows", entry_of(batch)))
+    add_piece(pieces, batch_piece("left", entry_of(TRUE[3]), "why"))
+    assert [(each.what, each.batches) for each in pieces] == [("rows", 3), ("left", 1)]
+    assert pieces[0].rows == sum(SIZES[:3])

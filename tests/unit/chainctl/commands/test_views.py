@@ -1,89 +1,45 @@
-"""What the command line makes of rows and options: states, spans, sizes, a place in a journal."""
+"""What the command line makes of rows and options: states, spans, sizes."""
 
 from __future__ import annotations
-
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
-from chain_kernel.errors import SettingError
-from chain_kernel.model import Event
-from chainctl.commands.chain.journal import encode_rows
 from chainctl.commands.doctor import look_at_replication
-from chainctl.commands.receivers import LagBounds
-from chainctl.commands.records import find_in_journal
+from chainctl.commands.receivers import too_far
 from chainctl.units import Size, Span, shown_age, shown_span
-from chainctl.views import ReceiverLine, leader_life, leader_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from chainctl.views import ReceiverLine
 
 
 @pytest.mark.parametrize(
-    ("changes", "state"),
+    ("kind", "text", "value"),
     [
-        ({}, "leads"),
-        ({"step_down": True}, "steps down"),
-        ({"beat_age_seconds": 5.1}, "silent"),
-        ({"beat_age_seconds": 5.1, "step_down": True}, "silent"),
-        ({"beat_age_seconds": None}, "silent"),
-        ({"released": True, "beat_age_seconds": 100.0}, "handed over"),
-        ({"epoch": 0, "released": True}, "never led"),
+        (Span(), "90", 90), (Span(), "500ms", 0.5), (Span(), "1.5h", 5_400),
+        (Span(), "2d", 172_800), (Span(unit="h"), "72", 259_200), (Span(unit="h"), "3d", 259_200),
+        (Span(may_be_zero=True), "0", 0), (Size(), "1000", 1_000), (Size(), "1.5gb", 1.5e9),
+        (Size(), "7 B", 7),
+    ],
+)  # fmt: skip
+def test_span_and_size_have_a_unit(kind: click.ParamType, text: str, value: float) -> None:  # type: ignore[type-arg]
+    assert kind.convert(text, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "told"),
+    [
+        (Span(), ("", "0", "-1", "1w", "nan", "inf", "1e9", "5 m", "999999d"), "a time span such"),
+        (Span(366 * 86_400, unit="h"), ("367d",), "up to 366d"),
+        (Size(), ("", "0", "5XB", "-1GB", "1GiB"), "a size such as"),
     ],
 )
-def test_leader_is_silent_once_its_beat_is_older_than_its_lease(
-    changes: dict[str, Any], state: str
+def test_bad_span_or_size_is_refused(
+    kind: click.ParamType,  # type: ignore[type-arg]
+    texts: tuple[str, ...],
+    told: str,
 ) -> None:
-    chain = {
-        "epoch": 3, "released": False, "step_down": False, "beat_age_seconds": 0.4,
-        "lease_seconds": 5.0,
-    }  # fmt: skip
-    assert leader_state({**chain, **changes}) == state
-
-
-@pytest.mark.parametrize(
-    ("changes", "life"),
-    [
-        ({}, "leads since 2026-07-01T09:00:00.000000Z, last beat 0.4 s ago"),
-        (
-            {"step_down": True, "leader_since": None},
-            "leads, last beat 0.4 s ago, asked to step down",
-        ),
-        ({"beat_age_seconds": 12.04}, "silent for 12.0 s"),
-        ({"beat_age_seconds": None}, "silent"),
-        ({"released": True}, "handed over"),
-        ({"epoch": 0}, "never led"),
-    ],
-)
-def test_life_of_a_leader_is_said_in_words(changes: dict[str, Any], life: str) -> None:
-    chain = {
-        "epoch": 3, "released": False, "step_down": False, "beat_age_seconds": 0.4,
-        "lease_seconds": 5.0, "leader_since": datetime(2026, 7, 1, 9, tzinfo=UTC),
-    }  # fmt: skip
-    assert leader_life({**chain, **changes}) == life
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("500ms", 0.5), ("5m", 300), ("1.5h", 5_400), ("2d", 172_800)],
-)
-def test_span_has_a_unit(text: str, seconds: float) -> None:
-    assert Span().convert(text, None, None) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1w", "nan", "inf", "1e9", "5 m", "999999d"])
-def test_bad_span_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no time span such as"):
-        Span().convert(text, None, None)
-
-
-def test_span_of_an_option_in_hours_is_in_hours_without_a_unit_and_ends_at_its_bound() -> None:
-    hours = Span(366 * 86_400, unit="h")
-    assert hours.convert("72", None, None) == hours.convert("3d", None, None) == 3 * 86_400
-    with pytest.raises(click.BadParameter, match="up to 366d"):
-        hours.convert("367d", None, None)
+    for text in texts:
+        with pytest.raises(click.BadParameter, match=told):
+            kind.convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -94,63 +50,23 @@ def test_span_is_shown_in_the_largest_unit_that_fits(seconds: float, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1000", 1_000), ("5KB", 5_000), ("1.5gb", 1_500_000_000), ("7 B", 7)]
-)
-def test_size_has_a_unit(text: str, size: int) -> None:
-    assert Size().convert(text, None, None) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "5XB", "-1GB", "1GiB"])
-def test_bad_size_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no size such as"):
-        Size().convert(text, None, None)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "halted", "why"),
+    ("seconds", "rows", "halted", "why"),
     [
-        (LagBounds(seconds=10), "", None),
-        (LagBounds(seconds=9.9), "", "is 10.0 s behind, above 9.9"),
-        (LagBounds(rows=99), "", "is 100 rows behind, above 99"),
-        (LagBounds(rows=100), "ForkFound at 7", "has halted: ForkFound at 7"),
+        (10, None, "", None),
+        (9.9, None, "", "is 10.0 s behind, above 9.9"),
+        (None, 99, "", "is 100 rows behind, above 99"),
+        (None, 100, "ForkFound at 7", "has halted: ForkFound at 7"),
     ],
 )
 def test_receiver_is_outside_its_bounds_when_late_or_halted(
-    bounds: LagBounds, halted: str, why: str | None
+    seconds: float | None, rows: int | None, halted: str, why: str | None
 ) -> None:
     line = ReceiverLine(
         chain=1, receiver="m", checkpoint="stored", head_delivered=1, behind_ids=100,
         behind_rows=100, behind_seconds=10.0, updated="", agrees="yes", halted=halted,
         halt_detail="",
     )  # fmt: skip
-    assert bounds.broken_by(line) == why
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
-def test_every_row_of_a_journal_is_found_by_halves_and_no_other(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "j.jsonl"
-    events = [
-        Event(10 * n, 10 * (n - 1), "k" * (n % 7), 0, b"x" * (n * 13 % 97))
-        for n in range(1, count + 1)
-    ]
-    lines = [encode_rows(1, [event], "base64") for event in events]
-    path.write_bytes(b"".join(lines) + b'{"chain_id":1,"id":99999,"pi')  # torn
-    for index, event in enumerate(events):
-        found = find_in_journal(path, event.id)
-        assert found is not None
-        assert (found["at_byte"], found["pid"]) == (sum(map(len, lines[:index])), event.pid)
-        assert find_in_journal(path, event.id + 1) is None
-    assert find_in_journal(path, 5) is None
-    assert find_in_journal(path, 99_999) is None
-
-
-def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("hello\n" * 10)
-    with pytest.raises(SettingError, match="--journal"):
-        find_in_journal(path, 5)
-    with pytest.raises(SettingError, match="a file to read"):
-        find_in_journal(tmp_path / "none", 5)
+    assert too_far(line, seconds, rows) == why
 
 
 class OneRow:

@@ -23,7 +23,6 @@ class CountingReader:
 
     def __init__(self) -> None:
         self.reads = 0
-        self.expired = 0
         self.is_away = False
 
     async def read(self) -> Overview:
@@ -31,9 +30,6 @@ class CountingReader:
         if self.is_away:
             raise RetryError("the server has gone")
         return Overview(read_at=f"look {self.reads}", database_id="d")
-
-    def expire(self) -> None:
-        self.expired += 1
 
 
 @asynccontextmanager
@@ -150,20 +146,6 @@ def test_oldest_of_too_many_streams_ends_for_a_new_one_and_the_state_is_read() -
             for stream in streams:
                 await stream.aclose()
             assert feed.viewers == 0
-
-    run(main())
-
-
-def test_act_is_seen_at_once() -> None:
-    async def main() -> None:
-        reader = CountingReader()
-        async with running(reader) as feed, aclosing(feed.stream()) as events:
-            await anext(events)
-            began = virtual_clock().time()
-            feed.hurry()
-            await anext(events)
-            assert virtual_clock().time() - began < REFRESH_SECONDS
-            assert reader.expired == 1
 
     run(main())
 

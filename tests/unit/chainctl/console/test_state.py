@@ -12,14 +12,10 @@ from msgspec.structs import replace
 
 from chainctl.console.state import (
     Document,
-    InboxLine,
-    LetterLine,
     Look,
-    MessageAct,
     OutboxLine,
     Overview,
     ReportFile,
-    StuckDelivery,
     VerifiedLine,
     blocking,
     changes,
@@ -27,15 +23,16 @@ from chainctl.console.state import (
     notices,
 )
 from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
+from outbox.acts import InboxCount
 
 CHAIN = ChainLine(
     chain=7, epoch=3, leader="seq-a", leader_state="leads", leader_since="2026-11-24T08:00:00.0Z",
     last_beat_seconds=0.4, lease_seconds=5.0, head_persisted=500, head_published=500,
     unpublished_ids=0, unpublished_seconds=0.0, last_commit=None, topic="orderchain.7",
-    leader_life="leads", backend=None, unpublished_rows=0, published="everything",
+    backend=None, unpublished_rows=0,
     partition_ids=10_000_000, created="2026-11-24T07:00:00.0Z",
 )  # fmt: skip
-WAITING = replace(CHAIN, unpublished_ids=1, unpublished_seconds=61.0)
+WAITING = replace(CHAIN, unpublished_ids=1, unpublished_rows=1, unpublished_seconds=61.0)
 RECEIVER = ReceiverLine(
     chain=7, receiver="matching", checkpoint="stored", head_delivered=500, behind_ids=0,
     behind_rows=0, behind_seconds=0.0, updated="2026-11-24T08:00:00.0Z", agrees="yes", halted="",
@@ -59,7 +56,7 @@ COUNT = OutboxLine(
     trouble=None,
 )
 REPORT = ReportFile(title="Chain 7: broken", written="2026-11-24T07:00:00.0Z", is_clean=True)
-INBOX = InboxLine(consumer="books", parked=2, dead=0)
+INBOX = InboxCount("books", 2, 0)
 WELL = Overview(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
     gaps=(GAP,), outbox=(COUNT,), inboxes=(INBOX,), verified=(VERIFIED,), report=REPORT,
@@ -96,9 +93,9 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
     ("part", "line", "level", "words"),
     [
         ("chains", replace(CHAIN, leader_state="silent"), "bad", "leader seq-a is silent"),
-        ("chains", WAITING, "warn", "wait for the broker"),
+        ("chains", WAITING, "warn", "1 row waits for the broker"),
         ("chains", replace(WAITING, leader_state="silent"), "bad", "leader seq-a is silent"),
-        ("chains", replace(WAITING, leader_state="handed over"), "warn", "nobody leads"),
+        ("chains", replace(WAITING, leader_state="handed over"), "warn", "waits for a leader"),
         ("receivers", replace(RECEIVER, halted="ForkFound at 7"), "bad", "halted (ForkFound at 7)"),
         ("receivers", replace(RECEIVER, agrees="no such batch"), "bad", "contradicts"),
         ("receivers", replace(RECEIVER, behind_ids=1, behind_seconds=99.0), "warn", "too far"),
@@ -118,7 +115,7 @@ def test_what_needs_a_person_is_named_once_with_its_place(
     part: str, line: Any, level: str, words: str
 ) -> None:
     (notice,) = notices(replace(WELL, **{part: (line,)}))
-    assert (notice.section, notice.level) == ("letters" if part == "inboxes" else part, level)
+    assert (notice.section, notice.level) == (part, level)
     assert words in notice.text
     assert notice.chain == (None if part in ("outbox", "inboxes") else 7)
 
@@ -186,31 +183,16 @@ def test_looks_that_lie_too_far_apart_show_no_pace(at: float) -> None:
 
 
 def test_document_holds_every_part_of_a_snapshot() -> None:
-    stuck = StuckDelivery(
-        message_id="m1", consumer="c", destination="clearing", tries=3, last_error="why"
-    )
-    letter = LetterLine(
-        message_id="m2", consumer="books", destination="clearing", topic="t", key=None, failures=4,
-        reason="tries used up", last_error="why", dead_at="2026-11-24T07:30:00.0Z",
-    )  # fmt: skip
-    on_message = MessageAct(
-        of="delivery", act_id=3, act="retry", message_id="m1", consumer="c", actor="eve",
-        reason="it is there now", acted_at="2026-11-24T07:31:00.0Z",
-    )  # fmt: skip
     act = ActLine(
         act_id=12, chain=7, receiver=None, act="takeover", actor="eve", reason="it hangs",
         detail="epoch 3", login="eve", acted_at="2026-11-24T07:30:00.0Z",
     )  # fmt: skip
-    snapshot = replace(
-        WELL, stuck=(stuck,), letters=(letter,), acts=(act,), message_acts=(on_message,),
-        absent={"outbox": "none"}, report=REPORT,
-    )  # fmt: skip
+    snapshot = replace(WELL, acts=(act,), absent={"outbox": "none"})
     found = document(snapshot)
     assert {name: list(rows) for name, rows in found.items()} == {
         "chains": ["7"], "receivers": ["7/matching"], "gaps": ["7/matching/400"], "acts": ["12"],
-        "outbox": ["clearing/confirmed"], "stuck": ["m1/c"],
-        "inboxes": ["books"], "letters": ["m2/books"], "verified": ["7"], "report": ["last"],
-        "message_acts": ["delivery/3"], "absent": ["outbox"], "notices": [], "about": ["database"],
+        "outbox": ["clearing/confirmed"], "inboxes": ["books"], "verified": ["7"],
+        "report": ["last"], "absent": ["outbox"], "notices": [], "about": ["database"],
     }  # fmt: skip
     assert found["receivers"]["7/matching"]["state"] == "keeps up"
     assert found["absent"]["outbox"]["why"] == "none"

@@ -17,11 +17,6 @@ def config(**settings: object) -> ConsumerConfig:
     return msgspec.convert(GIVEN | settings, ConsumerConfig)
 
 
-def test_four_settings_are_enough() -> None:
-    made = config()
-    assert (made.at_once, made.idempotent, made.retries.tries_max) == (1, False, 16)
-
-
 def test_no_password_is_shown() -> None:
     assert "secret" not in repr(config())
     filtering = RedisFilterConfig(url="redis://anna:secret@redis:6379/0", consumer="clearing")

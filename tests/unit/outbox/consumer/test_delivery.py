@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from chain_kernel.errors import SettingError
-from outbox.consumer.delivery import Delivery, TrustedSenders, read_delivery
+from outbox.consumer.config import TrustedSenders
+from outbox.consumer.delivery import Delivery, read_delivery
 from outbox.consumer.inbox import storable_error
 from outbox.destination import Destination
 from outbox.errors import BadRecord
@@ -39,20 +39,6 @@ class Record:
         vars(self).update(changed)
 
 
-def test_delivery_holds_what_the_record_says() -> None:
-    record = Record()
-    read = read_delivered(record)
-    assert (read.message_id, read.oldest_unfinished) == (record.message_id, record.oldest)
-    assert (read.destination, read.confirm_topic) == ("clearing", "trades.confirms")
-    assert (read.key, read.payload, read.headers) == ("anna", b"note", {"trace": b"a b"})
-    assert (read.place, read.offset, read.received_at) == (("trades", 2), 40, NOW)
-    assert read.size == len(b"anna") + len(b"note")
-
-
-def test_record_without_a_value_has_an_empty_payload() -> None:
-    assert read_delivered(Record(value=None)).payload == b""
-
-
 def test_messages_of_one_key_share_a_lane_and_others_have_their_own() -> None:
     first, second = read_delivered(Record()), read_delivered(Record())
     assert first.queue_key == second.queue_key
@@ -69,14 +55,6 @@ def test_key_that_is_no_text_is_shown_all_the_same() -> None:
 def test_record_that_is_no_message_is_refused(headers: tuple[tuple[str, bytes], ...]) -> None:
     with pytest.raises(BadRecord, match="headers"):
         read_delivered(Record(headers=headers))
-
-
-def test_delivery_of_a_handler_has_no_block_of_its_own() -> None:
-    read = read_delivered(Record())
-    with pytest.raises(SettingError, match="async for"):
-        read.transaction()
-    with pytest.raises(SettingError, match="async for"):
-        read.attempt()
 
 
 def test_error_text_is_kept_short_and_without_what_a_database_refuses() -> None:

@@ -22,14 +22,6 @@ async def test_memory_filter_forgets_the_oldest_and_stays_bounded() -> None:
     assert len(memory) <= 100
 
 
-async def test_memory_filter_with_done_and_a_clear_behind_it_stays_done() -> None:
-    memory = MemoryFilter()
-    await memory.see(ids(0, 1))
-    await memory.done(ids(0, 1))
-    await memory.clear(ids(0, 1))
-    assert await memory.see(ids(0, 1)) == [Seen.DONE]
-
-
 def test_memory_filter_of_one_id_is_refused() -> None:
     with pytest.raises(SettingError, match="ids_max"):
         MemoryFilter(ids_max=1)

@@ -24,27 +24,6 @@ from outbox.consumer.in_hand import (
 PLACE = ("trades", 0)
 
 
-def test_smallest_unfinished_where_compaction_left_offsets_out_passes_them() -> None:
-    held = PartitionProgress(0)
-    for offset in (5, 9, 40):
-        assert held.receive(offset)
-    assert held.smallest_unfinished == 5
-    held.finish(9)
-    held.finish(5)
-    assert held.smallest_unfinished == 40
-    held.finish(40)
-    assert held.smallest_unfinished == 41
-    assert not held.receive(40)
-
-
-def test_an_offset_below_those_received_is_not_new() -> None:
-    held = PartitionProgress(7)
-    assert not held.receive(6)
-    assert held.receive(7)
-    assert not held.receive(7)
-    assert held.unfinished == 1
-
-
 def test_finish_of_a_partition_that_came_back_counts_only_what_was_received_again() -> None:
     progress = ConsumeProgress()
     progress.assign(PLACE, 3)
@@ -185,42 +164,6 @@ class Item:
 
 def items(*keys: str) -> list[Item]:
     return [Item(key, number) for number, key in enumerate(keys)]
-
-
-def test_take_with_one_of_the_key_worked_on_gives_others_only() -> None:
-    a0, a1, b2, a3 = items("a", "a", "b", "a")
-    queues: KeyQueues[Item] = KeyQueues()
-    queues.add([a0, a1, b2, a3])
-    assert queues.take(1) == [a0]
-    assert queues.take(5) == [b2]
-    assert queues.held == 4
-    queues.release([a0])
-    assert queues.take(5) == [a1, a3]
-    assert queues.held == 3
-
-
-def test_take_of_many_gives_those_of_one_key_together_in_order() -> None:
-    given_items = items("a", "b", "a", "a")
-    queues: KeyQueues[Item] = KeyQueues()
-    queues.add(given_items)
-    assert queues.take(3) == given_items[:3]
-    assert queues.take(3) == []
-    queues.release(given_items[:2])
-    assert queues.take(3) == []  # one of the key is still worked on
-    queues.release([given_items[2]])
-    assert queues.take(3) == [given_items[3]]
-
-
-def test_put_back_makes_items_the_next_of_their_keys_in_their_order() -> None:
-    given_items = items("a", "b", "a", "b", "a")
-    queues: KeyQueues[Item] = KeyQueues()
-    queues.add(given_items)
-    taken = queues.take(4)
-    queues.put_back(taken)
-    again = queues.take(9)
-    assert [item.number for item in again if item.key == "a"] == [0, 2, 4]
-    assert [item.number for item in again if item.key == "b"] == [1, 3]
-    assert queues.held == 5
 
 
 def test_put_back_keeps_the_order_between_keys() -> None:

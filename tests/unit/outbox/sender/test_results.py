@@ -75,8 +75,6 @@ class Store:
 
     async def postpone(self, retries: object) -> None: ...
 
-    async def hear_of(self, heard: object) -> None: ...
-
     async def save_progress(self, progress: Mapping[Any, int]) -> None:
         if self.is_away:
             self.is_away = False

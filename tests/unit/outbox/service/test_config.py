@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chain_kernel.errors import SettingError
-from outbox.service.config import (
-    Client,
-    Clients,
-    Room,
-    draw_token,
-    hash_token,
-    read_clients,
-)
+from outbox.service.config import Client, Clients, draw_token, hash_token, read_clients
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,17 +104,3 @@ def test_file_of_clients_that_others_may_read_is_refused(tmp_path: Path, mode: i
     assert HASH not in str(caught.value)
     path.chmod(0o640)
     assert read_clients(path).by_name("payments") is not None, "its group may read it"
-
-
-def test_one_client_can_not_take_the_room_of_others() -> None:
-    room = Room(10, 4)
-    room.take("greedy", 4)
-    assert not room.has_client_room("greedy", 1)
-    assert room.has_client_room("other", 4)
-    room.take("other", 4)
-    room.take("third", 2)
-    assert not room.has_room(1)
-    room.give_back("greedy", 4)
-    assert room.has_room(4)
-    assert room.has_client_room("greedy", 4)
-    assert room.total == 6

@@ -2,22 +2,18 @@ from __future__ import annotations
 
 import gzip
 import lzma
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import zstandard
 
 from chain_kernel.errors import InputError
+from sequencer import Order
 from sequencer.intake.file import FileOptions, OrderFile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sequencer import Order
-
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda content: content,
     ".gz": gzip.compress,
     ".xz": lambda content: lzma.compress(content, preset=0),
     ".zst": zstandard.compress,
@@ -31,10 +27,10 @@ class Write(Protocol):
 
 
 class ReadAll(Protocol):
-    """Reads a file to its end, or to its fault: the orders before it, and the fault."""
+    """Writes a file and reads it to its end, or to its fault: the orders before it, and that."""
 
     def __call__(
-        self, path: Path, limit: int = 1_000, **options: Any
+        self, name: str, content: str | bytes | None, limit: int = 1_000, **options: Any
     ) -> tuple[list[Order], InputError | None]: ...
 
 
@@ -43,17 +39,18 @@ def write(tmp_path: Path) -> Write:
     def write_file(name: str, content: str | bytes) -> Path:
         path = tmp_path / name
         data = content.encode() if isinstance(content, str) else content
-        path.write_bytes(COMPRESSORS.get(path.suffix, COMPRESSORS[""])(data))
+        path.write_bytes(COMPRESSORS.get(path.suffix, bytes)(data))
         return path
 
     return write_file
 
 
 @pytest.fixture
-def read_all() -> ReadAll:
-    def read(
-        path: Path, limit: int = 1_000, **options: Any
+def read(write: Write, tmp_path: Path) -> ReadAll:
+    def read_all(
+        name: str, content: str | bytes | None, limit: int = 1_000, **options: Any
     ) -> tuple[list[Order], InputError | None]:
+        path = tmp_path / name if content is None else write(name, content)
         orders: list[Order] = []
         try:
             with OrderFile(path, FileOptions(**options)) as intake:
@@ -65,4 +62,4 @@ def read_all() -> ReadAll:
             return orders, error
         return orders, None
 
-    return read
+    return read_all

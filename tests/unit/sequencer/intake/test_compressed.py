@@ -1,23 +1,17 @@
 from __future__ import annotations
 
-import gzip
 import io
 import lzma
 import os
 import random
 import zlib
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-import zstandard
 
 from chain_kernel.errors import InputError
 from sequencer.intake.compressed import ROW_BYTES_MAX, FileStream, content_name
-
-if TYPE_CHECKING:
-    from tests.unit.sequencer.intake.conftest import Write
+from tests.unit.sequencer.intake.conftest import Write
 
 SUFFIXES = [".gz", ".xz", ".zst"]
 
@@ -35,9 +29,7 @@ def text() -> bytes:
 
 
 @pytest.mark.parametrize("suffix", ["", *SUFFIXES])
-def test_stream_of_any_compression_yields_the_content(
-    write: Write, text: bytes, suffix: str
-) -> None:
+def test_any_compression_yields_the_content(write: Write, text: bytes, suffix: str) -> None:
     path = write(f"orders.csv{suffix}", text)
     with FileStream(path) as stream:
         assert stream.readall() == text
@@ -60,29 +52,6 @@ def test_stream_of_a_pipe_is_read_as_a_file_of_its_name(write: Write, suffix: st
         os.fstat(reading)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "compress"),
-    [
-        (".gz", gzip.compress),
-        (".xz", partial(lzma.compress, preset=0)),
-        (".zst", zstandard.compress),
-    ],
-)
-def test_stream_of_several_compressed_parts_yields_all_of_them(
-    tmp_path: Path, text: bytes, suffix: str, compress: object
-) -> None:
-    path = tmp_path / f"orders.csv{suffix}"
-    parts = (text[:1000], b"", text[1000:])
-    path.write_bytes(b"".join(compress(part) for part in parts))  # type: ignore[operator]
-    assert content_of(path) == text
-
-
-def test_stream_of_gzip_with_zeros_behind_it_skips_them(tmp_path: Path) -> None:
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"a\n") + bytes(512))
-    assert content_of(path) == b"a\n"
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_stream_that_is_cut_off_anywhere_is_refused(write: Write, text: bytes, suffix: str) -> None:
     path = write(f"orders.csv{suffix}", text[:20_000])
@@ -95,23 +64,10 @@ def test_stream_that_is_cut_off_anywhere_is_refused(write: Write, text: bytes, s
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("content", [b"seq,price\n1,2\n", b"\x00" * 4096, b"PK\x03\x04" * 99])
-def test_stream_that_is_not_what_its_name_says_is_refused(
-    tmp_path: Path, suffix: str, content: bytes
-) -> None:
+def test_stream_unlike_its_name_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"orders.csv{suffix}"
     path.write_bytes(content)
     with pytest.raises(InputError, match="its content is not"):
-        content_of(path)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_stream_with_a_damaged_middle_is_refused(write: Write, text: bytes, suffix: str) -> None:
-    path = write(f"orders.csv{suffix}", text)
-    damaged = bytearray(path.read_bytes())
-    middle = len(damaged) // 2
-    damaged[middle : middle + 64] = bytes(64)
-    path.write_bytes(damaged)
-    with pytest.raises(InputError):
         content_of(path)
 
 
@@ -129,9 +85,7 @@ def test_stream_with_nul_bytes_shows_them_as_bytes_that_are_no_text(write: Write
     assert content_of(write("a.csv", b"a\0b\n")) == b"a\xffb\n"
 
 
-def test_stream_of_an_xz_file_that_asks_for_gigabytes_of_memory_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_stream_of_an_xz_file_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.xz"
     content = bytearray(lzma.compress(b"a\n", preset=0))
     # The dictionary's size stands in the block header, behind the filter's id and size.
@@ -164,12 +118,6 @@ def test_content_name_leaves_out_folder_and_compression(name: str, expected: str
 def test_content_name_that_is_no_text_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="printable"):
         content_name(Path(name))
-
-
-def test_stream_whose_constructor_raised_is_closed_without_an_error() -> None:
-    stream = FileStream.__new__(FileStream)
-    stream.close()
-    assert stream.closed
 
 
 def test_stream_of_what_is_no_file_is_refused(tmp_path: Path) -> None:

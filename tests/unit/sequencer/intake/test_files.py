@@ -3,72 +3,27 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chain_kernel.clock import SystemClock
 from chain_kernel.errors import InputError, RetryError
-from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
-from chain_kernel.testing.memory_store import (
-    MemoryChainStore,
-    MemoryDatabase,
-    MemoryKeyStore,
-    MemoryLease,
-)
-from sequencer import (
-    FileIntake,
-    FileIntakeStats,
-    FileOptions,
-    Sequencer,
-    SequencerConfig,
-    SequencerTuning,
-)
+from sequencer import FileIntake, FileIntakeStats, FileOptions
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ..builders import World
 
 KEYED = FileOptions(key_column="k")
 
 
-class World:
-    """One chain in memory."""
-
-    def __init__(self) -> None:
-        self.database = MemoryDatabase()
-        self.chain = self.database.create(1)
-
-    def sequencer(self, batch_rows: int = 2) -> Sequencer:
-        return Sequencer(
-            SequencerConfig(
-                chain_id=1,
-                database="postgresql://memory",
-                kafka="memory:1",
-                tuning=SequencerTuning(batch_rows_max=batch_rows),
-            ),
-            store=MemoryChainStore(self.database, 1),
-            keys=MemoryKeyStore(self.database, 1),
-            lease=MemoryLease(self.database, 1),
-            sink=MemoryFrameSink(MemoryLog()),
-            clock=SystemClock(),
-        )
-
-    async def take(self, path: Path, options: FileOptions | None = None) -> FileIntakeStats:
-        async with self.sequencer() as sequencer:
-            with FileIntake(path, options) as intake:
-                return await intake.run(sequencer)
-
-    @property
-    def last_id(self) -> int:
-        return self.chain.batches[-1].last_id
-
-    def keys(self) -> list[str]:
-        return [event.key for batch in self.chain.batches for event in batch.events]
+async def take(world: World, path: Path, options: FileOptions | None = None) -> FileIntakeStats:
+    async with world.sequencer(batch_rows_max=2) as sequencer:
+        with FileIntake(path, options) as intake:
+            return await intake.run(sequencer)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
+def last_id(world: World) -> int:
+    return world.rows()[-1].id
 
 
 def summed(stats: FileIntakeStats) -> tuple[Any, ...]:
@@ -78,24 +33,22 @@ def summed(stats: FileIntakeStats) -> tuple[Any, ...]:
 async def test_file_is_taken_once_and_goes_on_where_it_ended(world: World, tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     path.write_text("n\n1\n2\n3\n")
-    assert summed(await world.take(path)) == (3, 0, 0, 1, 3)
-    assert summed(await world.take(path)) == (0, 0, 3, None, None)
+    assert summed(await take(world, path)) == (3, 0, 0, 1, 3)
+    assert summed(await take(world, path)) == (0, 0, 3, None, None)
     path.write_text("n\n1\n2\n3\n4\n")
     packed = tmp_path / "o.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    last = await world.take(packed)  # a take-over skips ids
-    assert summed(last) == (1, 0, 3, world.last_id, world.last_id)
+    last = await take(world, packed)  # a take-over skips ids
+    assert summed(last) == (1, 0, 3, last_id(world), last_id(world))
     assert world.keys() == [f"o.csv#{number}" for number in (1, 2, 3, 4)]
 
 
-async def test_keys_that_came_before_are_repeats_even_within_a_batch(
-    world: World, tmp_path: Path
-) -> None:
+async def test_keys_that_came_before_are_repeats(world: World, tmp_path: Path) -> None:
     path, other = tmp_path / "a.csv", tmp_path / "b.csv"
     path.write_text("k,n\na,1\nb,1\na,1\n")
-    assert summed(await world.take(path, KEYED)) == (2, 1, 0, 1, 2)
+    assert summed(await take(world, path, KEYED)) == (2, 1, 0, 1, 2)
     other.write_text("k,n\nb,1\nc,1\n")
-    assert summed(await world.take(other, KEYED)) == (1, 1, 0, world.last_id, world.last_id)
+    assert summed(await take(world, other, KEYED)) == (1, 1, 0, last_id(world), last_id(world))
     assert world.keys() == ["a", "b", "c"]
 
 
@@ -114,37 +67,33 @@ async def test_row_that_is_refused_keeps_what_is_before_it_and_nothing_after_it(
     path = tmp_path / "o.csv"
     path.write_text(f"k,n\n{rows}")
     with pytest.raises(InputError, match=line):
-        await world.take(path, KEYED)
+        await take(world, path, KEYED)
     assert world.keys() == taken
     fixed = [f"{key},1" for key in (*taken, "x", "y")]
     path.write_text("\n".join(["k,n", *fixed, ""]))
-    assert (await world.take(path, KEYED)).orders == 2
+    assert (await take(world, path, KEYED)).orders == 2
     assert world.keys() == [*taken, "x", "y"]
 
 
-async def test_file_whose_beginning_changed_is_refused_and_under_another_name_it_is_new(
-    world: World, tmp_path: Path
-) -> None:
+async def test_file_whose_beginning_changed_is_refused(world: World, tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     path.write_text("n\n1\n2\n")
-    await world.take(path)
+    await take(world, path)
     path.write_text("n\n1\n9\n3\n")
     with pytest.raises(InputError, match="has changed"):
-        await world.take(path)
+        await take(world, path)
     path.write_text("n\n1\n")
     with pytest.raises(InputError, match="at least the 2 rows"):
-        await world.take(path)
-    assert (await world.take(path.rename(tmp_path / "p.csv"))).orders == 1
+        await take(world, path)
+    assert (await take(world, path.rename(tmp_path / "p.csv"))).orders == 1
 
 
-async def test_file_taken_by_another_process_since_it_was_looked_at_is_left_to_it(
-    world: World, tmp_path: Path
-) -> None:
+async def test_file_that_another_process_took_is_left_to_it(world: World, tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     path.write_text("n\n1\n")
     with FileIntake(path) as intake:
         assert await intake.has_new(None, 10)
-        await world.take(path)
+        await take(world, path)
         async with world.sequencer() as sequencer:
             with pytest.raises(RetryError, match="another process"):
                 await intake.run(sequencer)

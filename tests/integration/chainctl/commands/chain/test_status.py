@@ -44,38 +44,17 @@ def test_clock_that_has_gone_back_makes_no_negative_age(
         return json.loads(call(*command, "--json", settings=module_settings).out)
 
     status, (lag,) = shown("status", *chain), shown("lag", *chain)
-    top = next(each for each in shown("top", "--once")["chains"] if each["chain"] == filled)
+    every = next(each for each in shown("status")["chains"] if each["chain"] == filled)
     ages = {
         "unpublished": status["unpublished_seconds"], "beat": status["last_beat_seconds"],
         "behind": status["receivers"][0]["behind_seconds"], "lag": lag["behind_seconds"],
-        "top": top["unpublished_seconds"],
+        "every": every["unpublished_seconds"],
         "leader": shown("leader", *chain)["last_beat_seconds"],
     }  # fmt: skip
     assert set(ages.values()) == {0}, ages
-    assert "last beat 0.0 s ago" in status["leader_life"]
 
 
-def test_status_says_in_words_how_late_a_chain_is_published(
-    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
-) -> None:
-    def published() -> str:
-        done = call("status", "--chain", filled, "--json", settings=module_settings)
-        return str(json.loads(done.out)["published"])
-
-    assert published() == "everything"
-    change("UPDATE chain_batch SET committed_at = now() - interval '70 seconds'")
-    change("UPDATE chain_head SET published_id = 0")
-    assert published().startswith("70.")
-    assert published().endswith(" rows wait for a leader")
-    change("UPDATE chain_lease SET beat_at = now(), released = false")
-    assert published().endswith(f" s late: {FILLED_ROWS:,} rows wait for the broker")
-    doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
-    late = next(each for each in doctor if each["what"] == f"orders of chain {filled}")
-    assert late["state"] == "warning"
-    assert late["found"].startswith("published 7")
-
-
-def test_leader_is_a_check_for_a_monitor(
+def test_states_of_a_leader_and_what_is_published_late(
     call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
 ) -> None:
     def check(*options: str) -> int:
@@ -83,10 +62,31 @@ def test_leader_is_a_check_for_a_monitor(
         assert (done.code == 1) == (f"nobody leads chain {filled}" in done.err), done
         return done.code
 
-    assert (check("--check"), check("--max-beat", "1h"), check()) == (1, 1, 0)  # handed over
+    def shown() -> tuple[str, int, str]:
+        """The state, the exit code of the check, and what is published, in words."""
+        done = call("status", "--chain", filled, "--json", settings=module_settings)
+        assert done.code == 0, done
+        found = json.loads(done.out)
+        return found["leader_state"], check("--check"), found["published"].partition(".")[0]
+
+    assert shown() == ("handed over", 1, "everything")
+    assert (check("--max-beat", "1h"), check()) == (1, 0)
+    change("UPDATE chain_batch SET committed_at = now() - interval '70 seconds'")
+    change("UPDATE chain_head SET published_id = 0")
+    line = call("status", "--chain", filled, settings=module_settings).out
+    assert f" s late: {FILLED_ROWS:,} rows wait for a leader" in line
     change("UPDATE chain_lease SET released = false, beat_at = now(), lease_seconds = 3600")
-    assert (check("--check"), check("--max-beat", "1h")) == (0, 0)
-    change("UPDATE chain_lease SET beat_at = now() - interval '60 seconds'")
+    assert shown() == ("leads", 0, "70")
+    line = call("status", settings=module_settings).out
+    assert f" s late: {FILLED_ROWS:,} rows wait for the broker" in line
+    doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
+    (late,) = [each for each in doctor if each["what"] == f"orders of chain {filled}"]
+    assert (late["state"], "rows wait to be published, for 7" in late["found"]) == ("warning", True)
+    change("UPDATE chain_lease SET step_down = true")
+    assert shown()[:2] == ("steps down", 0)
+    change("UPDATE chain_lease SET step_down = false, beat_at = now() - interval '60 seconds'")
     assert (check("--check"), check("--max-beat", "10s")) == (0, 1)
     change("UPDATE chain_lease SET lease_seconds = 5")
-    assert (check("--check"), check("--max-beat", "10m")) == (1, 0)
+    assert (shown()[:2], check("--max-beat", "10m")) == (("silent", 1), 0)
+    change("UPDATE chain_lease SET beat_at = NULL")
+    assert shown()[:2] == ("silent", 1)

@@ -8,13 +8,13 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from tests.stored_pages import as_owner
 from tests.tuned import tuned
 
 if TYPE_CHECKING:
@@ -75,35 +75,6 @@ def retain(
     return run
 
 
-def test_archive_takes_what_was_verified_and_retention_refuses_to_go_further(
-    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
-) -> None:
-    path, folder = write_orders(tmp_path / "o.csv", ROWS), tmp_path / "archive"
-    call("sequence", "--chain", chain, "--input", path, settings=module_settings)
-    here = ("--chain", chain, "--archive", folder)
-    unverified = call("archive", *here, settings=module_settings)
-    assert unverified.code == 2, unverified
-    assert "--since-verified sets it" in unverified.err
-
-    since = ("--local", "--chain", chain, "--source", "database", "--since-verified")
-    assert call("verify", *since, settings=module_settings).code == 0
-    done = call("archive", *here, "--json", settings=module_settings)
-    assert done.code == 0, done
-    assert json.loads(done.out)["rows"] == ROWS
-    head = json.loads(done.out)["last_id"]
-    checked = call("archive", *here, "--check", settings=module_settings)
-    assert (checked.code, f"whole; {ROWS} rows" in checked.out) == (0, True), checked
-
-    above = call("retention", *here, "--until", head + 1, settings=module_settings)
-    assert above.code == 2, above
-    plan = call("retention", *here, "--until", 0, "--dry-run", settings=module_settings)
-    assert (plan.code, "to be detached: none" in plan.out) == (0, True), plan
-    (file,) = folder.glob("chain-*/rows-*.parquet")
-    file.write_bytes(file.read_bytes()[:-1])
-    broken = call("archive", *here, "--check", settings=module_settings)
-    assert (broken.code, "is not the file that was written" in broken.out) == (1, True), broken
-
-
 def test_sizes_counts_the_files_of_an_archive(
     call: Call, module_settings: dict[str, str], archived: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -136,38 +107,24 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     assert call(*receive, "--until-id", 120, settings=module_settings).code == 0
     needed = retain(121, "--key-window", 0)
     assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
+    check = ("archive", "--chain", chain, "--archive", tmp_path / "archive", "--check")
+    whole = call(*check, settings=module_settings)
+    assert (whole.code, f"whole; {ROWS} rows" in whole.out) == (0, True), whole
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
+    told = call(*check, settings=module_settings)
+    assert (told.code, "is not the file that was written" in told.out) == (1, True), told
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
 
 
 def tables_of(settings: dict[str, str], chain: int) -> list[str]:
     """The tables of a chain's pages, attached or not."""
-
-    async def read() -> list[str]:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            found = await connection.fetch(
-                "SELECT relname FROM pg_class WHERE relname ~ $1 AND relkind = 'r' ORDER BY 1",
-                f"^chain_page_{chain}_[0-9]+$",
-            )
-        finally:
-            await connection.close()
-        return [row["relname"] for row in found]
-
-    return asyncio.run(read())
-
-
-def execute(settings: dict[str, str], statement: str) -> None:
-    async def run() -> None:
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        try:
-            await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    asyncio.run(run())
+    pages = f"relname ~ '^chain_page_{chain}_[0-9]+$' AND relkind = 'r'"
+    return [
+        name
+        for (name,) in as_owner(settings, f"SELECT relname FROM pg_class WHERE {pages} ORDER BY 1")
+    ]
 
 
 def test_retention_drops_what_it_detaches_and_what_was_detached_before(
@@ -255,7 +212,7 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     before = tables_of(module_settings, chain)
 
     # More rows than the archive has of these ids: somebody has added some.
-    execute(
+    as_owner(
         module_settings,
         f"INSERT INTO chain_page_{chain}_0 SELECT chain_id, last_id - 1, last_id - 1, "
         "ARRAY[last_id - 1], ARRAY[0], ARRAY['k'], ARRAY[0], ARRAY['x'::bytea] "
@@ -264,9 +221,9 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     changed = retain(PARTITION_IDS, *why)
     assert (changed.code, "which the archive holds" in changed.err) == (2, True), changed
     # Rows that the chain still has: somebody else has detached them.
-    execute(
+    as_owner(
         module_settings,
-        f"DELETE FROM chain_page_{chain}_0 WHERE keys = ARRAY['k'];"
+        f"DELETE FROM chain_page_{chain}_0 WHERE keys = ARRAY['k']",
         f"ALTER TABLE chain_page_{chain} DETACH PARTITION chain_page_{chain}_1",
     )
     own = retain(2 * PARTITION_IDS + 50, *why)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import pytest
 
-from tests.stored_pages import LET_TAMPER
+from tests.stored_pages import as_owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +27,11 @@ def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Pa
     done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
     assert done.code == 0, done
     return chain
+
+
+def change(settings: dict[str, str], chain: int) -> None:
+    where = f"chain_id = {chain} AND id = {ROWS // 2}"
+    as_owner(settings, f"UPDATE chain_event SET payload = '\\x00' WHERE {where}")  # noqa: S608
 
 
 def test_seal_export_prints_the_head_with_its_seal_and_time(
@@ -86,7 +89,7 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     assert f"2 exported seals fit; the last one is of row {last['id']} (committed " in clean.out
     anybody = call(*verify[:-2], settings=module_settings)
     assert "s ago; --seal-public-key would check who signed them\n" in anybody.err
-    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    change(module_settings, filled)
     assert call(*verify, settings=module_settings).code == 1
     first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
     assert "signature of" in refused(*verify, settings=module_settings)
@@ -110,7 +113,7 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
     assert (report["verdict"], report["comparisons"][0]["is_equal"]) == ("complete", True)
     assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
 
-    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    change(module_settings, filled)
     broken = call(*arguments, settings=module_settings)
     assert broken.code == 1, broken
     assert "seal mismatch" in broken.out
@@ -123,7 +126,7 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
 def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopped(
     start: Start, module_settings: dict[str, str], filled: int, tmp_path: Path
 ) -> None:
-    asyncio.run(_change(module_settings["CHAINCTL_DATABASE"], filled))
+    change(module_settings, filled)
     sources = ["--source", "database", "--source", "topic"]
     arguments = ["verify", "--chain", filled, *sources, "--follow", "--checkpoint", tmp_path / "f"]
     follower = start(*arguments, settings=module_settings)
@@ -134,11 +137,3 @@ def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopp
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate()
     assert (follower.returncode, out) == (130, ""), err
-
-
-async def _change(dsn: str, chain: int) -> None:
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(LET_TAMPER)
-    query = "UPDATE chain_event SET payload = '\\x00' WHERE chain_id = $1 AND id = $2"
-    await connection.execute(query, chain, ROWS // 2)
-    await connection.close()

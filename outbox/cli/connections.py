@@ -1,4 +1,4 @@
-"""The tables of messages as commands and console use them: connections, and acts by hand."""
+"""The tables of messages as the commands use them: connections, and acts by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from chain_kernel.errors import SchemaError
-from chain_kernel.sql import require_version
-from chainctl.database import SQL, connected_to
-from chainctl.schema.parts import PARTS
+from chainctl.database import connected_to
+from chainctl.schema.parts import has_part
 from outbox.roles import OUTBOX_OPERATOR
 
 if TYPE_CHECKING:
@@ -31,18 +30,6 @@ async def outbox_of(settings: Settings, role: str = OUTBOX_OPERATOR) -> AsyncIte
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
         yield connection
-
-
-async def has_part(connection: Connection, name: str) -> bool:
-    """Return whether the database has the tables of a part of the schema.
-
-    Raises SchemaError where they are of another version than ours.
-    """
-    part = PARTS[name]
-    if not await connection.fetchval(SQL["has_table"], part.version_table):
-        return False
-    require_version(await connection.fetchrow(SQL[part.version_table]), part.version, part.name)
-    return True
 
 
 @asynccontextmanager
@@ -75,5 +62,4 @@ async def act_on_letters(
     async with letters_of(settings) as letters:
         if by.is_dry_run:
             return await letters.list(chosen)
-        do = letters.retry_many if act == "retry" else letters.abandon_many
-        return await do(chosen, actor=by.actor, reason=by.reason)
+        return await letters.act(act, chosen, actor=by.actor, reason=by.reason)

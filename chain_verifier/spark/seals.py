@@ -1,0 +1,126 @@
+"""Recomputes the seals of a stored chain from its rows, in Spark's Python workers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chain_verifier.checks.neighbours import gathered
+from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
+from chain_verifier.config import CONNECTIONS_MAX
+from chain_verifier.findings import Findings, joined_findings
+from chain_verifier.spark.errors import as_broken
+from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chain_verifier.config import KeptSeal
+    from chain_verifier.spark.database import DatabaseTable
+
+
+MISFITS_SCHEMA: Final = (
+    "kind string, id bigint, until_id bigint, pid bigint, ids array<bigint>, count bigint, "
+    "expected_count bigint, epoch bigint, expected_epoch bigint, computed array<binary>"
+)
+"""One row for each thing that is wrong with a batch; `computed` are the seals that its rows gave,
+if they did not give the stored one.
+"""
+
+_MISFIT_COLUMNS: Final = tuple(column.split()[0] for column in MISFITS_SCHEMA.split(", "))
+
+
+def seal_checker(
+    genesis: bytes, twice: Collection[int]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """Return what takes batches sorted by id, each with what is stored of it, and yields one row
+    per misfit: rows that give another seal than the stored one, a batch with another number of
+    rows or another range than it states, an epoch that decreases.
+
+    The batches that end with an id in `twice` end one part, and are repeated before the next part,
+    so that the batches after them are judged by them: they are reported once.
+    """
+
+    def check(record_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        checked = BatchCheck(genesis)
+        for record_batch in record_batches:
+            misfits: list[dict[str, object]] = []
+            for batch in record_batch.to_pylist():
+                is_first = not checked.follows(batch)
+                found = checked.misfits(batch)
+                misfits += [] if is_first and batch["id"] in twice else found
+            yield _arrow(misfits)
+
+    return check
+
+
+def _arrow(misfits: list[dict[str, object]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    kinds = {"kind": pa.string(), "ids": pa.list_(pa.int64()), "computed": pa.list_(pa.binary())}
+    schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in _MISFIT_COLUMNS])
+    full = [{name: misfit.get(name) for name in _MISFIT_COLUMNS} for misfit in misfits]
+    return pa.RecordBatch.from_pylist(full, schema=schema)
+
+
+_ARROW_ROWS: Final = 10_000
+"""Rows of usual batches that cross to Python at once: a few megabytes."""
+
+_ARROW_BATCHES: Final = 256
+"""Maximum number of batches that cross at once: if they are of uneven sizes, 256 of the largest
+usual ones (5,000 rows) are 150 MB."""
+
+
+def check_seals(
+    spark: SparkSession, table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]
+) -> Findings:
+    """Return every batch whose rows do not give its seal, its count, its range or its epoch.
+
+    Reads every column of every page once, as the seals cover them; nothing is unpacked, sorted or
+    shuffled. `kept` are seals that were exported. Raises SourceBroken.
+    """
+    with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
+        # Few for a whole chain; what is counted and what is shown comes from one look.
+        misfits = _misfits(spark, table, chain_id).persist()
+
+        def computed(last_id: int) -> list[bytes]:
+            of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
+            seals = misfits.where(of_batch).select(F.explode("computed")).collect()
+            return [bytes(seal) for (seal,) in seals]
+
+        try:
+            found = sampled_rows(finding_frame(misfits, source=table.name))
+            ends = gathered(seal_ends(table, chain_id, kept, computed))
+        finally:
+            misfits.unpersist()
+        return joined_findings([found, ends])
+
+
+def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
+    """Check batches against what is stored of them."""
+    batches, ends = table.sealed()
+    connections = min(CONNECTIONS_MAX, spark.sparkContext.defaultParallelism)
+    checker = seal_checker(genesis_of(table, chain_id), frozenset(ends))
+    return batches.coalesce(connections).mapInArrow(checker, MISFITS_SCHEMA)
+
+
+def _records_at_once(table: DatabaseTable) -> int:
+    rows_per_batch = table.head.rows_counted // max(1, table.head.batches_counted)
+    return min(_ARROW_BATCHES, _ARROW_ROWS // max(1, rows_per_batch) + 1)
+
+
+@contextmanager
+def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
+    """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    usual = spark.conf.get(name)
+    spark.conf.set(name, str(count))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(usual))
