@@ -20,6 +20,7 @@ from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
 from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark
+from chainctl.commands.verifier.verify_replay import replay_states
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who
@@ -71,6 +72,8 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     is_local: bool
     findings_folder: str | None
     page: str | None
+    replay: str | None
+    states: str | None
     http: Address | None
     as_json: bool
 
@@ -86,6 +89,11 @@ def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     _require_named_apart(asked, chains)
     if asked.follow:
         return _follow(settings, asked, chains)
+    if asked.replay is not None and asked.states is not None:
+        sources = _sources_of(settings, asked, chains[0])
+        return replay_states(
+            sources, chains[0], asked.replay, asked.states, asked.master, as_json=asked.as_json
+        )
     if len(chains) == 1 and not asked.all_chains:
         return _verify_one(settings, asked, chains[0])
     return _verify_several(settings, asked, chains)
@@ -108,6 +116,7 @@ def _require_fitting(asked: VerifyOptions) -> None:
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
     _require_fitting_seals(asked)
+    _require_fitting_replay(asked)
     if asked.key_window_rows is not None and not asked.keys:
         raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
@@ -122,6 +131,14 @@ def _require_fitting_seals(asked: VerifyOptions) -> None:
             raise SettingError(option, value, "a source database, which it is held against")
     if asked.seal_public_keys and asked.seals_folder is None:
         raise SettingError("--seal-public-key", asked.seal_public_keys[0], "--expect-seals")
+
+
+def _require_fitting_replay(asked: VerifyOptions) -> None:
+    if (asked.replay is None) != (asked.states is None):
+        given, missing = ("--replay", "--states") if asked.replay else ("--states", "--replay")
+        raise SettingError(given, asked.replay or asked.states, f"{missing}, too")
+    if asked.replay is not None and (asked.is_local or asked.follow or len(asked.chains) != 1):
+        raise SettingError("--replay", asked.replay, "one chain, with Spark, without --follow")
 
 
 def _require_following(asked: VerifyOptions) -> None:
@@ -502,6 +519,15 @@ def follow(
 @click.option(
     "--report", "page", metavar="FILE.html",
     help="Write the report for people: one page of HTML that needs nothing beside itself.",
+)  # fmt: skip
+@click.option(
+    "--replay", metavar="MODULE:FOLD",
+    help="Replay the orders through this fold, and compare the states that services have stored.",
+)  # fmt: skip
+@click.option(
+    "--states", metavar="SOURCE",
+    help="The stored states for --replay, with columns group, id, digest: database:TABLE, "
+    "parquet:PATH, json:PATH, or table:NAME of Spark's catalog.",
 )  # fmt: skip
 @http_option
 @demo_option

@@ -1,0 +1,117 @@
+"""What a replay is compared with: a fold by its name, and the states that services have stored."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+
+from chain_kernel.errors import InputError, SettingError
+from chain_kernel.text import reason_of
+from chain_verifier.dataframe.fold import Fold
+from chain_verifier.dataframe.replay import replay
+from chain_verifier.dataframe.source import NAME, register
+from chain_verifier.spark.database import chain_address
+from chain_verifier.spark.errors import as_broken, spark_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from chain_verifier.config import DatabaseSource
+
+STATE_COLUMNS: Final = ("group", "id", "digest")
+_FORMATS: Final = ("parquet", "json", "table", "database")
+_TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+
+
+def load_fold(name: str) -> Fold[Any]:
+    """Return the fold `MODULE:NAME`; modules of the current folder count. Raises SettingError."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SettingError("--replay", name, "a fold, as MODULE:NAME")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise SettingError("--replay", name, f"a module ({reason_of(error)})") from error
+    if not isinstance(found, Fold):
+        raise SettingError("--replay", name, "an orderchain.spark.Fold of this name in the module")
+    return found
+
+
+def read_states(
+    spark: SparkSession, source: str, database: DatabaseSource, chain_id: int
+) -> DataFrame:
+    """Return the stored states of a source: `group, id, digest`.
+
+    `parquet:PATH` and `json:PATH` are files, `table:NAME` is a table of the session's catalog,
+    `database:NAME` one of the chain's database, whose rows of other chains are left out where it
+    has a `chain_id`. Raises SettingError for another form, InputError for what cannot be read.
+    """
+    kind, _, name = source.partition(":")
+    if kind not in _FORMATS or not name:
+        expected = ", ".join(f"{each}:NAME" for each in _FORMATS)
+        raise SettingError("--states", source, f"one of {expected}")
+    if kind == "database" and not _TABLE.fullmatch(name):
+        raise SettingError("--states", source, "the name of a table")
+    try:
+        found = _opened(spark, kind, name, database)
+        missing = [column for column in STATE_COLUMNS if column not in found.columns]
+    except (PySparkException, Py4JError) as error:
+        expected = f"a source that can be read ({spark_reason(error)})"
+        raise InputError("--states", source, expected) from error
+    if missing:
+        raise InputError(
+            "--states", source, f"the columns {', '.join(STATE_COLUMNS)}: it has no {missing[0]}"
+        )
+    if "chain_id" in found.columns:
+        found = found.where(F.col("chain_id") == chain_id)
+    return found.select(*STATE_COLUMNS)
+
+
+def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource) -> DataFrame:
+    if kind == "table":
+        return spark.table(name)
+    if kind == "database":
+        address = chain_address(database)
+        return spark.read.jdbc(address.url, name, properties=address.properties)
+    return spark.read.format(kind).load(name)
+
+
+def differences(
+    spark: SparkSession,
+    fold: Fold[Any],
+    source: DatabaseSource,
+    chain_id: int,
+    states: str,
+    until: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Replay a chain from its database, and yield the first wrong state of each group.
+
+    Raises as `read_states`, and what the data source raises.
+    """
+    register(spark)
+    stored = read_states(spark, states, source, chain_id)
+    options = {"url": str(source.database), "chains": str(chain_id)}
+    with as_broken(source.name):
+        rows = spark.read.format(NAME).options(**options).load()
+        wrong = replay(rows, fold, until=until, states=stored).differences
+        found = wrong.orderBy("group").collect()
+    for row in found:
+        yield {
+            "group": row["group"],
+            "id": row["id"],
+            "equal_id": row["equal_id"],
+            "rows": row["rows"],
+            "digest": bytes(row["digest"]).hex(),
+            "stored": bytes(row["stored"]).hex(),
+        }

@@ -1,0 +1,114 @@
+"""`verify --replay`: states that services have stored, compared with a replay of the database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from chain_verifier.dataframe.fold import digest_of
+from chainctl.main import main
+from tests.integration.chain_verifier.dataframe.books import side_of, start, step
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of
+from tests.integration.chain_verifier.stored_rows import store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+ROWS = chain_of(random.Random(8), 60)
+FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"
+VERIFY = ("verify", "--chain", str(CHAIN_ID), "--source", "database", "--replay", FOLD)
+
+
+def states_of(wrong_from: int | None = None) -> list[tuple[str, int, bytes]]:
+    """Return the state of each side after each tenth order; those of `buy` wrong from one id on."""
+    books, states = {}, []
+    for at, event in enumerate(events_of(ROWS)):
+        side = side_of(event)
+        book = books.setdefault(side, start(side))
+        step(book, [event])
+        if at % 10 == 9 or event.id == wrong_from:
+            states += [(name, event.id, digest_of(each)) for name, each in books.items()]
+    return [
+        (
+            name,
+            row_id,
+            b"w" * 32 if wrong_from and name == "buy" and row_id >= wrong_from else digest,
+        )
+        for name, row_id, digest in states
+    ]
+
+
+@pytest.fixture
+def stored(
+    database: str, role_dsn: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[list[tuple[str, int, bytes]]], None]:
+    asyncio.run(store(database, ROWS))
+    monkeypatch.setenv("CHAINCTL_DATABASE", database)
+    monkeypatch.setenv("CHAINCTL_AUDIT_DATABASE", role_dsn("auditor"))
+
+    async def put(states: list[tuple[str, int, bytes]]) -> None:
+        connection = await asyncpg.connect(database)
+        await connection.execute(
+            "CREATE TABLE IF NOT EXISTS book_state"
+            ' (chain_id int, "group" text, id bigint, digest bytea);'
+            "GRANT SELECT ON book_state TO auditor; TRUNCATE book_state"
+        )
+        rows = [(CHAIN_ID, *state) for state in states]
+        rows.append((CHAIN_ID + 1, "buy", 1, b"another chain's"))
+        await connection.executemany("INSERT INTO book_state VALUES ($1, $2, $3, $4)", rows)
+        await connection.close()
+
+    return lambda states: asyncio.run(put(states))
+
+
+def test_wrong_state_is_named_by_group_and_id(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(states_of())
+    states = ("--states", "database:book_state")
+    assert main([*VERIFY, *states]) == 0, capsys.readouterr()
+    assert "every stored state is what its orders give" in capsys.readouterr().out
+    buys = [event.id for event in events_of(ROWS) if side_of(event) == "buy"]
+    stored(states_of(wrong_from=buys[9]))
+    assert main([*VERIFY, *states, "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["differences"]
+    before = max(row_id for _, row_id, _ in states_of() if row_id < buys[9])
+    assert (told["group"], told["id"], told["equal_id"]) == ("buy", buys[9], before)
+    assert main([*VERIFY, *states]) == 1
+    assert f"state of buy: another one after id {buys[9]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--states", "database:nowhere"), "--states"),
+        (("--states", "csv:x"), "parquet:NAME"),
+        (("--states", "database:x; DROP"), "the name of a table"),
+        (("--states", "database:chain_batch"), "it has no group"),
+        ((), "--states, too"),
+        (("--states", "json:x", "--local"), "with Spark"),
+    ],
+)
+def test_states_that_are_none_are_refused_in_one_line(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...], words: str,
+) -> None:  # fmt: skip
+    assert main([*VERIFY, *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("chainctl: ") == 1
+
+
+@pytest.mark.parametrize("fold", ["books", "no.such.module:F", f"{FOLD}X", "json:dumps"])
+def test_fold_that_is_none_is_refused(
+    stored: Callable[..., None], capsys: pytest.CaptureFixture[str], fold: str
+) -> None:
+    assert main([*VERIFY[:-1], fold, "--states", "json:x"]) == 2
+    assert fold in capsys.readouterr().err
