@@ -164,9 +164,12 @@ class World:
         """What a take-over has begun goes on for as long as an outage may last."""
         self.fail(f"L2 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
 
-    def on_topic_error(self, name: str, error: TopicError) -> None:
-        """A chain that was led goes on without its topic, and so does whoever receives it."""
-        if self.chain.epoch > 0:
+    def on_topic_error(self, name: str, error: TopicError, *, was_led: bool) -> None:
+        """A chain that was led goes on without its topic, and so does whoever receives it.
+
+        The first term may begin between the look of a start and its question to the broker.
+        """
+        if was_led or self.chain.epoch > 1:
             self.fail(f"L2 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
