@@ -92,7 +92,7 @@ def test_named_file_is_read_in_the_place_of_the_one_in_the_folder(folder: Path) 
         (b"#" * (2 * 1024 * 1024), "more than 1048576 bytes"),
         ("databse = 'x'\n", "databse', expected database, most likely"),
         ("xyz = 'x'\n", "xyz', expected one of those that chainctl config show lists"),
-        ("[database]\nurl = 'x'\n", "database"),
+        ("[database]\nurl = 'p%40ss:w'\n", "database in chainctl.toml was 'dict'"),
         ("kafka = " + "[" * 100_000, "TOML"),
         (f'database = "postgresql://u:{SECRET}@h/d\n', "TOML"),
         ("batch_rows = 'many'\n", "CHAINCTL_BATCH_ROWS"),
@@ -109,7 +109,7 @@ def test_file_with_a_fault_is_refused_without_showing_a_secret(
     assert SECRET not in told
 
 
-@pytest.mark.parametrize("path", ["missing.toml", ".", "a\0b"])
+@pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_file_that_cannot_be_read_is_refused(path: str) -> None:
     assert "--config" in refusal("--config", path)
 
@@ -134,7 +134,7 @@ def test_flag_or_variable_that_is_refused_is_named_with_its_value(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("batch_rows", 0), ("queue_bytes", 1_000), ("lease_seconds", 0.1)]
+    ("field", "value"), [("batch_rows", 0), ("queue_bytes", 1_000), ("lease_seconds", 4e3)]
 )
 def test_value_out_of_bounds_is_refused_by_what_it_configures(field: str, value: float) -> None:
     settings = Settings(database=DSN, kafka="h:1", **{field: value})  # type: ignore[arg-type]

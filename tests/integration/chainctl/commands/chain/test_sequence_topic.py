@@ -372,7 +372,7 @@ def test_ids_that_tell_the_time_need_a_chain_with_large_partitions(
         (("--intake-topic", "t", "--key-column", "k"), "--key-column cannot be given with"),
         (("--input", "f.csv", "--start", "latest"), "--start cannot be given with --input"),
         (("--intake-topic", "no/name"), "--intake-topic was 'no/name'"),
-        (("--intake-topic", "t", "--lease-seconds", "0.1"), "lease_seconds was 0.1"),
+        (("--intake-topic", "t", "--batch-rows", "0"), "batch_rows was 0"),
         (("--intake-topic", "t", "--id-strategy", "random"), "--id-strategy"),
     ],
 )
