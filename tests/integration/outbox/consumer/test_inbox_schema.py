@@ -92,8 +92,8 @@ async def test_operator_acts_on_dead_letters_with_no_other_rights(
     """All statements of the acts run as the role; what they do is tested elsewhere."""
     inbox = await Inbox.open(admin, "clearing", 10.0)
     for message_id in draw_message_ids(2):
-        letter = delivery(message_id, b"K")
-        await inbox.bury(admin, letter, failures=1, reason=REFUSED, error="no")
+        given = delivery(message_id, b"K")
+        await inbox.bury(admin, given, failures=1, reason=REFUSED, error="no")
     await admin.execute("SET ROLE outbox_operator")
     letters = DeadLetters(admin)
     first, second = await letters.list(DeadLetterFilter(consumer="clearing"))
