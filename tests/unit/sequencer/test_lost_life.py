@@ -28,7 +28,7 @@ from .builders import WALL_NS, World, make_term
 SKIP = SequencerTuning().takeover_skip_ids
 HEAD = 5_000
 HEAD_US = WALL_NS // 1_000
-LOST_ORDERS = 2_000
+LOST_ORDERS = 200
 SECOND_NS = 10**9
 
 spreads = st.integers(0, TERM_SPREAD_IDS - 1)
