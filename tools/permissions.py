@@ -52,7 +52,7 @@ def table_of(part: SchemaPart) -> str:
 def with_tables(page: str) -> str:
     """Return the text of the page with each table as it is now."""
     for part in PARTS.values():
-        begin, end = f"<!-- rights: {part.name} -->\n", "<!-- end -->"
+        begin, end = f"<!-- rights: {part.name} -->\n\n", "\n<!-- end -->"
         before, _, rest = page.partition(begin)
         page = before + begin + table_of(part) + end + rest.partition(end)[2]
     return page
