@@ -181,7 +181,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     linger_seconds: Annotated[
         float, Meta(ge=0, le=1, description="how long the first order of a commit waits for others")
     ] = 0.0
-    """A few milliseconds spare small commits where CPU is short; see docs/operations.md."""
+    """A few milliseconds spare small commits where CPU is short."""
     key_window_rows: Annotated[
         int,
         Meta(
