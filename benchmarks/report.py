@@ -365,12 +365,16 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
     for name in _SHOWN:
         sizes = [f"{name} {rows}" for rows in BATCH_ROWS]
         title = rival_of(name).title
+        if name == "engine":
+            keyed = (cell(lines.spread(f"{arm} with keys", RATE)) for arm in sizes)
+            yield f"**{title}**", *keyed
+            title += ", keys not compared"
         if name == "common_way":
             sizes[1] = f"{name} {COMMON_ROWS}"
             title += f" (at {COMMON_ROWS})"
         cells = [cell(lines.spread(arm, RATE)) for arm in sizes]
         if any(text != "-" for text in cells):
-            yield (f"**{title}**" if name == "engine" else title, *cells)
+            yield title, *cells
 
 
 def with_table(text: str, comparison: Lines) -> str:
