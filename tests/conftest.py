@@ -113,7 +113,7 @@ def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> Non
     """Put the tests into an order by which few servers are started, and nobody waits at the end.
 
     `--dist worksteal` gives each process an equal part of the list, and what one has left at the
-    end of its part to one that has none. So the tests without a server stand at the end of each.
+    end of its part to one that has none. So the tests without a server are at the end of each.
     """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes > 1:
@@ -267,7 +267,7 @@ def spark() -> Iterator[SparkSession]:
         # A few rows per test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
         patch.setattr("chain_verifier.spark.source_check._PARTITIONS_MAX", 2)
-        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # Every check has a key of its own, so every plan would be compiled again, for a few rows.
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")

@@ -187,7 +187,7 @@ async def test_source_says_whose_rows_it_reads(open_gaps: OpenGaps) -> None:
     assert open_gaps(chain_id=9).chain_id == 9
 
 
-async def test_standing_with_a_batch_tells_the_seal_after_it(
+async def test_standing_with_a_batch_reports_the_seal_after_it(
     open_store: OpenStore, open_gaps: OpenGaps
 ) -> None:
     first, second = await committed(open_store, 3, 4)

@@ -83,7 +83,7 @@ class Row(msgspec.Struct):
 
 
 class Load:
-    """A client that submits without end, and again what has no answer, to whoever leads."""
+    """A client that submits without end, and again what has no answer, to the leader."""
 
     def __init__(self, sequencers: Sequencers) -> None:
         self.acked: dict[str, Acked] = {}
@@ -345,7 +345,7 @@ class Round:
         return int(await self.chain.head_value("epoch"))
 
     async def end_backends(self) -> None:
-        """Terminate the connections of whoever leads, as a DBA or a proxy does."""
+        """Terminate the connections of the leader, as a DBA or a proxy does."""
         await self.chain.fetch(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name LIKE 'orderchain sequencer %'"
@@ -418,8 +418,8 @@ def _summary(out: bytes) -> str:
     bad = [check for check in checks if check["state"] in {"failed", "warning"}]
     # The superuser's login is the test's own doing.
     worst = sorted(bad, key=lambda check: str(check["state"]) != "failed")
-    told = [f"{check['what']}: {check['state']}" for check in worst if check["what"] != "login"]
-    return "; ".join(told[:SAID_MAX]) or "all is well"
+    shown = [f"{check['what']}: {check['state']}" for check in worst if check["what"] != "login"]
+    return "; ".join(shown[:SAID_MAX]) or "all is well"
 
 
 def table(rows: list[Row]) -> str:

@@ -59,7 +59,7 @@ def test_error_of_the_server_comes_back() -> None:
         ("late", True, 1),
     ],
 )
-def test_fault_is_told_and_does_what_its_name_says(
+def test_fault_is_reported_and_does_what_its_name_says(
     fault: str, may_be_done: bool, count: int
 ) -> None:
     async def main() -> None:
@@ -211,7 +211,7 @@ def test_question_that_reaches_the_topic_too_late_moves_no_place() -> None:
     run_virtual(main())
 
 
-def test_topic_whose_broker_is_away_is_told_by_open_and_by_records() -> None:
+def test_topic_whose_broker_is_away_is_reported_by_open_and_by_records() -> None:
     async def main() -> None:
         topic, server = MemoryTopic(1), WiredServer("broker")
         source = WiredRecordSource(topic, wire_with(server))

@@ -35,7 +35,7 @@ def rows_of(vector: dict[str, Any]) -> list[list[Any]]:
 
 
 def frame_of(vector: dict[str, Any], key: bytes) -> bytes:
-    """The record of a vector, whose `appended` stands between the fields and the MAC."""
+    """The record of a vector, whose `appended` is between the fields and the MAC."""
     header, appended = vector["header"], bytes.fromhex(vector["appended"])
     rows = rows_of(vector)
     body = msgspec.msgpack.encode(rows) if rows else b""

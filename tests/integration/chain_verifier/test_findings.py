@@ -166,8 +166,8 @@ def test_findings_at_a_url_are_left_to_spark_to_write_and_counted(
 
 
 def test_stages_at_work_are_reported_to_a_watcher(spark: SparkSession) -> None:
-    told: list[tuple[int, int]] = []
-    with watched_stages(spark, lambda *tasks: told.append(tasks)):
-        while not told:
+    shown: list[tuple[int, int]] = []
+    with watched_stages(spark, lambda *tasks: shown.append(tasks)):
+        while not shown:
             spark.range(MANY, numPartitions=8).agg(F.sum("id")).collect()
-    assert all(0 <= done <= total for done, total in told)
+    assert all(0 <= done <= total for done, total in shown)

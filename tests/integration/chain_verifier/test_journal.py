@@ -83,7 +83,7 @@ LINE = ROWS[30].line()
 
 
 class _Line:
-    """Stands in a journal for a row, and is none."""
+    """It is in a journal like a row, and is none."""
 
     def __init__(self, text: str) -> None:
         self._text = text

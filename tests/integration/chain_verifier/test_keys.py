@@ -90,7 +90,7 @@ def test_keys_that_stand_again_within_the_window_name_both_rows(
 def test_keys_far_apart_by_their_ids_are_judged_by_the_rows_between(
     verified: Verified, parquet_of: Callable[[Sequence[Row]], ParquetSource]
 ) -> None:
-    """Behind a take-over ids go on far ahead: that makes no row lie between."""
+    """After a take-over ids go on far ahead: that makes no row lie between."""
     skip = 10**15
     rows = [
         row if at < 30 else replace(

@@ -70,7 +70,7 @@ def test_compare_with_the_same_rows_is_equal(compared: Compare) -> None:
 
 @pytest.mark.merge
 def test_compare_with_values_changed_names_each_row_and_column(compared: Compare) -> None:
-    """Of one column; of several; swapped between two rows; moved from one column to the next."""
+    """One column; several; swapped between two rows; moved from one column to the next."""
     filled = [index for index in range(20, 60) if ROWS[index].payload]
     own, base = list(ROWS), list(ROWS)
     own[filled[0]] = replace(ROWS[filled[0]], payload=b"other")

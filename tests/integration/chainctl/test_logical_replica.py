@@ -167,8 +167,8 @@ def test_promoted_logical_replica_goes_on_once_its_sequences_are_lifted(
     it.database = SECOND
     remedies = []
     for part, code in (("chain", 1), ("inbox", 1)):
-        told = it.call("schema", "check", "--part", part, code=code)
-        remedies += [line.partition(": SELECT ") for line in told.splitlines() if "setval" in line]
+        shown = it.call("schema", "check", "--part", part, code=code)
+        remedies += [line.partition(": SELECT ") for line in shown.splitlines() if "setval" in line]
     assert [what.split()[1].rstrip(":") for what, _, _ in remedies] == [
         "chain_act", "chain_verified", "inbox_consumer",
     ]  # fmt: skip

@@ -93,7 +93,7 @@ class Service:
                 await one.checkpoint(run)
 
     async def follow(self, is_live: threading.Event, until: Future[int]) -> None:
-        """Process the chain live until an id, which is told later."""
+        """Process the chain live until an id, which is given later."""
         async with self._receiver(poll_after_seconds=0.2) as receiver:
             waiting = asyncio.create_task(receiver.live.wait())
             waiting.add_done_callback(lambda _: is_live.set())

@@ -76,8 +76,8 @@ async def test_rows_behind_a_planted_boundary_are_archived_by_error_and_ledger(
         await receive()
     assert caught.value.until_id == boundary.last_id
     row = await admin.fetchrow("SELECT * FROM receiver_gap")
-    told = row["after_id"], row["outcome"], row["row_count"], row["cause"]
-    assert told == (first.events[1].id, "archived", 0, "start")
+    shown = row["after_id"], row["outcome"], row["row_count"], row["cause"]
+    assert shown == (first.events[1].id, "archived", 0, "start")
     assert row["until_id"] >= boundary.last_id
 
 
@@ -182,7 +182,7 @@ async def test_gap_far_larger_than_a_page_streams_through_a_few_pages_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Row(Event, frozen=True, array_like=True, gc=True, weakref=True):
-        """A row that tells whether somebody still holds it."""
+        """A row that shows whether somebody still holds it."""
 
     held: weakref.WeakSet[Row] = weakref.WeakSet()
 

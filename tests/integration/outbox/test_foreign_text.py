@@ -1,4 +1,4 @@
-"""What clients answer is shown in one line, and stands in nobody's way."""
+"""What clients answer is shown in one line, and hinders nobody."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def test_answer_of_a_check_endpoint_is_one_line_in_the_log_and_stops_no_ot
     sender: Sender, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     await sender.set_up()
-    told = HOSTILE if status == 400 else msgspec.json.encode({"answers": {"x": HOSTILE}}).decode()
+    shown = HOSTILE if status == 400 else msgspec.json.encode({"answers": {"x": HOSTILE}}).decode()
 
     async def check(_: Request) -> Response:
-        return Response(told.encode(), status)
+        return Response(shown.encode(), status)
 
     async def good(request: Request) -> Response:
         asked = msgspec.json.decode(await request.body())["message_ids"]

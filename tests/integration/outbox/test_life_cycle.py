@@ -91,7 +91,7 @@ class NoLog:
         return None  # type: ignore[return-value]
 
 
-async def test_relay_whose_sweep_dies_raises_its_error_to_whoever_runs_it(sender: Sender) -> None:
+async def test_relay_whose_sweep_dies_raises_its_error_to_its_caller(sender: Sender) -> None:
     await sender.set_up()
     business = await sender.connect()
     relay = Relay(sender.config(), consumer_logs={"clearing-service": NoLog()})

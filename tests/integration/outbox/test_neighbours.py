@@ -264,7 +264,7 @@ async def test_confirm_topic_that_is_made_later_is_read(
 async def test_destination_that_hangs_leaves_room_for_the_others(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sends take for ever, and more waits for it than a relay may hold."""
+    """Its sends take forever, and more waits for it than a relay may hold."""
     clearing = await sender.set_up()
     slow = await sender.set_up("slow")
     async with sender.relay(waiting_rows_max=50, send_rows_max=10) as relay:
@@ -373,9 +373,9 @@ async def test_consumer_that_never_ran_is_reported_after_minutes(
     (line,) = [each.getMessage() for each in caplog.records if "ever heard" in each.getMessage()]
     assert "absent" in line
     operator = await sender.connect(OUTBOX_OPERATOR)
-    told = (await acts.troubles(operator))["clearing"]
-    assert "absent" in told
-    assert "present" not in told
+    shown = (await acts.troubles(operator))["clearing"]
+    assert "absent" in shown
+    assert "present" not in shown
 
 
 async def _is_heard_of(sender: Sender, consumer: str) -> bool:
@@ -395,8 +395,8 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
             await sender.until_status(each, Status.CONFIRMED)
         for proof in (bytes(16), b"\xff" * 16):
             confirm = Confirm(forged.bytes, APPLIED, 0, 0, 0, proof)
-            told = [outbox.Progress(clearing.topic, 0, 1_000)]
-            value = encode_confirms(CONSUMER, [confirm], told)
+            shown = [outbox.Progress(clearing.topic, 0, 1_000)]
+            value = encode_confirms(CONSUMER, [confirm], shown)
             await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
         await sender.confirm(clearing, true)
         await sender.until_status(true, Status.CONSUMED)

@@ -175,10 +175,10 @@ async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
         await relay.settle()
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1"
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         row = await sender.admin.fetchrow(counts, "outbox_pending")
         return bool(row["n_tup_upd"] >= 2_000)
 
-    await sender.until(is_told)
+    await sender.until(is_reported)
     row = await sender.admin.fetchrow(counts, "outbox_pending")
     assert row["n_tup_hot_upd"] == row["n_tup_upd"] == 2_000

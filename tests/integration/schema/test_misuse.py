@@ -297,7 +297,7 @@ async def test_partitions_ahead_that_were_written_to_stay_and_end_in_a_refusal(
     with pytest.raises(asyncpg.RaiseError, match="no more are made"):
         await make_and_soil_partitions(writer)
     assert await catalog.fetchval(_RANGES) <= 1 + 92
-    # What the document tells the owner to do.
+    # What the document asks the owner to do.
     await catalog.execute("VACUUM (TRUNCATE) chain_page")
     assert await catalog.fetchval("SELECT chain_page_reclaim(1, 0)") == 0
     await writer.execute(_EXTEND, 10**9)

@@ -40,7 +40,7 @@ def test_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES)
-def test_error_tells_in_its_docstring_what_it_means(kind: type) -> None:
+def test_error_says_in_its_docstring_what_it_means(kind: type) -> None:
     assert (kind.__doc__ or "").strip().endswith(".")
 
 

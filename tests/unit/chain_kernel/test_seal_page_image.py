@@ -118,7 +118,7 @@ def rows(*payload_sizes: int) -> list[Event]:
 
 
 ROW_BYTES = 12 + 12 + 5 + 12 + 4
-"""Of a row with a key of one byte and no payload."""
+"""The bytes of a row with a key of one byte and no payload."""
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_images_of_a_long_run_of_ids_are_those_of_each() -> None:
         ["k" * 256, "\x01"],
     ],
 )
-def test_keys_are_told_from_their_lengths_whatever_they_hold(keys: list[str]) -> None:
+def test_keys_are_parted_by_their_lengths_whatever_they_hold(keys: list[str]) -> None:
     events = [Event(n + 1, n, key, 0, b"") for n, key in enumerate(keys)]
     (page,) = event_pages(events)
     assert page_events(page) == events

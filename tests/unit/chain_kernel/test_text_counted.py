@@ -6,7 +6,7 @@ from chain_kernel.text import counted
 
 
 @pytest.mark.parametrize(
-    ("count", "noun", "plural", "told"),
+    ("count", "noun", "plural", "shown"),
     [
         (0, "row", "", "0 rows"),
         (1, "row", "", "1 row"),
@@ -16,6 +16,6 @@ from chain_kernel.text import counted
     ],
 )
 def test_one_thing_is_counted_in_the_singular(
-    count: int, noun: str, plural: str, told: str
+    count: int, noun: str, plural: str, shown: str
 ) -> None:
-    assert counted(count, noun, plural) == told
+    assert counted(count, noun, plural) == shown

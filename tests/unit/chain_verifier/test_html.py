@@ -1,4 +1,4 @@
-"""The page for people: what it says, that it stands alone, and that hostile text stays text."""
+"""The page for people: what it says, that it is complete, and that hostile text stays text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def broken() -> Report:
     )  # fmt: skip
 
 
-def test_page_begins_with_the_verdict_and_tells_findings_and_durations() -> None:
+def test_page_begins_with_the_verdict_and_reports_findings_and_durations() -> None:
     page = _Page(html_report(broken(), PICTURE, MADE))
     assert page.text.index("broken") < page.text.index("Findings: 2") < page.text.index("Sources")
     assert "Order 40 is missing, and no row is between 30 and it." in page.text
@@ -246,7 +246,7 @@ def test_page_with_more_findings_than_it_shows_counts_the_rest() -> None:
     assert "8,000 more, not shown here" in _Page(html_report(report, None, MADE)).text
 
 
-def test_page_of_several_chains_tells_each_verdict_first_and_then_all_of_each() -> None:
+def test_page_of_several_chains_reports_each_verdict_first_and_then_all_of_each() -> None:
     gone = Unverified(chain_id=3, is_refused=False, reason=HOSTILE)
     chains = ChainsReport(
         outcomes=(CLEAN, replace(broken(), chain_id=8), gone), spark_start_seconds=0, seconds=3.0

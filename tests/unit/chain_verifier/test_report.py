@@ -59,14 +59,14 @@ def test_report_with_every_kind_has_a_text_for_it() -> None:
         assert Finding(kind=kind, source="s", id=1, pid=2, ids=(3, 4)).text
 
 
-def test_finding_of_one_row_is_told_in_the_singular() -> None:
-    def told(count: int) -> str:
+def test_finding_of_one_row_is_reported_in_the_singular() -> None:
+    def shown(count: int) -> str:
         return Finding(
             kind=Kind.OUT_OF_ORDER, source="s", id=5, until_id=9, after_id=9, count=count
         ).text
 
-    assert told(1) == "out of order, after row 9: 1 row, ids 5 to 9"
-    assert told(5) == "out of order, after row 9: 5 rows, ids 5 to 9"
+    assert shown(1) == "out of order, after row 9: 1 row, ids 5 to 9"
+    assert shown(5) == "out of order, after row 9: 5 rows, ids 5 to 9"
 
 
 def test_findings_beyond_the_bound_are_counted_and_not_kept() -> None:

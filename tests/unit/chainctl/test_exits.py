@@ -138,7 +138,7 @@ def test_error_line_of_a_full_disk_names_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
         (["sequnce"], "chainctl: unknown command 'sequnce', did you mean 'sequence'?"),
         (["xyz"], "chainctl: unknown command 'xyz', expected one of demo, stack"),
@@ -170,11 +170,11 @@ def test_error_line_of_a_full_disk_names_the_file() -> None:
     ],
 )
 def test_command_line_with_a_wrong_use_is_refused_in_one_line(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == ExitCode.REFUSED
     out, err = capsys.readouterr()
-    assert err.startswith(told)
+    assert err.startswith(shown)
     assert err.count("\n") == 1
     assert out == ""
 

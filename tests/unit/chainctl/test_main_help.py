@@ -64,7 +64,7 @@ def test_help_of_a_command_has_its_settings_apart(capsys: pytest.CaptureFixture[
             own, _, settings = capsys.readouterr().out.partition("\nSettings:\n")
             flags = {f"--{name.replace('_', '-')}" for name in SETTING_NAMES} | {"--config"}
             shown = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
-            # Of receivers, --name is an option of their own.
+            # Receivers have an option --name of their own.
             assert not (flags - {"--name"}) & {*shown.findall(own)}
             assert flags >= {*shown.findall(settings.partition("\nExamples:\n")[0])}
 

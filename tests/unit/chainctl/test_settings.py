@@ -304,7 +304,7 @@ def test_shown_value_of_a_database_hides_the_password() -> None:
     assert shown("kafka", "h:1") == "h:1"
 
 
-def test_unknown_variables_are_told_apart_from_settings() -> None:
+def test_unknown_variables_are_kept_apart_from_settings() -> None:
     environ = {"CHAINCTL_DATABSE": "x", "CHAINCTL_KAFKA": "h:1", "CHAINCTL_CONFIG": "f", "HOME": ""}
     assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
 

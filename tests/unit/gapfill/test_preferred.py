@@ -241,7 +241,7 @@ def test_several_standbys_are_asked_in_the_order_given() -> None:
     run_virtual(main())
 
 
-def test_server_that_does_not_answer_is_told_and_asked_again_in_time(
+def test_server_that_does_not_answer_is_reported_and_asked_again_in_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

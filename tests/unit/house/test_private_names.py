@@ -79,7 +79,7 @@ REPLACED: Final = {"_run_once", "_process_events", "_write_to_self"}
 """What the loop in virtual time puts in the place of asyncio's own."""
 
 DOCUMENTED: Final = {"_replace", "_asdict", "_fields", "_make"}
-"""Of named tuples: they begin with an underscore so as not to meet a field's name."""
+"""Names of named tuples: they begin with an underscore so as not to meet a field's name."""
 
 
 def is_private(name: object) -> bool:

@@ -82,7 +82,7 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_python_is_python() -> None:
-    """A part of a program may stand in a coroutine, or before a function."""
+    """A part of a program may be in a coroutine, or before a function."""
     for block in of_language("python"):
         with case(block):
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST

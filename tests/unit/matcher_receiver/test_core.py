@@ -60,7 +60,7 @@ def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
 
 
 def core_at(chain: Chain, at_id: int) -> ReceiveCore:
-    """A core that stands at a row, lives, and knows the leader."""
+    """A core that is at a row, lives, and knows the leader."""
     core = ReceiveCore(chain.chain_id, chain.mark(at_id))
     core.judge_standing(standing_of(chain, at_id), "start")
     core.go_live()
@@ -226,7 +226,7 @@ def test_nonces_are_forgotten_oldest_first_beyond_the_bound(chain: Chain) -> Non
     assert decide(core, first) is CONFIRM_NONCE
 
 
-def test_frames_of_older_terms_are_believed_once_the_primary_has_told_of_them(chain: Chain) -> None:
+def test_frames_of_older_terms_are_believed_once_the_primary_has_shown_them(chain: Chain) -> None:
     older = first_slices(chain, 1)[0]
     chain.take_over()
     core = ReceiveCore(CHAIN_ID, chain.mark(chain.batches[0].last_id))
@@ -236,7 +236,7 @@ def test_frames_of_older_terms_are_believed_once_the_primary_has_told_of_them(ch
     assert decide(core, first_slices(chain, 1)[0]) is DELIVER
 
 
-def test_terms_that_the_primary_no_longer_tells_of_are_believed_no_more(chain: Chain) -> None:
+def test_terms_that_the_primary_no_longer_reports_are_believed_no_more(chain: Chain) -> None:
     core = core_at(chain, chain.mark().id)
     lost = chain.heartbeat_header()
     chain.nonce = NEXT_NONCE  # another database goes on, which never knew of that leader
@@ -392,7 +392,7 @@ def test_records_of_a_large_batch_stay_within_the_bound_and_its_end_is_compared(
 # -- a seal that the database has shown -----------------------------------------------------------
 
 
-def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has_told(chain: Chain) -> None:
+def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has(chain: Chain) -> None:
     """Also when the frames after it agree with the wrong one."""
     core = core_at(chain, chain.batches[0].last_id)
     header, events = chain.headers(chain.batches[1], 6)[0]

@@ -1,4 +1,4 @@
-"""What is told of a receiver: halts that outlive it, the gap ledger, the lag."""
+"""What is reported of a receiver: halts that outlive it, the gap ledger, the lag."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_gap_is_recorded_once_it_is_filled() -> None:
         (NotYetReadable(5, 9), "not yet readable"),
     ],
 )
-def test_gap_that_could_not_be_filled_is_told_by_its_kind_and_then_as_filled(
+def test_gap_that_could_not_be_filled_is_reported_by_its_kind_and_then_as_filled(
     error: Exception, outcome: str
 ) -> None:
     @virtual
@@ -158,7 +158,7 @@ def test_gap_that_could_not_be_filled_is_told_by_its_kind_and_then_as_filled(
             for _ in range(2):
                 with pytest.raises(type(error)):
                     await anext(receiver)
-            (gap,) = receiver.gaps  # asked twice, told once
+            (gap,) = receiver.gaps  # asked twice, reported once
             end = rig.chain.batches[-2].last_id
             until_id = end if isinstance(error, NotYetReadable) else 9
             assert until_id <= end
@@ -177,7 +177,7 @@ def test_gap_that_could_not_be_filled_is_told_by_its_kind_and_then_as_filled(
 
 
 @virtual
-async def test_place_behind_the_archives_boundary_is_told_in_the_ledger_too() -> None:
+async def test_place_behind_the_archives_boundary_is_reported_in_the_ledger_too() -> None:
     """At the start, and when the archive overtakes a receiver that is at work."""
     rig, records = with_records([4, 4])
     place = records.stored = rig.chain.mark(rig.chain.ids[1])
@@ -198,10 +198,10 @@ async def test_place_behind_the_archives_boundary_is_told_in_the_ledger_too() ->
             with pytest.raises(RowsArchived):
                 await anext(receiver)
         assert receiver.stats().gaps == 0
-    told = [(gap.after_id, gap.until_id, gap.cause, gap.outcome) for gap in records.gaps]
+    shown = [(gap.after_id, gap.until_id, gap.cause, gap.outcome) for gap in records.gaps]
     end = rig.chain.mark().id
-    assert told[0] == (place.id, boundary, "start", "archived")
-    assert set(told[1:]) == {(end, boundary, "poll", "archived")}
+    assert shown[0] == (place.id, boundary, "start", "archived")
+    assert set(shown[1:]) == {(end, boundary, "poll", "archived")}
 
 
 def raising(error: Exception) -> Callable[[], None]:
@@ -215,7 +215,7 @@ def raising(error: Exception) -> Callable[[], None]:
 
 
 @virtual
-async def test_stats_tell_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
+async def test_stats_report_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
     rig, _ = with_records([4])
     async with rig.receiver() as receiver:
         await take(receiver, rig.chain.mark().id)

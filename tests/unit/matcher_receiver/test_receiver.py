@@ -269,7 +269,7 @@ async def test_database_away_does_not_stop_live_frames() -> None:
 
 
 @virtual
-async def test_database_away_at_the_start_is_told() -> None:
+async def test_database_away_at_the_start_is_reported() -> None:
     rig = Rig([4])
 
     def fail() -> None:
@@ -315,7 +315,7 @@ async def test_standby_that_never_gets_the_rows_ends_in_a_typed_error() -> None:
 
 
 @virtual
-async def test_rows_missing_in_the_database_are_told_and_never_skipped() -> None:
+async def test_rows_missing_in_the_database_are_reported_and_never_skipped() -> None:
     rig = Rig([4])
     async with rig.receiver() as receiver:
         await take(receiver, rig.chain.mark().id)
@@ -354,7 +354,7 @@ async def stand_before_a_gap(rig: Rig, receiver: Receiver, seconds: float) -> tu
 
 
 @virtual
-async def test_gap_that_shows_while_the_database_is_away_is_told_from_then_on() -> None:
+async def test_gap_that_shows_while_the_database_is_away_is_reported_from_then_on() -> None:
     rig = Rig([4])
     async with rig.receiver() as receiver:
         gap = await stand_before_a_gap(rig, receiver, 120.0)
@@ -577,7 +577,7 @@ async def test_standby_of_another_history_halts_nobody_whose_seal_the_primary_de
 
 
 @virtual
-async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_tells() -> None:
+async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_differs() -> None:
     """A leader that publishes other rows than it commits: the next batch's seal shows it."""
     rig = Rig([4])
     async with rig.receiver() as receiver:

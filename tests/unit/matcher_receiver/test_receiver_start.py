@@ -79,7 +79,7 @@ async def test_start_at_with_a_checkpoint_goes_on_at_the_checkpoint() -> None:
 
 
 @virtual
-async def test_start_at_a_place_that_the_source_cannot_find_is_told() -> None:
+async def test_start_at_a_place_that_the_source_cannot_find_is_reported() -> None:
     rig = Rig(SIZES)
 
     class Plain:
@@ -153,11 +153,11 @@ async def test_live_end_is_taken_before_the_database_is_read() -> None:
     acts: list[str] = []
     start = rig.frames.start
 
-    async def told_start() -> None:
+    async def noted_start() -> None:
         acts.append("live end")
         await start()
 
-    rig.frames.start = told_start  # type: ignore[method-assign]
+    rig.frames.start = noted_start  # type: ignore[method-assign]
     rig.source.before_read = lambda: acts.append("database")
     await received(rig)
     assert acts[:2] == ["live end", "database"]

@@ -70,15 +70,15 @@ def test_life_that_begins_later_begins_above_all_that_the_lost_one_gave(
     spread: int, other: int, elapsed_ns: int, later_ns: int
 ) -> None:
     lost = ids_of(life(spread), WALL_NS + elapsed_ns)
-    # However many orders a second it went on to take, below a thousand times of what is possible.
-    # Times are told in microseconds, so of those one may be missing.
+    # However many orders per second it went on to take, below a thousand times of what is possible.
+    # Times are stored in microseconds, so of those one may be missing.
     given_since = ((later_ns - SECOND_NS) // 1_000 - 1) * IDS_PER_SECOND // 10**6
     again = ids_of(life(other), WALL_NS + elapsed_ns + later_ns)
     assert again.start >= lost.start + given_since - 1
 
 
 @given(spread=spreads, other=spreads, step_ns=st.integers(-(10**15), 0))
-def test_lives_whose_clocks_tell_nothing_are_parted_by_their_spread(
+def test_lives_whose_clocks_show_nothing_are_parted_by_their_spread(
     spread: int, other: int, step_ns: int
 ) -> None:
     assume(abs(spread - other) >= LOST_ORDERS)
@@ -87,7 +87,7 @@ def test_lives_whose_clocks_tell_nothing_are_parted_by_their_spread(
 
 
 @given(spread=spreads, other=spreads)
-def test_lives_of_time_based_ids_in_one_millisecond_are_parted_and_tell_that_millisecond(
+def test_lives_of_time_based_ids_in_one_millisecond_are_parted_and_hold_that_millisecond(
     spread: int, other: int
 ) -> None:
     half = 2 ** (TIME_ID_BITS - 1)
@@ -122,9 +122,7 @@ def test_frames_above_the_head_are_begun_behind(strategy: IdStrategy, ahead: int
 
 @pytest.mark.parametrize("strategy", ["sequential", "time"])
 @pytest.mark.parametrize("seen_id", [HEAD, HEAD + 1, ID_MAX, 2**62])
-def test_frames_that_tell_of_ids_out_of_reach_move_nothing(
-    strategy: IdStrategy, seen_id: int
-) -> None:
+def test_frames_that_show_ids_out_of_reach_move_nothing(strategy: IdStrategy, seen_id: int) -> None:
     planned = ids_of(life(77), WALL_NS, strategy)
     assert ids_of(life(77, seen_id=seen_id), WALL_NS, strategy) == planned
 

@@ -204,7 +204,7 @@ async def test_idle_leader_learns_that_another_leads(world: World) -> None:
         await sequencer.__aexit__(None, None, None)
 
 
-async def test_lost_answer_with_another_leader_since_is_told_from_the_chain(world: World) -> None:
+async def test_lost_answer_with_another_leader_since_is_read_from_the_chain(world: World) -> None:
     """The commit landed, then another took over: the caller has its id, and we lead no more."""
     sequencer = await world.sequencer().__aenter__()
     world.store.faults.append(CommitFault.LOST_AFTER)
@@ -275,7 +275,7 @@ async def test_connection_lost_while_idle_is_made_again_to_record_what_is_skippe
     ) as sequencer:
         world.log.is_away = True
         await sequencer.submit_many(make_orders(30))
-        await sequencer.submit("waits in vain for room", b"")
+        await sequencer.submit("waits for room that never comes", b"")
         await world.store.close()
         world.log.is_away = False
         async with deadline():
@@ -344,13 +344,13 @@ async def test_full_queue_holds_up_commits_while_the_broker_acknowledges(world: 
     sequencer = world.sequencer(
         publish_queue_bytes_max=FRAME_BYTES_MAX,
         publish_wait_seconds=60,
-        heartbeat_seconds=60,  # none takes what is let go below
+        heartbeat_seconds=60,  # none takes what is released below
     )
     async with sequencer:
         for n in range(34):  # as many as the queue takes, and one
             await sequencer.submit(f"k{n}", bytes(250_000))
         held = asyncio.ensure_future(sequencer.submit("held up", b""))
-        while not sequencer.stats().publish_waits:  # noqa: ASYNC110 - nothing tells
+        while not sequencer.stats().publish_waits:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
         assert not held.done()
         assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 250_100
@@ -506,7 +506,7 @@ async def test_submit_many_beyond_a_batch_is_refused_whole(world: World) -> None
     assert world.chain.batches[0].row_count == 10
 
 
-async def test_stats_tell_what_was_done(world: World) -> None:
+async def test_stats_report_what_was_done(world: World) -> None:
     async with world.sequencer() as sequencer:
         await sequencer.submit_many(make_orders(10))
         stats = sequencer.stats()
@@ -520,7 +520,7 @@ async def test_stats_tell_what_was_done(world: World) -> None:
 async def test_batch_is_answered_although_the_next_one_is_fenced(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its callers are told while the next commit is on its way, and that one fails."""
+    """Its callers are answered while the next commit is on its way, and that one fails."""
     begin, begun = world.store.begin, []
 
     async def fenced_at_the_second(batch: Batch, **more: Any) -> Any:
@@ -549,7 +549,7 @@ async def test_commit_that_no_standby_was_waited_for_is_unknown_until_one_has_it
     sequencer = await world.sequencer().__aenter__()
     world.database.cancels_waits = True
     submitted = sequencer.submit_nowait("a", b"1")
-    while sequencer.stats().unknown_outcomes == 0 or not world.rows():  # noqa: ASYNC110 - as told
+    while sequencer.stats().unknown_outcomes == 0 or not world.rows():  # noqa: ASYNC110 - as above
         await asyncio.sleep(0)
     assert not submitted.done()
     world.database.cancels_waits = False

@@ -1,4 +1,4 @@
-"""Orders of one call that stand each for themselves, with and without an intake."""
+"""Orders of one call that count each for themselves, with and without an intake."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_intake_stores_what_was_refused_where_it_stands(world: World) -> N
     assert found[28][1] == "key was 'c#4', expected a number above 6: this one was never accepted"
 
 
-async def test_same_orders_again_add_nothing_and_tell_the_same(world: World) -> None:
+async def test_same_orders_again_add_nothing_and_return_the_same(world: World) -> None:
     async with world.sequencer() as sequencer:
         first = await sequencer.submit_each(mixed_orders(), intake=mark(30), positions=POSITIONS)
     stored = dict(world.chain.rejects)
@@ -118,7 +118,7 @@ async def test_same_orders_again_add_nothing_and_tell_the_same(world: World) -> 
 async def test_mark_that_does_not_follow_the_stored_one_is_refused_with_its_orders_alone(
     world: World, previous: int | None, window: int
 ) -> None:
-    """Of a second intake of the source, or of one that passes by orders that were not taken."""
+    """The mark of a second intake, or one that passes by orders that were not taken."""
     async with world.sequencer(key_window_rows=window) as sequencer:
         await sequencer.submit_each([Order("a", b"")], intake=mark(3), positions=[0])
         stale = sequencer.submit_each(

@@ -103,7 +103,7 @@ async def test_client_that_goes_before_its_answer_is_forgotten() -> None:
             await echo.begun.wait()
         echo.let_go.set()
         async with deadline():
-            while server.connections or server.waiting:  # noqa: ASYNC110 - no event tells of it
+            while server.connections or server.waiting:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.01)
         assert not server.connections
 
@@ -142,7 +142,7 @@ async def test_answer_that_is_not_read_holds_no_connection() -> None:
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(GET % b"large")
             async with deadline():
-                while not server.connections:  # noqa: ASYNC110 - no event tells of it
+                while not server.connections:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.01)
                 while server.connections:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.01)

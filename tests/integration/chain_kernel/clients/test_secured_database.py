@@ -1,6 +1,6 @@
 """The whole path over a PostgreSQL that asks for TLS, by password and by certificate.
 
-Spark's part stands in `tests/integration/chain_verifier/test_secured.py`, the command line's in
+Spark's part is in `tests/integration/chain_verifier/test_secured.py`, the command line's in
 `tests/integration/chainctl/test_secured_database.py`.
 """
 

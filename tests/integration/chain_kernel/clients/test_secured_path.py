@@ -1,6 +1,6 @@
 """The whole path over a Kafka that asks for TLS and a login, and lets each do no more than it must.
 
-Spark's part stands in `tests/integration/chain_verifier/test_secured.py`.
+Spark's part is in `tests/integration/chain_verifier/test_secured.py`.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ async def test_message_is_relayed_consumed_and_confirmed(
     assert handled == [b"trade"]
 
 
-async def test_broker_that_is_away_is_told_from_one_that_answers(
+async def test_broker_that_is_away_differs_from_one_that_answers(
     secured_kafka: SecuredKafka,
 ) -> None:
     """The relay asks so, over a connection like all others."""
@@ -216,7 +216,7 @@ async def test_broker_that_is_away_is_told_from_one_that_answers(
             assert not await is_broker_there(wrong, LONG_SECONDS)
 
 
-# -- who may not, is told so ----------------------------------------------------------------------
+# -- who may not, is refused ----------------------------------------------------------------------
 
 
 async def test_receiver_cannot_write(

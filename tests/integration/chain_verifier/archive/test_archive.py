@@ -134,7 +134,7 @@ def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain)
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "shown"),
     [
         (f"UPDATE chain_event SET key = 'x' WHERE id = {HARMED}", "seal of its rows"),
         (f"UPDATE chain_event SET payload = 'x' WHERE id = {HARMED}", "seal of its rows"),
@@ -142,9 +142,9 @@ def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain)
         (f"UPDATE chain_batch SET epoch = 9 WHERE last_id = {ENDS[4]}", "seal of its rows"),
     ],
 )  # fmt: skip
-def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, told: str) -> None:
+def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, damage: str, shown: str) -> None:
     chain.execute(damage)
-    with pytest.raises(SourceBroken, match=told):
+    with pytest.raises(SourceBroken, match=shown):
         chain.archive()
     manifest = load_manifest(chain.folder, CHAIN_ID)
     assert manifest is not None
@@ -203,7 +203,7 @@ def test_archive_with_a_file_harmed_does_not_verify_and_nothing_goes(
 
 
 def test_archive_with_content_and_hashes_written_anew_fails_by_its_seals(chain: Chain) -> None:
-    """Whoever rewrites a file and the manifest still lacks the seals of other rows."""
+    """Those who rewrite a file and the manifest still lack the seals of other rows."""
     import hashlib
 
     import pyarrow.parquet as pq
@@ -318,8 +318,8 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
     behind = [sum(counts[at + 1 :]) for at in range(len(BATCHES))]
     limit = max((end for end, left in zip(ENDS, behind, strict=True) if left >= rows), default=0)
     limit = min(limit, MARK)
-    told = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
-    with pytest.raises(SettingError, match=f"at most {limit}, .*{told}"):
+    shown = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
+    with pytest.raises(SettingError, match=f"at most {limit}, .*{shown}"):
         chain.retain(limit + 1, key_window_rows=rows)
     assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit
 

@@ -190,7 +190,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert link["last_dropped"] == 1
     assert link["dropped"] > 10
     assert min(link["repeated"], link["reordered"]) > 0
-    # Of what is sent while nobody listens, nothing comes; that may be nothing.
+    # What is sent while nobody listens does not come; that may be nothing.
     assert summary["frames_sent"] >= link["frames"] > 0
     assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
     assert receiver["rows_caught_up"] > 0
@@ -394,7 +394,7 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "noted"),
     [
         (["--loss", "1.5"], "'--loss': 1.5 is not a share from 0 to 1"),
         (["--duplicate", "nan"], "'--duplicate': nan is not a share from 0 to 1"),
@@ -410,11 +410,11 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     ],
 )
 def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
-    arguments: list[str], told: str, call: Call, tmp_path: Path
+    arguments: list[str], noted: str, call: Call, tmp_path: Path
 ) -> None:
     done = call("demo", *arguments, settings={"CHAINCTL_STACK_DIR": str(tmp_path / "none")})
     assert done.code == 2
-    assert told in done.err
+    assert noted in done.err
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
     assert not (tmp_path / "none").exists()
@@ -436,7 +436,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "noted"),
     [
         ("empty.csv", b"", "empty.csv"),
         ("header.csv", b"a,b\n", "header.csv"),
@@ -447,7 +447,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     ],
 )
 def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
-    name: str, content: bytes, told: str, call: Call, stack_up: Path, tmp_path: Path
+    name: str, content: bytes, noted: str, call: Call, stack_up: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -457,7 +457,7 @@ def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_
     assert done.code == 2, done
     last_line = done.err.splitlines()[-1]
     assert last_line.startswith("chainctl: ")
-    assert told in last_line
+    assert noted in last_line
     assert "Traceback" not in done.err
     assert "Sequencing" not in done.err
     assert set((stack_up / "demo").glob("*")) == left_before

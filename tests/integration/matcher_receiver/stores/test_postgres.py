@@ -122,7 +122,7 @@ async def test_save_whose_wait_was_cancelled_may_still_land_and_is_gone_on_from(
             async with asyncio.timeout(0.1):
                 await store.save(10, mark(end))
     await blocker.rollback()
-    # Of the two it was the first that took place.
+    # It was the first of the two that took place.
     await admin.execute(
         "UPDATE receiver_checkpoint SET head_delivered = 20, batch_last_id = 20 "
         "WHERE chain_id = $1",
@@ -176,7 +176,7 @@ async def test_load_after_its_backend_was_killed_is_a_retry_and_then_works(
     assert found == mark(10)
 
 
-async def test_save_for_a_chain_that_was_never_created_is_told(
+async def test_save_for_a_chain_that_was_never_created_is_reported(
     stored: StoredChain, config: CheckpointConfig
 ) -> None:
     missing = CheckpointConfig(database=config.database, chain_id=2**31 - 1, name="r")
@@ -185,7 +185,7 @@ async def test_save_for_a_chain_that_was_never_created_is_told(
             await store.save(0, mark(10))
 
 
-async def test_load_without_a_schema_is_told(empty_database: str) -> None:
+async def test_load_without_a_schema_is_reported(empty_database: str) -> None:
     async with PostgresCheckpointStore(
         CheckpointConfig(database=empty_database, chain_id=7, name="r")
     ) as store:

@@ -335,7 +335,7 @@ async def test_loop_form_parks_what_its_block_raises_and_goes_on(rig: Rig) -> No
     assert await rig.admin.fetchval("SELECT message_id FROM inbox_parked") == poison.message_id
 
 
-async def test_loop_that_does_not_work_on_a_delivery_is_told_and_loses_nothing(rig: Rig) -> None:
+async def test_loop_that_does_not_work_on_a_delivery_is_shown_and_loses_nothing(rig: Rig) -> None:
     message = rig.message("one")
     await rig.send(message)
     async with deadline(), rig.consumer() as consumer:

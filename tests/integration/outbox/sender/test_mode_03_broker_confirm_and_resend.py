@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
 async def store(sender: Sender, count: int, destination: str = "clearing") -> list[UUID]:
-    """Store messages that no relay has been told of, in one transaction."""
+    """Store messages that no relay has been handed, in one transaction."""
     business = await sender.connect()
     ids = draw_message_ids(count)
     async with business.transaction():
@@ -120,7 +120,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
         await sender.until_status(message_id, Status.CONFIRMED)
         assert relay.stats().resent == 1
     (row,) = await sender.pending()
-    assert row["send_count"] == 1  # nobody wrote what became of the first: no try, but a claim
+    assert row["send_count"] == 1  # nobody wrote the outcome of the first: no try, but a claim
     assert await sender.sent(clearing) == [message_id] * 2
 
 
@@ -130,8 +130,8 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
 ) -> None:
     clearing = await sender.set_up(tries_max=3)
     count = 200
-    told = tmp_path / "told.jsonl"
-    append = f"import sys; open({str(told)!r}, 'a').write(sys.stdin.read() + chr(10))"
+    shown = tmp_path / "shown.jsonl"
+    append = f"import sys; open({str(shown)!r}, 'a').write(sys.stdin.read() + chr(10))"
     settings: dict[str, Any] = {
         "sweep_rows_max": 7,  # so that both have many rounds
         "alert_command": (sys.executable, "-c", append),
@@ -153,7 +153,7 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
     assert {(row["status"], row["send_count"]) for row in rows} == {(Status.ABNORMAL, 3)}
     assert {row["last_error"] for row in rows} == {"no end after 3 tries"}
     assert set(Counter(await sender.sent(clearing)).values()) == {3}
-    alerts = [json.loads(line) for line in told.read_text().splitlines()]
+    alerts = [json.loads(line) for line in shown.read_text().splitlines()]
     assert {line["event"] for line in alerts} == {"abnormal"}
     delivered = [each["message_id"] for line in alerts for each in line["deliveries"]]
     assert sorted(delivered) == sorted(map(str, ids))

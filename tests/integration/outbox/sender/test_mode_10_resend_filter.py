@@ -63,11 +63,11 @@ async def test_backlog_of_unread_messages_causes_no_resend_and_one_lost_in_it_is
             await sender.confirm(clearing, *found[first : first + 10_000])
         await sender.confirm(clearing, progress=(middle,))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             at: int = await sender.admin.fetchval('SELECT "offset" FROM outbox_progress')
             return at == middle
 
-        await sender.until(is_told)
+        await sender.until(is_reported)
         assert relay.stats().consumed == middle - 1
         await sender.let_time_pass()
         assert await relay.sweep() == backlog - middle + 1
@@ -136,10 +136,10 @@ async def test_progress_of_strangers_is_not_kept(sender: Sender) -> None:
         await sender.confirm(clearing, progress=(5,), consumer="somebody-else")
         await sender.confirm(clearing, progress=(7,))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return bool(await sender.admin.fetchval("SELECT count(*) FROM outbox_progress"))
 
-        await sender.until(is_told)
+        await sender.until(is_reported)
     rows = await sender.admin.fetch(
         'SELECT consumer, topic, "partition", "offset" FROM outbox_progress'
     )

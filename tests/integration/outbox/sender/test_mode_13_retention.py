@@ -254,11 +254,11 @@ async def test_service_says_when_nothing_may_be_added(sender: Sender) -> None:
     known = Clients([client("payments")])
     async with MessageService(service_config(sender), known) as service:
         for operation in ("send", "prepare"):
-            status, headers, told = await raw(
+            status, headers, shown = await raw(
                 service.address, "POST", f"/v1/messages/{operation}", body
             )
-            assert (status, told["error"]) == (503, "unavailable")
-            assert "chainctl outbox keep" in told["expected"]
+            assert (status, shown["error"]) == (503, "unavailable")
+            assert "chainctl outbox keep" in shown["expected"]
             assert int(headers["retry-after"]) >= 1
 
 

@@ -52,12 +52,12 @@ class Wire:
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
         """Read all until the end of the connection; return the first answer."""
-        told = bytearray()
+        shown = bytearray()
         # A server that closes on what it has not read ends the connection by a reset.
         with suppress(ConnectionResetError):
             while part := await self.reader.read(65_536):
-                told += part
-        head, _, body = told.partition(b"\r\n\r\n")
+                shown += part
+        head, _, body = shown.partition(b"\r\n\r\n")
         return int(head.split()[1]), msgspec.json.decode(body)
 
 
@@ -89,7 +89,7 @@ async def test_unfinished_bodies_of_clients_shut_out_no_client(sender: Sender) -
             for _ in range(10):
                 each = await wires.enter_async_context(wire(service))
                 await each.write(begun(name, 1_000))
-        while service.app._bodies.total < 20:  # noqa: ASYNC110 - no event tells of it
+        while service.app._bodies.total < 20:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         for token in ("payments-token", "shop-token"):
             assert (await raw(service.address, "POST", SEND, BODY, token=token))[0] == 200
@@ -100,17 +100,17 @@ async def test_bodies_take_no_more_memory_than_set(sender: Sender) -> None:
     sizes = {"body_bytes_max": 40_000, "client_bodies_bytes_max": 60_000}
     async with running(sender, bodies_bytes_max=100_000, **sizes) as service, wire(service) as one:
         await one.write(begun("payments", 39_000) + b" " * 38_000)
-        while service.app._bodies.total < 38_001:  # noqa: ASYNC110 - no event tells of it
+        while service.app._bodies.total < 38_001:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         large = BODY + b" " * 30_000
-        status, headers, told = await raw(service.address, "POST", SEND, large)
-        assert (status, told["error"], told["field"]) == (429, "too_much", "body")
+        status, headers, shown = await raw(service.address, "POST", SEND, large)
+        assert (status, shown["error"], shown["field"]) == (429, "too_much", "body")
         assert headers["connection"] == "close"
         async with wire(service) as other:
             await other.write(begun("shop", 39_000) + b" " * 38_000)
             while service.app._bodies.total < 76_002:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
-            status, _, told = await raw(service.address, "POST", SEND, large, token="shop-token")
+            status, _, shown = await raw(service.address, "POST", SEND, large, token="shop-token")
             assert status == 429
         service.app._bodies._client_at_most = 200_000
         while service.app._bodies.total > 38_001:  # noqa: ASYNC110 - as above
@@ -131,9 +131,9 @@ async def test_connection_that_never_asks_is_ended(
             assert await slow.reader.read() == b""
             return
         trickle = asyncio.create_task(_trickle(slow))
-        status, told = await slow.answer()
+        status, shown = await slow.answer()
         trickle.cancel()
-        assert (status, told["error"]) == (408, "too_slow")
+        assert (status, shown["error"]) == (408, "too_slow")
 
 
 async def _trickle(slow: Wire) -> None:
@@ -209,17 +209,17 @@ async def test_what_is_no_http_is_refused_with_json_and_nothing_after_it_is_answ
 ) -> None:
     async with running(sender) as service, wire(service) as strange:
         await strange.write(SMUGGLED)
-        status, told = await strange.answer()
-        assert (status, told["error"]) == (400, "not_http"), "and no second answer"
+        status, shown = await strange.answer()
+        assert (status, shown["error"]) == (400, "not_http"), "and no second answer"
     assert await sender.pending() == []
 
 
 async def test_two_authorizations_are_refused(sender: Sender) -> None:
     async with running(sender) as service:
-        status, _, told = await raw(
+        status, _, shown = await raw(
             service.address, "POST", SEND, BODY, headers="Authorization: Bearer shop-token\r\n"
         )
-        assert (status, told["field"], told["expected"]) == (400, "Authorization", "one")
+        assert (status, shown["field"], shown["expected"]) == (400, "Authorization", "one")
 
 
 async def test_method_that_a_path_has_not_is_405_with_those_that_it_has(sender: Sender) -> None:
@@ -231,8 +231,8 @@ async def test_method_that_a_path_has_not_is_405_with_those_that_it_has(sender: 
             ("PUT", "/v1/messages/0197c0de-0000-7000-8000-000000000000", {"GET", "HEAD"}),
             ("POST", "/livez", {"GET", "HEAD"}),
         ):
-            status, headers, told = await raw(service.address, method, path)
-            assert (status, told["error"]) == (405, "unknown_method")
+            status, headers, shown = await raw(service.address, method, path)
+            assert (status, shown["error"]) == (405, "unknown_method")
             assert set(headers["allow"].split(", ")) == allow
 
 
@@ -246,6 +246,6 @@ async def test_defect_of_the_service_is_json_too(
 
         monkeypatch.setattr(service._api, "get", broken)
         path = "/v1/messages/0197c0de-0000-7000-8000-000000000000"
-        status, headers, told = await raw(service.address, "GET", path)
+        status, headers, shown = await raw(service.address, "GET", path)
         assert (status, headers["content-type"]) == (500, "application/json")
-        assert told["error"] == "failed"
+        assert shown["error"] == "failed"

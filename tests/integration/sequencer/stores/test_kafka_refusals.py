@@ -43,8 +43,8 @@ async def test_commit_without_a_privilege_names_the_table_the_login_and_the_role
         await sequencer.submit("key", b"payload")
     with pytest.raises(OrderchainError):  # it ends with what stopped it
         await sequencer.__aexit__(None, None, None)
-    told = "(login sequencer_writer: permission denied for table chain_batch)"
-    assert f"expected a login that is a member of sequencer_writer {told}" in str(refused.value)
+    shown = "(login sequencer_writer: permission denied for table chain_batch)"
+    assert f"expected a login that is a member of sequencer_writer {shown}" in str(refused.value)
 
 
 async def test_send_to_a_broker_that_is_silent_has_a_reason(make_chain: MakeChain) -> None:

@@ -1,4 +1,4 @@
-"""What a leader's sessions depend on: pinned, refused, or watched; and what stands in between."""
+"""What a leader's sessions depend on: pinned, refused, or watched; and what is in between."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_pooler_is_recognised_and_refused_in_one_line(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
     chain = await make_chain(with_topic=False)
-    for serve, told in (
+    for serve, shown in (
         (pooler(postgres_server.config.port), "which hides the process that serves it"),
         (refuse_parameters, "unsupported startup parameter: jit"),
     ):
@@ -197,7 +197,7 @@ async def test_pooler_is_recognised_and_refused_in_one_line(
         assert "a direct connection to PostgreSQL (this one goes through a pooler" in str(
             raised.value
         )
-        assert told in str(raised.value)
+        assert shown in str(raised.value)
         assert "\n" not in str(raised.value)
     assert (await chain.head())["epoch"] == 0
 

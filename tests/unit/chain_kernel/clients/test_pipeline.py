@@ -122,7 +122,7 @@ async def test_driver_has_the_connection_back_only_behind_the_last_answer() -> N
 
 
 @pytest.mark.parametrize("reason", [None, OSError("gone")])
-async def test_lost_connection_ends_every_answer_and_is_told_to_the_driver(
+async def test_lost_connection_ends_every_answer_and_is_reported_to_the_driver(
     reason: Exception | None,
 ) -> None:
     wire, pipeline = make_pipeline()

@@ -68,7 +68,7 @@ async def test_only_the_last_snapshots_are_kept(store: FileSnapshotStore, tmp_pa
 
 
 @pytest.mark.parametrize("left", range(0, 200, 7))
-async def test_torn_snapshot_is_told_and_the_one_before_it_wins(
+async def test_torn_snapshot_is_reported_and_the_one_before_it_wins(
     store: FileSnapshotStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
     await store.save(snapshot_at(10))
@@ -108,7 +108,7 @@ async def test_snapshot_under_the_name_of_another_place_is_broken(
 async def test_snapshots_that_are_all_broken_are_no_empty_state(
     store: FileSnapshotStore, tmp_path: Path
 ) -> None:
-    """Else a service would begin where it was told to without a state, and might skip."""
+    """Else a service would begin where it was asked to without a state, and might skip."""
     for row_id in (10, 20):
         await store.save(snapshot_at(row_id))
         path_at(tmp_path, row_id).write_bytes(b"")
@@ -178,17 +178,17 @@ async def test_name_appears_only_once_its_content_was_forced_to_the_disk(
     acts: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def told_fsync(descriptor: int) -> None:
+    def noted_fsync(descriptor: int) -> None:
         kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"  # noqa: PTH112
         acts.append(f"fsync {kind}")
         fsync(descriptor)
 
-    def told_replace(path: Path, target: Path) -> Path:
+    def noted_replace(path: Path, target: Path) -> Path:
         acts.append("rename")
         return replace(path, target)
 
-    monkeypatch.setattr(os, "fsync", told_fsync)
-    monkeypatch.setattr(Path, "replace", told_replace)
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
     await store.save(snapshot_at(10))
     assert acts == ["fsync file", "rename", "fsync folder"]
     assert names(tmp_path) == [10]

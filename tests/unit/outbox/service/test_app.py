@@ -44,33 +44,33 @@ def lines(
     return metrics_of(app._figures(samples(), unfinished)).body.decode().splitlines()
 
 
-def test_every_counter_is_told_with_its_type() -> None:
-    told = lines()
-    assert "# TYPE orderchain_outbox_relay_sent_total counter" in told
-    assert "orderchain_outbox_relay_sent_total 5.0" in told
-    assert "orderchain_outbox_relay_swept_total 0.0" in told
-    assert "orderchain_outbox_waiting 2.0" in told
-    assert 'orderchain_outbox_refusals_total{error="too_much"} 3.0' in told
+def test_every_counter_is_reported_with_its_type() -> None:
+    shown = lines()
+    assert "# TYPE orderchain_outbox_relay_sent_total counter" in shown
+    assert "orderchain_outbox_relay_sent_total 5.0" in shown
+    assert "orderchain_outbox_relay_swept_total 0.0" in shown
+    assert "orderchain_outbox_waiting 2.0" in shown
+    assert 'orderchain_outbox_refusals_total{error="too_much"} 3.0' in shown
 
 
 def test_counter_by_reason_has_a_sample_for_each_reason() -> None:
     stats = RelayStats()
     stats.bad_confirms.update({"too long": 2, "no header": 1})
-    told = lines(stats)
-    assert 'orderchain_outbox_relay_bad_confirms_total{reason="too long"} 2.0' in told
-    assert 'orderchain_outbox_relay_bad_confirms_total{reason="no header"} 1.0' in told
+    shown = lines(stats)
+    assert 'orderchain_outbox_relay_bad_confirms_total{reason="too long"} 2.0' in shown
+    assert 'orderchain_outbox_relay_bad_confirms_total{reason="no header"} 1.0' in shown
 
 
 def test_database_that_is_away_leaves_its_figures_out() -> None:
-    told = lines(unfinished=None)
-    assert "orderchain_outbox_database_up 0.0" in told
-    assert not any("orderchain_outbox_deliveries" in line for line in told)
-    assert "orderchain_outbox_relay_sent_total 5.0" in told
+    shown = lines(unfinished=None)
+    assert "orderchain_outbox_database_up 0.0" in shown
+    assert not any("orderchain_outbox_deliveries" in line for line in shown)
+    assert "orderchain_outbox_relay_sent_total 5.0" in shown
 
 
 def test_age_of_the_oldest_message_is_that_at_the_time_of_the_page() -> None:
-    told = lines(unfinished=[Unfinished("a", "init", 1, smallest_id(NOW - 0.5))])
-    assert 'orderchain_outbox_oldest_seconds{destination="a",status="init"} 0.5' in told
+    shown = lines(unfinished=[Unfinished("a", "init", 1, smallest_id(NOW - 0.5))])
+    assert 'orderchain_outbox_oldest_seconds{destination="a",status="init"} 0.5' in shown
 
 
 def test_relay_exports_every_counter_under_the_name_that_a_service_gives_it() -> None:

@@ -292,7 +292,7 @@ def test_retries_of_hours_take_no_time(one: MemoryOutbox) -> None:
     assert one.statuses() == {bad: Status.ABNORMAL, **dict.fromkeys(good, Status.CONSUMED)}
 
 
-def test_refused_message_is_told_of(one: MemoryOutbox) -> None:
+def test_refused_message_is_reported(one: MemoryOutbox) -> None:
     one.add("clearing", b"x")
 
     async def handler(delivery: Delivery, connection: Any) -> None:
@@ -392,7 +392,7 @@ def test_prepared_messages_whose_answers_are_lost_follow_the_decision(
     }  # fmt: skip
 
 
-def test_client_decides_once_and_tells_repeats(one: MemoryOutbox) -> None:
+def test_client_decides_once_and_reports_repeats(one: MemoryOutbox) -> None:
     one.awkward.calm()
     client = one.message_client("payments")
     (message_id,) = draw_message_ids(1)
@@ -434,7 +434,7 @@ def test_second_connection_that_would_wait_for_the_first_one_is_refused(one: Mem
     assert "one connection at a time" in letter.last_error
 
 
-def test_what_never_ends_is_told_with_what_is_left(one: MemoryOutbox) -> None:
+def test_what_never_ends_is_reported_with_what_is_left(one: MemoryOutbox) -> None:
     one.add("clearing", b"note")
 
     async def handler(delivery: Delivery, connection: Any) -> None:
@@ -473,16 +473,16 @@ PROGRAM = """
 import sys
 from tests.unit.outbox.testing.test_memory_outbox import apply, make_outbox
 from outbox import Delivery
-outbox, told = make_outbox(int(sys.argv[1])), []
+outbox, shown = make_outbox(int(sys.argv[1])), []
 for number in range(20):
     outbox.add("clearing", b"%d" % number, key="anna" if number % 3 else None)
 async def handler(delivery, connection):
-    told.append((delivery.payload, delivery.partition, delivery.offset, delivery.failures))
+    shown.append((delivery.payload, delivery.partition, delivery.offset, delivery.failures))
     await apply(delivery, connection)
     if delivery.failures == 0 and delivery.offset % 4 == 0:
         raise ValueError
 outbox.work_off(handler, outbox.config(at_once=3))
-print(told, sorted(outbox.faults.items()))
+print(shown, sorted(outbox.faults.items()))
 outbox.close()
 """
 

@@ -71,7 +71,7 @@ def test_file_that_grew_goes_on_with_its_new_rows(write: Write) -> None:
     assert pass_over(write("o.csv", ROWS + "101,new\n"), mark) == ["o.csv#101"]
 
 
-def test_file_with_a_bad_row_mended_goes_on_with_it(write: Write) -> None:
+def test_file_with_a_bad_row_fixed_goes_on_with_it(write: Write) -> None:
     path = write("o.csv", ROWS.replace("41,v41\n", "41\n"))
     mark = mark_after(path, 1_000)
     assert mark.position == 40

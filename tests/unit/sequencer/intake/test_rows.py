@@ -362,7 +362,7 @@ def test_file_whose_beginning_cannot_be_used_is_refused_without_an_order(
     assert part in str(fault)
 
 
-def test_file_of_an_unknown_name_is_read_as_told(write: Write, read_all: ReadAll) -> None:
+def test_file_of_an_unknown_name_is_read_as_asked(write: Write, read_all: ReadAll) -> None:
     orders, fault = read_all(write("o.txt", "a\n1\n"), format="csv")
     assert fault is None
     assert orders[0].key == "o.txt#1"

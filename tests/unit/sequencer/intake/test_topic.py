@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 LEASE: dict[str, Any] = {"lease_seconds": 0.2, "commit_seconds": 0.1}
-"""Whoever comes behind a leader that could not hand over waits for so long."""
+"""The process that comes after a leader that could not hand over waits for so long."""
 
 
 @pytest.fixture(autouse=True)
@@ -458,7 +458,7 @@ async def test_orders_that_are_refused_while_kafka_is_away_are_taken_when_it_is_
     assert sorted(keys) == [f"new {partition}" for partition in range(3)]
 
 
-async def test_second_intake_of_a_topic_is_told_apart_and_adds_nothing(feed: Feed) -> None:
+async def test_second_intake_of_a_topic_is_kept_apart_and_adds_nothing(feed: Feed) -> None:
     """Its records are those of the first one: without remembered keys they would be rows twice."""
     for number in range(30):
         feed.topic.add(0, f"k{number}".encode(), b"1")

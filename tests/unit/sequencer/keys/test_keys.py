@@ -45,7 +45,7 @@ def keys_of(world: World) -> list[str]:
         ("a#\u0661", None),  # a digit, but not one of ours
     ],
 )
-def test_key_of_the_form_client_number_is_told_from_others(
+def test_key_of_the_form_client_number_differs_from_others(
     key: str, split: tuple[str, int] | None
 ) -> None:
     assert split_client_key(key) == split
@@ -118,7 +118,7 @@ async def test_same_key_with_another_payload_is_a_conflict_naming_the_row(world:
     assert keys_of(world) == ["k", "two"]
 
 
-async def test_submit_many_with_repeats_adds_the_new_ones_and_tells_all_places(
+async def test_submit_many_with_repeats_adds_the_new_ones_and_returns_all_places(
     world: World,
 ) -> None:
     async with world.sequencer() as sequencer:

@@ -130,16 +130,16 @@ def test_status_names_a_missing_topic_and_a_consumer_that_never_ran(
     rows(database, missing)
     done = call("outbox", "status", "--json", settings=settings)
     assert done.code == 1
-    told = {row["destination"]: row for row in json.loads(done.out)}
-    idle = told.pop("idle")
+    noted = {row["destination"]: row for row in json.loads(done.out)}
+    idle = noted.pop("idle")
     assert (idle["status"], idle["deliveries"]) == (None, 0), "also where nothing goes to it yet"
     assert idle["trouble"] == "topic idle.confirms is not there"
-    (row,) = told.values()
+    (row,) = noted.values()
     assert "is not there; nothing was ever heard of consumer" in row["trouble"]
     assert "is not there" in call("outbox", "status", settings=settings).out
 
 
-def test_status_and_list_tell_where_deliveries_stand(
+def test_status_and_list_report_where_deliveries_stand(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
     assert call("outbox", "status", settings=settings).code == 0
@@ -147,13 +147,13 @@ def test_status_and_list_tell_where_deliveries_stand(
     (abnormal,) = store(1, 3)
     done = call("outbox", "status", "--json", settings=settings)
     assert done.code == 1  # something waits for a person
-    told = {row["status"]: row for row in json.loads(done.out)}
-    assert {name: row["deliveries"] for name, row in told.items()} == {
+    noted = {row["status"]: row for row in json.loads(done.out)}
+    assert {name: row["deliveries"] for name, row in noted.items()} == {
         "confirmed": 3,
         "abnormal": 1,
     }
-    assert told["abnormal"]["oldest_seconds"] >= 0
-    assert {row["trouble"] for row in told.values()} == {None}
+    assert noted["abnormal"]["oldest_seconds"] >= 0
+    assert {row["trouble"] for row in noted.values()} == {None}
     listed = call("outbox", "list", "--status", "abnormal", "--json", settings=settings)
     (row,) = json.loads(listed.out)
     assert (row["message_id"], row["tries"], row["next_send"]) == (str(abnormal), 2, None)
@@ -191,17 +191,17 @@ def test_status_names_what_is_overdue_and_a_relay_that_does_not_run(
     assert call("outbox", "status", settings=settings).code == 0
 
 
-def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
+def test_show_reports_the_message_its_deliveries_and_what_people_did(
     call: Call, refused: Refused, settings: dict[str, str], clearing: str,
     store: Callable[..., list[UUID]],
 ) -> None:  # fmt: skip
     (message_id,) = store(1, 3)
     because = ["--reason", "the consumer was fixed", "--actor", "ada"]
     assert call("outbox", "retry", "--id", message_id, *because, settings=settings).code == 0
-    told = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
-    assert (told["key"], told["headers"], told["bytes"]) == ("k", {"a": "b"}, 2)
-    assert [each["status"] for each in told["deliveries"]] == ["init"]
-    (did,) = told["acts"]
+    noted = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
+    assert (noted["key"], noted["headers"], noted["bytes"]) == ("k", {"a": "b"}, 2)
+    assert [each["status"] for each in noted["deliveries"]] == ["init"]
+    (did,) = noted["acts"]
     assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was fixed")
     (listed,) = json.loads(call("outbox", "acts", "--since", "1h", "--json", settings=settings).out)
     assert {**did, "message_id": str(message_id)}.items() <= listed.items()
@@ -296,7 +296,7 @@ def test_act_without_reason_actor_or_filter_is_refused(
     assert "UUID" in refused("outbox", act, "--id", "x", "--reason", "x", settings=settings)
 
 
-def test_operator_cannot_change_what_was_told_of_acts(
+def test_operator_cannot_change_what_is_stored_of_acts(
     settings: dict[str, str], clearing: str
 ) -> None:
     async def run(change: str) -> None:
@@ -344,8 +344,8 @@ def test_key_of_a_destination_is_printed_and_refused_to_an_operator(
 def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
     done = call("outbox", "destination", "show", name, "--json", settings=settings)
     assert done.code == 0, done
-    told: dict[str, Any] = json.loads(done.out)
-    return told
+    noted: dict[str, Any] = json.loads(done.out)
+    return noted
 
 
 EVERY_FIELD = {
@@ -430,8 +430,8 @@ def test_destination_set_with_create_topics_makes_those_that_are_missing(
         found: dict[str, int] = {}
         async with deadline():
             while found != made:
-                told = await client.describe_topics(list(made))
-                found = {each["topic"]: len(each["partitions"]) for each in told}
+                noted = await client.describe_topics(list(made))
+                found = {each["topic"]: len(each["partitions"]) for each in noted}
 
     admin(until_made)
     again = call(*make, settings=settings)  # they are there
@@ -456,9 +456,9 @@ def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
 ) -> None:
     store(1, 1)
     full = call("outbox", "keep", "--outbox-bytes-max", 1, "--json", settings=settings)
-    told = json.loads(full.out)
-    assert (full.code, told["is_full"], told["bytes_max"]) == (1, True, 1)
-    assert told["bytes"] > 1
+    noted = json.loads(full.out)
+    assert (full.code, noted["is_full"], noted["bytes_max"]) == (1, True, 1)
+    assert noted["bytes"] > 1
     with pytest.raises(outbox.OutboxFull):
         store(1, 1)
     # Without the flag the bound is the one that was set.
@@ -532,8 +532,8 @@ def test_relay_with_a_consumers_log_sends_nothing_again_that_was_applied(
     asyncio.run(both_are_dealt_with())
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
-    told = json.loads(out)
-    assert (told["found_applied"], told["sent"]) == (1, 1), err
+    noted = json.loads(out)
+    assert (noted["found_applied"], noted["sent"]) == (1, 1), err
     (row,) = rows(database, "SELECT message_id, status FROM outbox_done")
     assert (row["message_id"], row["status"]) == (applied, 2)
     assert [row["message_id"] for row in rows(database, "SELECT * FROM outbox_pending")] == [
@@ -554,8 +554,8 @@ def test_failed_shows_what_businesses_would_have_sent(
     kept = f"INSERT INTO outbox_failed ({columns}) VALUES"
     store(1, 1, change=f"{kept} (1, now(), 'rolled back', 'a', 'clearing', 'old'),"
           " (2, now(), 'unknown', 'b', 'clearing', 'new')")  # fmt: skip
-    told = json.loads(call("outbox", "failed", "--json", settings=settings).out)
-    assert [(row["error"], row["payload"]) for row in told] == [("b", "bmV3"), ("a", "b2xk")]
+    noted = json.loads(call("outbox", "failed", "--json", settings=settings).out)
+    assert [(row["error"], row["payload"]) for row in noted] == [("b", "bmV3"), ("a", "b2xk")]
     shown = call("outbox", "failed", "--limit", 1, settings=settings)
     assert shown.code == 0
     assert ("unknown" in shown.out, "rolled back" in shown.out) == (True, False)
@@ -569,7 +569,7 @@ def test_commands_without_the_outboxs_tables_are_refused(
         assert "--part outbox" in refused("outbox", *arguments, settings=settings)
 
 
-def test_relay_sends_what_is_stored_until_it_is_told_to_end(
+def test_relay_sends_what_is_stored_until_it_is_asked_to_end(
     call: Call,
     start: Callable[..., subprocess.Popen[str]],
     settings: dict[str, str],
