@@ -219,9 +219,9 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
     floor = cell(_against_floor(lines))
     yield from ("", f"p99 at half load / (commit p99 + send p99 + time of a batch): {floor}.")
     alone = [
-        (title, *(number(found[one]) for one in _PERCENTILES))
+        (title, *(number(those[one]) for one in _PERCENTILES))
         for name, title in _ALONE.items()
-        if (found := lines.percentiles("floor", name))
+        if (those := lines.percentiles("floor", name))
     ]
     if alone:
         yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), alone))
