@@ -80,7 +80,8 @@ LONG: Final = re.compile(r"--intake-topic|receive .*--follow|outbox relay|messag
 FINDS: Final = {
     ("stuck-message.md", "outbox status"): 1,  # it is what the page is about
     ("stuck-message.md", "outbox abandon"): 1,  # the message is confirmed here: nothing to change
-    ("choosing-a-delivery-mode.md", "outbox dead retry --why"): 1,  # there is no dead letter here
+    ("choosing-a-delivery-mode.md", "outbox dead retry --why"): 1,  # the step before retried it
+    ("choosing-a-delivery-mode.md", "outbox dead abandon"): 1,  # the same
     ("forgotten-reader.md", "receivers move"): 2,  # the step before has forgotten this receiver
 }
 """Exit codes that are not 0, by the page and the beginning of the command."""
