@@ -109,7 +109,7 @@ def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> Non
     """Put the tests into an order by which few servers are started, and nobody waits at the end.
 
     `--dist worksteal` gives each process an equal part of the list, and what one has left at the
-    end of its part to one that has none. So the tests without a server stand at the end of each.
+    end of its part to one that has none. So the tests without a server are at the end of each.
     """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes > 1:

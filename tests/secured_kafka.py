@@ -37,7 +37,7 @@ RECEIVER: Final = "receiver"
 OPERATOR: Final = "operator"
 """May do anything, with any topic."""
 PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read", OPERATOR: "any topic"}
-"""Of the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
+"""For the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
 
 TOPIC: Final = "orders.1"
 PREFIX: Final = "path."

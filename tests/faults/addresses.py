@@ -22,7 +22,7 @@ def through(chain: Chain, proxy: Proxy, **settings: object) -> SequencerConfig:
 
 
 def proxy_before(kafka: KafkaServer) -> Proxy:
-    """Return a proxy on the port that the broker tells the clients of its second listener."""
+    """Return a proxy on the port that the broker names to the clients of its second listener."""
     listener = kafka.config.proxied
     assert listener is not None
     return Proxy(listener.port, kafka_requests, port=listener.advertised_port)

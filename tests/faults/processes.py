@@ -118,7 +118,7 @@ class Worker:
 
     async def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        # It may have been killed: `ended` and the missing answers tell.
+        # It may have been killed: `ended` and the missing answers show it.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.process.stdin.write(line + b"\n")
             await self.process.stdin.drain()

@@ -45,7 +45,7 @@ IDLE_PATIENCE_SECONDS = 0.1
 
 
 class ReceiverHost(Host):
-    """A matching service whose effects stand in the database, in one transaction with its place.
+    """A matching service whose effects are in the database, in one transaction with its place.
 
     Or, with the checkpoint apart, in a journal of its own, which is written first.
     """

@@ -34,7 +34,7 @@ def test_clock_moves_by_what_was_waited_for_and_the_wall_goes_with_it() -> None:
     assert run_virtual(wait()) == (1_500_000_000, 1_500_000_000)
 
 
-def test_wait_without_a_deadline_for_what_never_comes_is_told() -> None:
+def test_wait_without_a_deadline_for_what_never_comes_is_reported() -> None:
     async def wait() -> None:
         await asyncio.get_running_loop().create_future()
 

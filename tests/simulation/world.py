@@ -55,11 +55,11 @@ DELIVERED_SECONDS = 5.0
 back-off of a receiver, and a standby's lag; the same with Kafka gone."""
 
 STOPPED_SECONDS = 6.0
-"""In so long everything has stopped that is told to, whatever is away (L4): the stops of an intake
+"""In so long everything has stopped that is asked to, whatever is away (L4): the stops of an intake
 and of a sequencer, and the questions that are under way."""
 
 REPLAY_SECONDS_MAX = 1.0
-TOLD_LINES = 60
+SHOWN_LINES = 60
 
 
 class World:
@@ -69,7 +69,7 @@ class World:
         self.plan = plan
         self.loop = virtual_clock()
         self.random = Random(plan.seed)
-        self.trace: deque[str] = deque(maxlen=TOLD_LINES)
+        self.trace: deque[str] = deque(maxlen=SHOWN_LINES)
         self.failures: list[str] = []
         self.is_healed = False
         self.is_standby_stuck = False
@@ -132,7 +132,7 @@ class World:
 
     @property
     def is_database_well(self) -> bool:
-        """Whether it answers whoever asks, and commits."""
+        """Whether it answers those who ask, and commits."""
         is_there = not (self.database_server.is_away or self.database_server.is_held)
         wires_are_sound = self.database_dial.is_sound and self.commit_dial.is_sound
         return is_there and wires_are_sound and not self.database.cancels_waits
@@ -173,7 +173,7 @@ class World:
             self.fail(f"L2 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
-        """Nothing is ever missing: what a frame tells of was committed before it was sent."""
+        """Nothing is ever missing: what a frame names was committed before it was sent."""
         self.fail(f"{name} found rows missing: {error!r}")
 
     async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -218,9 +218,9 @@ class World:
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Host]) -> None:
-        """L4: whatever is away, what is told to stop does."""
+        """L4: whatever is away, what is asked to stop does."""
         down = self.plan.down_at_stop
-        self.note("told to stop, away:", down)
+        self.note("asked to stop, away:", down)
         is_database_away = down in {"database", "everything"}
         self.database_server.is_away = self.standby_server.is_away = is_database_away
         if down in {"broker", "everything"}:
@@ -231,8 +231,8 @@ class World:
 
     def digest(self) -> str:
         """Return a value that two runs of one seed share, whatever machine they ran on."""
-        told = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
-        return sha256("\n".join(told).encode()).hexdigest()
+        shown = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
+        return sha256("\n".join(shown).encode()).hexdigest()
 
     def check(self) -> None:
         """Raise the first violation, or what else went wrong."""
@@ -289,7 +289,7 @@ class World:
         else:
             self.log.is_away = True
 
-    def mend_broker(self) -> None:
+    def heal_broker(self) -> None:
         """Have it back, unless it is to stay as it is in the end."""
         end = self.plan.broker_in_the_end
         # A chain that nobody ever led may need it.
@@ -301,7 +301,7 @@ class World:
         else:
             self.log.is_gone = False
 
-    def mend_database(self) -> None:
+    def heal_database(self) -> None:
         self.database_server.is_away = False
         self.database_server.let_go()
 
@@ -311,8 +311,8 @@ class World:
         self.at_take_over.clear()
         for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
             dial.heal()
-        self.mend_database()
-        self.mend_broker()
+        self.heal_database()
+        self.heal_broker()
         self.standby_server.is_away = False
         self.orders.topic.is_away = False
         self.database.cancels_waits = False

@@ -113,7 +113,7 @@ async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
     async with deadline():
         figures = await run_load(secured_site, small(rival))
     assert figures["delivered_per_second"] > 0
-    # Children are told by their stdin: everybody may read the command line of a process.
+    # Children are configured by their stdin: everybody may read the command line of a process.
     assert len(seen) == 4
     hidden = (secured_site.kafka.sasl_password, secured_site.admin.password)
     assert not [text for text in seen for secret in hidden if secret in text]
@@ -288,7 +288,7 @@ async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None
         await run_load(site, small())
     async with connected(site.admin) as connection:
         assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
-        # Nor does it stand in the way of the next.
+        # Nor does it hinder the next.
         assert await make_chain(site)
 
 

@@ -77,7 +77,7 @@ def gap(index: int, until: int | None = None) -> dict[str, Any]:
 
 
 def late(first: int, last: int, behind: int) -> dict[str, Any]:
-    """The rows from `first` to `last` stand behind a later one."""
+    """The rows from `first` to `last` come after a later one."""
     return {
         "kind": Kind.OUT_OF_ORDER, "id": ROWS[first].id, "until_id": ROWS[last].id,
         "after_id": ROWS[behind].id, "count": last - first + 1,

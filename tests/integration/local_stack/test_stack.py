@@ -49,9 +49,9 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
     state_path = stack.directory / "state.json"
     assert stat.S_IMODE(state_path.stat().st_mode) == 0o600
 
-    told: list[str] = []
-    again = stack_in(stack.directory).up(told.append)
-    assert told == ["PostgreSQL and Kafka are running already"]
+    shown: list[str] = []
+    again = stack_in(stack.directory).up(shown.append)
+    assert shown == ["PostgreSQL and Kafka are running already"]
     assert process_ids(again) == process_ids(first)
 
     for role in LOGIN_ROLES:
@@ -106,11 +106,11 @@ def test_stack_up_with_a_port_taken_meanwhile_moves(stack: LocalStack) -> None:
     stack.up()
     stack.down()
     port = stack.postgres().config.port
-    told: list[str] = []
+    shown: list[str] = []
     with socket.create_server((LOOPBACK, port)):
-        assert stack.up(told.append).up
+        assert stack.up(shown.append).up
     assert stack.postgres().config.port != port
-    assert f"Port {port} is taken by another program" in told[0]
+    assert f"Port {port} is taken by another program" in shown[0]
 
 
 def test_stack_that_was_never_up(stack: LocalStack) -> None:

@@ -136,7 +136,7 @@ def test_report_of_runs_without_a_figure_names_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernels", [("6.1", "6.1"), ("6.1", "6.2")])
-def test_report_tells_when_runs_were_on_several_machines(
+def test_report_says_when_runs_were_on_several_machines(
     tmp_path: Path, kernels: tuple[str, str]
 ) -> None:
     log = ArmLog(tmp_path, "comparison")

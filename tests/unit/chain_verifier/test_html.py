@@ -1,4 +1,4 @@
-"""The page for people: what it says, that it stands alone, and that hostile text stays text."""
+"""The page for people: what it says, that it is complete, and that hostile text stays text."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ TABLE: list[tuple[Callable[[Server7], None], Found, Found, int]] = [
     TABLE,
     ids=[line[0].__name__ for line in TABLE],
 )
-def test_what_a_fill_finds_is_told_by_its_kind_behind_a_linked_run(
+def test_what_a_fill_finds_is_reported_by_its_kind_behind_a_linked_run(
     break_it: Callable[[Server7], None],
     on_primary: Found,
     on_standby: Found,

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_exclusive_with_a_holder_tells_once_and_gives_up_at_the_deadline(tmp_path: Path) -> None:
+def test_exclusive_with_a_holder_reports_once_and_gives_up_at_the_deadline(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    told: list[str] = []
+    shown: list[str] = []
     with (
         exclusive(lock, deadline_s=1),
         pytest.raises(FolderUnusable, match="another process has held"),
-        exclusive(lock, deadline_s=0.3, progress=told.append),
+        exclusive(lock, deadline_s=0.3, progress=shown.append),
     ):
         pass
-    assert len(told) == 1
+    assert len(shown) == 1
 
 
 def test_exclusive_waits_until_the_holder_lets_go(tmp_path: Path) -> None:

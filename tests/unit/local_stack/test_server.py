@@ -71,13 +71,13 @@ def test_start_twice_keeps_the_process(server: Script) -> None:
     assert server.process == first
 
 
-def test_start_tells_the_process_before_it_is_ready(tmp_path: Path) -> None:
-    told: list[ProcessIdentity] = []
-    server = Script(tmp_path, on_launch=told.append)
+def test_start_names_the_process_before_it_is_ready(tmp_path: Path) -> None:
+    shown: list[ProcessIdentity] = []
+    server = Script(tmp_path, on_launch=shown.append)
     server.script = "exec sleep 60"
     with pytest.raises(ServerFailed, match="was not ready within 0 s"):
         server.start(deadline_s=0.2)
-    assert told == [server.process]
+    assert shown == [server.process]
     server.kill()
 
 

@@ -49,7 +49,7 @@ def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
 
 
 def core_at(chain: Chain, at_id: int) -> ReceiveCore:
-    """A core that stands at a row, lives, and knows the leader."""
+    """A core that is at a row, lives, and knows the leader."""
     core = ReceiveCore(chain.chain_id, chain.mark(at_id))
     core.judge_standing(standing_of(chain, at_id), "start")
     core.go_live()

@@ -1,4 +1,4 @@
-"""What is told of a receiver: halts that outlive it, the gap ledger, the lag."""
+"""What is reported of a receiver: halts that outlive it, the gap ledger, the lag."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def raising(error: Exception) -> Callable[[], None]:
 
 
 @virtual
-async def test_stats_tell_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
+async def test_stats_report_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
     rig, _ = with_records([4])
     async with rig.live() as receiver:
         assert receiver.stats().source == "primary"

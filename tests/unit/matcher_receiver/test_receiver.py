@@ -128,7 +128,7 @@ async def stand_before_a_gap(rig: Rig, receiver: Receiver, seconds: float) -> tu
 
 
 @virtual
-async def test_gap_that_shows_while_the_database_is_away_is_told_from_then_on() -> None:
+async def test_gap_that_shows_while_the_database_is_away_is_reported_from_then_on() -> None:
     rig = Rig([4])
     async with rig.receiver() as receiver:
         gap = await stand_before_a_gap(rig, receiver, 120.0)

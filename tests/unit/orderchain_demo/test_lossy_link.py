@@ -140,7 +140,7 @@ async def test_last_frame_with_any_loss_is_always_dropped(seed: int) -> None:
     assert counters.dropped >= 2
 
 
-async def test_last_frame_is_told_by_its_last_row_not_by_a_row_inside() -> None:
+async def test_last_frame_is_known_by_its_last_row_not_by_a_row_inside() -> None:
     out, _ = await passed([frame(4), frame(6)], faults(0.000_001), last_row=5)
     assert out == [frame(4), frame(6)]
 

@@ -79,7 +79,7 @@ def test_apply_with_rows_that_make_no_sense_counts_them_and_goes_on(
     assert counted["resting_orders"] == 1
 
 
-def test_trades_digest_tells_of_who_traded_though_books_are_alike(new: Payload) -> None:
+def test_trades_digest_shows_who_traded_though_books_are_alike(new: Payload) -> None:
     digests = set()
     for taker in ("2", "3"):
         matching = Matching()

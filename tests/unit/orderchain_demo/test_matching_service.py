@@ -35,7 +35,7 @@ def run_of(row_id: int) -> Run:
 
 
 class Receiver:
-    """Hands on a first run at once, and a second one when it is let go."""
+    """Hands on a first run at once, and a second one when it is released."""
 
     def __init__(self) -> None:
         self.head_delivered = 0
@@ -75,11 +75,11 @@ class Store:
 
     def __init__(self, pipe: Pipe) -> None:
         self.heads: list[int] = []
-        self.told: list[int] = []
+        self.shown: list[int] = []
         self._pipe = pipe
 
     async def save(self, receiver: Receiver, run: Run, state: StoredState) -> None:
-        self.told.append(self._pipe.reports[-1].events)
+        self.shown.append(self._pipe.reports[-1].events)
         receiver.second.set()
         await receiver.handed_on.wait()
         assert run.last_id == state.head
@@ -95,16 +95,16 @@ async def test_run_handed_on_while_the_state_is_stored_is_worked_off_before_the_
     receiver: Any = Receiver()
     pipe: Any = Pipe()
     store: Any = Store(pipe)
-    told: Any = asyncio.get_running_loop().create_future()
-    told.set_result(FinishCommand(2))
+    shown: Any = asyncio.get_running_loop().create_future()
+    shown.set_result(FinishCommand(2))
     with Journal(path, CHAIN_ID) as journal:
         journal.start()
         service = MatchingService(job, pipe, store, Matching(), journal)
-        await service.work(receiver, told)
+        await service.work(receiver, shown)
     finished = pipe.reports[-1]
     assert isinstance(finished, MatchingFinished)
     assert finished.delivered.events == finished.delivered.head == 2
     assert finished.counters["events"] == 2
     assert store.heads == [1, 2]
-    assert store.told == [1, 2], "a killed service's last word is not behind what it has stored"
+    assert store.shown == [1, 2], "a killed service's last word is not behind what it has stored"
     assert len(path.read_text().splitlines()) == 2

@@ -93,16 +93,16 @@ def summary(
 
 
 def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
-    told = summary()
-    assert told.whole
-    assert told.seconds == 9
-    assert told.restarts == 1
-    assert told.rows_delivered == ROWS + 50
-    assert told.journal_rows_cut == 50
-    assert told.receiver.gaps == 6
-    assert told.link.dropped == 10
-    assert told.sequenced_per_second == 2 * ROWS
-    assert told.delivered_per_second == (ROWS + 50) / 2
+    shown = summary()
+    assert shown.whole
+    assert shown.seconds == 9
+    assert shown.restarts == 1
+    assert shown.rows_delivered == ROWS + 50
+    assert shown.journal_rows_cut == 50
+    assert shown.receiver.gaps == 6
+    assert shown.link.dropped == 10
+    assert shown.sequenced_per_second == 2 * ROWS
+    assert shown.delivered_per_second == (ROWS + 50) / 2
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
 def test_summary_with_anything_amiss_is_not_whole_and_says_what(
     wrong: dict[str, Any], objections: list[str]
 ) -> None:
-    told = summary(**wrong)
-    assert not told.whole
-    assert told.not_whole == objections
-    assert dict(summary_rows(told))["verdict"] == "NOT WHOLE"
+    shown = summary(**wrong)
+    assert not shown.whole
+    assert shown.not_whole == objections
+    assert dict(summary_rows(shown))["verdict"] == "NOT WHOLE"
 
 
 def test_summary_rows_say_how_the_last_frame_fared() -> None:

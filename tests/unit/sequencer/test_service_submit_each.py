@@ -1,4 +1,4 @@
-"""Orders of one call that stand each for themselves, with and without an intake."""
+"""Orders of one call that count each for themselves, with and without an intake."""
 
 from __future__ import annotations
 

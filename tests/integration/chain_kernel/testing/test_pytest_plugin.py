@@ -38,7 +38,7 @@ def make_receiver(chain, **settings):
 
 
 class Service:
-    """Its effects and its checkpoint stand or fall together."""
+    """Its effects and its checkpoint succeed or fail together."""
 
     def __init__(self, chain):
         self.chain = chain

@@ -256,8 +256,8 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
     behind = [sum(counts[at + 1 :]) for at in range(len(BATCHES))]
     limit = max((end for end, left in zip(ENDS, behind, strict=True) if left >= rows), default=0)
     limit = min(limit, MARK)
-    told = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
-    with pytest.raises(SettingError, match=f"at most {limit}, .*{told}"):
+    shown = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
+    with pytest.raises(SettingError, match=f"at most {limit}, .*{shown}"):
         chain.retain(limit + 1, key_window_rows=rows)
     assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit
 

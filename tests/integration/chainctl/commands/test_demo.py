@@ -127,7 +127,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert link["last_dropped"] == 1
     assert link["dropped"] > 10
     assert min(link["repeated"], link["reordered"]) > 0
-    # Of what is sent while nobody listens, nothing comes; that may be nothing.
+    # What is sent while nobody listens does not come; that may be nothing.
     assert summary["frames_sent"] >= link["frames"] > 0
     assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
     assert receiver["rows_caught_up"] > 0
@@ -300,7 +300,7 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "noted"),
     [
         (["--loss", "1.5"], "'--loss': 1.5 is not a share from 0 to 1"),
         (["--duplicate", "nan"], "'--duplicate': nan is not a share from 0 to 1"),
@@ -316,11 +316,11 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     ],
 )
 def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
-    arguments: list[str], told: str, call: Call, tmp_path: Path
+    arguments: list[str], noted: str, call: Call, tmp_path: Path
 ) -> None:
     done = call("demo", *arguments, settings={"CHAINCTL_STACK_DIR": str(tmp_path / "none")})
     assert done.code == 2
-    assert told in done.err
+    assert noted in done.err
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
     assert not (tmp_path / "none").exists()

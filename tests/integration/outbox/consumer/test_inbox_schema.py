@@ -176,7 +176,7 @@ async def test_retire_keeps_what_a_sender_may_send_again(
         assert await inbox.claim(admin, [delivery(unfinished)]) == {unfinished}
 
 
-async def test_retire_keeps_all_while_one_sender_does_not_tell(
+async def test_retire_keeps_all_while_one_sender_does_not_report(
     admin: asyncpg.Connection, inbox: Inbox
 ) -> None:
     await inbox.know_topics(admin, ["trades", "fees"])

@@ -46,12 +46,12 @@ async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterato
 
 
 async def lines(process: Process, *expected: str) -> None:
-    """Return once the process has told all of this, in whatever order."""
+    """Return once the process has reported all of this, in whatever order."""
     missing = set(expected)
     async with deadline():
         while missing:
             line = await stdout_of(process).readline()
-            assert line, f"the worker has ended, and not told {missing}"
+            assert line, f"the worker has ended, and not reported {missing}"
             missing.discard(line.decode().strip())
 
 

@@ -1,4 +1,4 @@
-"""What a leader's sessions depend on: pinned, refused, or watched; and what stands in between."""
+"""What a leader's sessions depend on: pinned, refused, or watched; and what is in between."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
         "fill", "--chain", filled, "--after", 0, "--until", 3, *flags, settings=module_settings
     )
     assert without.code == 0, without
-    assert "asked last" in without.err, "a server that does not answer is told"
+    assert "asked last" in without.err, "a server that does not answer is named"
 
 
 def several_hosts(dsn: str, target: str, *ports: int) -> str:
