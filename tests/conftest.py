@@ -263,7 +263,7 @@ def spark() -> Iterator[SparkSession]:
         # A few rows per test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
         patch.setattr("chain_verifier.spark.keys._PARTITIONS_MAX", 2)
-        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # Every check has a key of its own, so every plan would be compiled again, for a few rows.
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")

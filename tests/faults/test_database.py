@@ -374,7 +374,7 @@ async def until_take_overs(sequencer: Sequencer, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_disk_that_stays_full_is_told(
+async def test_disk_that_stays_full_is_reported(
     small_disk: Path, chain_on_small_disk: MakeChain
 ) -> None:
     chain = await chain_on_small_disk(recover_seconds=2.0)

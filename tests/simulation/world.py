@@ -165,7 +165,7 @@ class World:
         self.fail(f"L2 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
 
     def on_topic_error(self, name: str, error: TopicError, *, was_led: bool) -> None:
-        """A chain that was led goes on without its topic, and so does whoever receives it.
+        """A chain that was led goes on without its topic, and so do its receivers.
 
         The first term may begin between the look of a start and its question to the broker.
         """

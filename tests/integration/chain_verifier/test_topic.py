@@ -228,13 +228,13 @@ def test_topic_that_is_not_there_or_has_no_broker_is_refused(
 ) -> None:
     missing = TopicSource(kafka=topic.servers, topic="missing")
     closed = TopicSource(kafka="127.0.0.1:1", topic=topic.name)
-    for source, error, noted in (
+    for source, error, words in (
         (missing, TopicError, "missing, partition 0"),
         (closed, ConnectError, r"127\.0\.0\.1:1"),
     ):
         request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,))
         for verify_it in (partial(verify, request, spark), partial(verify_locally, request)):
-            with pytest.raises(error, match=told):
+            with pytest.raises(error, match=words):
                 verify_it()
 
 

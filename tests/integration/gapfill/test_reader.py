@@ -161,7 +161,7 @@ async def test_runs_hand_on_no_row_of_a_page_that_lacks_a_value_and_name_what_la
         assert (given, error.first_id, error.last_id) == ([], page[0], page[-1])
 
 
-async def test_database_without_a_schema_is_told(empty_database: str) -> None:
+async def test_database_without_a_schema_is_reported(empty_database: str) -> None:
     with pytest.raises(SchemaError, match="chainctl schema apply"):
         await standing_with(empty_database)
 

@@ -115,7 +115,7 @@ class Sender:
         payload: bytes = b"x",
         claim: UUID | None = None,
     ) -> list[UUID]:
-        """Store messages that no relay has been told of, in one transaction; return their ids."""
+        """Store messages that no relay has been handed, in one transaction; return their ids."""
         business = await self.connect()
         chosen = list(ids) or draw_message_ids(count)
         async with business.transaction():

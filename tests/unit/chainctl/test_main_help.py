@@ -63,7 +63,7 @@ def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
             text, _, example = capsys.readouterr().out.partition("\nExample:\n")
             own, _, settings = text.partition("\nSettings:\n")
             named = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
-            # Of receivers, --name is an option of their own.
+            # Receivers have an option --name of their own.
             assert not (flags - {"--name"}) & {*named.findall(own)}
             assert flags >= {*named.findall(settings)}
             assert example.rstrip() == (

@@ -104,9 +104,9 @@ def test_named_file_is_read_in_the_place_of_the_one_in_the_folder(folder: Path) 
 def test_file_with_a_fault_is_refused_without_showing_a_secret(
     text: str | bytes, part: str
 ) -> None:
-    told = refusal(file=text)
-    assert part in told
-    assert SECRET not in told
+    noted = refusal(file=text)
+    assert part in noted
+    assert SECRET not in noted
 
 
 @pytest.mark.parametrize("path", ["missing.toml", "."])
@@ -129,8 +129,8 @@ def test_flag_or_variable_that_is_refused_is_named_with_its_value(
     name: str, text: str, expected: str
 ) -> None:
     flag, variable = "--" + name.replace("_", "-"), name.upper()
-    for told in (refusal(flag, text), refusal(variables={variable: text})):
-        assert all(part in told for part in (flag, variable, repr(text), expected)), told
+    for noted in (refusal(flag, text), refusal(variables={variable: text})):
+        assert all(part in noted for part in (flag, variable, repr(text), expected)), noted
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_config_show_shows_spans_of_time_exactly(capsys: pytest.CaptureFixture[s
     assert [rows[name] for name in names] == ["0.004", "2.5", "0.25", "15"]
 
 
-def test_unknown_variables_are_told_apart_from_settings() -> None:
+def test_unknown_variables_are_kept_apart_from_settings() -> None:
     environ = {"CHAINCTL_DATABSE": "x", "CHAINCTL_KAFKA": "h:1", "CHAINCTL_CONFIG": "f", "HOME": ""}
     assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
 

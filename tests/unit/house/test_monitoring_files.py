@@ -89,9 +89,6 @@ def test_dashboard_and_guide_ask_for_metrics_that_are_exported() -> None:
         asked = set(NAME.findall(query))
         assert asked, query
         assert asked <= SERIES, query
-
-
-def test_operations_guide_names_metrics_that_are_exported() -> None:
     named = set(NAME.findall(OPERATIONS.read_text()))
     assert named
     assert named <= SERIES

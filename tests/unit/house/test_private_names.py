@@ -35,7 +35,6 @@ POSTGRES: Final = "chain_kernel/clients/postgres.py"
 LOOP: Final = "chain_kernel/testing/virtual_loop.py"
 FINDINGS: Final = "chain_verifier/spark/finding_frame.py"
 SESSION: Final = "chain_verifier/spark/session.py"
-TOPIC: Final = "chain_verifier/spark/topic.py"
 LOOP_INIT: Final = asyncio.BaseEventLoop.__init__
 
 PRIVATE: Final[dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]] = {
@@ -55,29 +54,11 @@ PRIVATE: Final[dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]] = {
     "_conns": ((KAFKA,), (aiokafka.client.AIOKafkaClient.__init__,)),
     "_sync_task": ((KAFKA,), (aiokafka.client.AIOKafkaClient.__init__,)),
     # Java's own classes behind a session of Spark.
-    "_jvm": Private(
-        {
-            "chain_verifier/spark/finding_frame.py",
-            "chain_verifier/spark/session.py",
-        },
-        lambda: "_jvm" in names_in(SparkSession.__init__),
-    ),
-    "_jsc": Private(
-        {"chain_verifier/spark/finding_frame.py"},
-        lambda: "_jsc" in names_in(pyspark.SparkContext._do_init),
-    ),
-    "_gateway": Private(
-        {"chain_verifier/spark/session.py"},
-        lambda: hasattr(pyspark.SparkContext, "_gateway"),
-    ),
-    "_gateway_client": Private(
-        {"chain_verifier/spark/session.py"},
-        lambda: "_gateway_client" in names_in(JavaGateway.set_gateway_client),
-    ),
-    "_origin": Private(
-        {"chain_verifier/spark/errors.py"},
-        lambda: "_origin" in names_in(CapturedException.__init__),
-    ),
+    "_jvm": ((FINDINGS, SESSION), (SparkSession.__init__,)),
+    "_jsc": ((FINDINGS,), (pyspark.SparkContext._do_init,)),
+    "_gateway": ((SESSION,), (pyspark.SparkContext,)),
+    "_gateway_client": ((SESSION,), (JavaGateway.set_gateway_client,)),
+    "_origin": (("chain_verifier/spark/errors.py",), (CapturedException.__init__,)),
     # The loop in virtual time: for simulations alone.
     "_ready": ((LOOP,), (LOOP_INIT,)),
     "_scheduled": ((LOOP,), (LOOP_INIT, asyncio.TimerHandle)),

@@ -44,7 +44,7 @@ async def test_halt_that_could_not_be_stored_says_so_and_is_stored_at_the_next_c
     ],
 )
 @virtual
-async def test_gap_not_filled_is_told_by_its_kind(error: Exception, outcome: str) -> None:
+async def test_gap_not_filled_is_reported_by_its_kind(error: Exception, outcome: str) -> None:
     rig, records = with_records([4])
     async with rig.live(standby_wait_seconds=2.0) as receiver:
         place = receiver.head_delivered
@@ -55,7 +55,7 @@ async def test_gap_not_filled_is_told_by_its_kind(error: Exception, outcome: str
         for _ in range(2):
             with pytest.raises(type(error)):
                 await anext(receiver)
-        (gap,) = receiver.gaps  # asked twice, told once
+        (gap,) = receiver.gaps  # asked twice, reported once
         end = rig.chain.batches[-2].last_id
         until_id = end if isinstance(error, NotYetReadable) else 9
         assert until_id <= end

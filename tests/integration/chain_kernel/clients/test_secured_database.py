@@ -1,6 +1,6 @@
 """Messages over a PostgreSQL that asks for TLS, by password and by certificate.
 
-A chain's path stands in `tests/integration/chainctl/test_secured_database.py`, Spark's part in
+A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part in
 `tests/integration/chain_verifier/test_secured.py`.
 """
 

@@ -1,6 +1,6 @@
 """Intake and messages over a Kafka that asks for TLS and a login.
 
-A chain's path stands in `tests/integration/chainctl/test_secured.py`, Spark's part in
+A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part in
 `tests/integration/chain_verifier/test_secured.py`.
 """
 

@@ -95,7 +95,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
             process.kill()
             await process.wait()
             applied = sum((await rig.effects()).values())
-    assert 40 - 4 <= applied <= len(notes), "all that was told, but for what was in hand"
+    assert 40 - 4 <= applied <= len(notes), "all that was reported, but for what was in hand"
     last = rig.message("last")
     await rig.send(last, partition=0)
     await rig.send(last, partition=1)

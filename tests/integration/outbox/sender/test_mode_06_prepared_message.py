@@ -213,8 +213,8 @@ async def test_decision_stored_late_ends_the_abnormal_message(
         assert await desk.check_after(1) == 1
         assert await desk.status(message_id) is Status.ABNORMAL
     assert business.asked == [message_id] * 3
-    told_why = (await desk.row(message_id))["last_error"]
-    assert told_why == "its sender was asked 3 times, and did not know"
+    reported_why = (await desk.row(message_id))["last_error"]
+    assert reported_why == "its sender was asked 3 times, and did not know"
     assert await desk.check_after(86_400) == 0, "an abnormal one is not asked about"
     shown = await desk.desk.decide(ME, change, [message_id])
     assert (shown.decided, shown.repeated) == (1, 0)

@@ -461,8 +461,8 @@ async def test_metrics_report_what_was_sent_consumed_refused_and_what_waits(send
             await sender.until_status(message.message_id, Status.CONFIRMED)
         await sender.confirm(destination, *(message.message_id for message in given[:3]))
         await sender.until_counted(service.relay, consumed=3)
-        status, _, told = await raw(service.address, "GET", "/metrics")
-        assert (status, told["error"]) == (403, "not_allowed")
+        status, _, heard = await raw(service.address, "GET", "/metrics")
+        assert (status, heard["error"]) == (403, "not_allowed")
         labels = '{destination="clearing",status="confirmed"}'
 
         async def are_counted() -> bool:  # at the second look

@@ -87,11 +87,11 @@ async def test_unfinished_bodies_take_no_more_memory_than_set_and_shut_nobody_ou
         for count in (10, 38_000):
             each = await wires.enter_async_context(wire(service))
             await each.write(begun("payments", 39_000) + b" " * (count - 1))
-        while service.app.body_bytes < 38_010:  # noqa: ASYNC110 - no event tells of it
+        while service.app.body_bytes < 38_010:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         large = BODY + b" " * 30_000
-        status, headers, told = await raw(service.address, "POST", SEND, large, token="shop-token")
-        assert (status, told["error"], headers["connection"]) == (503, "unavailable", "close")
+        status, headers, noted = await raw(service.address, "POST", SEND, large, token="shop-token")
+        assert (status, noted["error"], headers["connection"]) == (503, "unavailable", "close")
         assert (await raw(service.address, "POST", SEND, BODY, token="shop-token"))[0] == 200
     assert service.app.body_bytes == 0
 

@@ -158,7 +158,7 @@ def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "shown"),
+    ("change", "words"),
     [
         ({"prev_last_id": 1}, "follows 1, expected 0"),
         ({"row_count": 99}, "rows, expected 99"),
@@ -171,10 +171,10 @@ def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
         ({"seal": bytes(32)}, "does not have the seal"),
     ],
 )
-def test_batch_that_does_not_fit_its_rows_is_told(change: dict[str, Any], told: str) -> None:
+def test_batch_that_does_not_fit_its_rows_is_named(change: dict[str, Any], words: str) -> None:
     batch, rows = as_stored(BATCHES[0])
     run = SealRun(CHAIN_ID, 0, GENESIS)
-    assert shown in str(run.fault(replace(batch, **change), rows))
+    assert words in str(run.fault(replace(batch, **change), rows))
     assert (run.at_id, run.seal) == (0, GENESIS)
     assert run.fault(batch, rows) is None
 

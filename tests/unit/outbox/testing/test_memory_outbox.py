@@ -354,7 +354,7 @@ async def handler(delivery, connection):
     if delivery.failures == 0 and delivery.offset % 4 == 0:
         raise ValueError
 outbox.work_off(handler)
-print(told, sorted(outbox.faults.items()))
+print(shown, sorted(outbox.faults.items()))
 outbox.close()
 """
 

@@ -298,7 +298,7 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
 
 
-def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
+def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_allowed(
     call: Call, refused: Refused, stack_environment: dict[str, str],
     postgres_server: PostgresServer, database_name: str, free_chain: int, tmp_path: Path,
 ) -> None:  # fmt: skip

@@ -102,7 +102,7 @@ def rows(database: str, query: str) -> list[dict[str, Any]]:
     return asyncio.run(run())
 
 
-def test_status_and_list_tell_where_deliveries_stand(
+def test_status_and_list_report_where_deliveries_stand(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
     assert call("outbox", "status", settings=settings).code == 0
@@ -273,8 +273,8 @@ def test_key_of_a_destination_is_printed_and_refused_to_an_operator(
 def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
     done = call("outbox", "destination", "list", "--json", settings=settings)
     assert done.code == 0, done
-    told: dict[str, Any] = {row["name"]: row for row in json.loads(done.out)}[name]
-    return told
+    heard: dict[str, Any] = {row["name"]: row for row in json.loads(done.out)}[name]
+    return heard
 
 
 EVERY_FIELD = {
@@ -347,7 +347,7 @@ def test_commands_without_the_outboxs_tables_are_refused(
         assert "--part outbox" in refused("outbox", *arguments, settings=settings)
 
 
-def test_relay_sends_what_is_stored_until_it_is_told_to_end(
+def test_relay_sends_what_is_stored_until_it_is_asked_to_end(
     call: Call, start: Callable[..., subprocess.Popen[str]], settings: dict[str, str],
     database: str, database_name: str, make_topic: Callable[..., None],
 ) -> None:  # fmt: skip

@@ -112,8 +112,8 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     assert (whole.code, f"whole; {ROWS} rows" in whole.out) == (0, True), whole
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
-    told = call(*check, settings=module_settings)
-    assert (told.code, "is not the file that was written" in told.out) == (1, True), told
+    heard = call(*check, settings=module_settings)
+    assert (heard.code, "is not the file that was written" in heard.out) == (1, True), heard
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
 
