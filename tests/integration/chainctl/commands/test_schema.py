@@ -24,7 +24,7 @@ VERSION = f"schema version {SCHEMA_VERSION}"
 MISSING = (
     r"chainctl: schema was 'none(, or of another version)?', expected the tables "
     r"(of part chain \(chainctl schema apply\)|"
-    r"that `chainctl schema apply` makes \(relation \"\S+\" does not exist\))\n$"
+    r"that `chainctl schema apply \[--part\]` makes \(relation \"\S+\" does not exist\))\n$"
 )
 _ARCHIVE = ["--chain", 1, "--archive", "archive"]
 COMMANDS: list[list[object]] = [
