@@ -71,16 +71,12 @@ def environment(stack_folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
-    def run_chainctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CHAINCTL, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    """Runs `chainctl` to its end."""
+    return lambda *line: called([CHAINCTL, *line], env=environment)
 
-    return run_chainctl
+
+def called(line: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, capture_output=True, text=True, check=False, **options)
 
 
 def on_a_terminal(
@@ -112,13 +108,8 @@ def on_a_terminal(
 
 def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a command of the summary as it is printed, in a shell that knows nothing else."""
-    return subprocess.run(
-        ["bash", "-c", summary["commands"][command]],
-        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    return called(["bash", "-c", summary["commands"][command]], env=environment)
 
 
 def lines_after_a_demo() -> list[str]:
@@ -135,14 +126,7 @@ def typed_of_the_readme(environment: dict[str, str], folder: Path) -> str:
         if "chainctl chain create" in block.text
     ]
     (folder / ".venv").symlink_to(CHAINCTL.parent.parent)
-    done = subprocess.run(
-        ["bash", "-ec", path],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = called(["bash", "-ec", path], cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -165,11 +149,6 @@ def see_console(environment: dict[str, str]) -> Any:
             process.terminate()
 
 
-def lines_of(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
 @pytest.mark.spark
 def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     run: Run, environment: dict[str, str], tmp_path: Path
@@ -181,7 +160,6 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
 
     assert summary["whole"] is True
     assert (summary["orders"], summary["seed"]) == (20_000, SEED)
-    assert (summary["first_id"], summary["last_id"]) == (1, 20_000)
     assert summary["digest"] == summary["digest_straight"]
     assert summary["book"]["events"] == 20_000
     assert summary["book"]["trades"] > 1_000
@@ -196,11 +174,9 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert receiver["rows_caught_up"] > 0
     assert summary["last_gap_shown_by"] in {"heartbeat", "poll"}
 
-    assert summary["restarts"] == 1
-    assert summary["rows_delivered"] >= 20_000
     assert (summary["verified_by"], summary["verified_clean"]) == ("Spark", True)
     assert [source["rows"] for source in summary["verified"]["sources"]] == [20_000, 20_000]
-    assert lines_of(Path(summary["journal"])) == 20_000
+    assert Path(summary["journal"]).read_bytes().count(b"\n") == 20_000
 
     seen = typed("status", summary)
     assert seen.returncode == 0, seen.stderr
@@ -223,44 +199,29 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
 
 
 @pytest.mark.nightly
-def test_demo_without_spark_is_verified_by_the_local_verifier(
-    run: Run, environment: dict[str, str], tmp_path: Path
+def test_demo_with_other_columns_and_no_spark_is_whole_and_says_so_in_its_table_below_its_bars(
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Also where neither Java's Spark nor its Python package can be found."""
     environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "pyspark.py").write_text("raise SystemExit('Spark was imported')")
-    done = run("demo", "--orders", "2000", "--no-spark", "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["whole"] is True
-    assert (summary["verified_by"], summary["verified_clean"]) == ("--local", True)
-    assert [source["rows"] for source in summary["verified"]["sources"]] == [2_000, 2_000]
-    verified = typed("verify", summary)
-    assert "--demo --local" in summary["commands"]["verify"]
-    assert verified.returncode == 0, verified.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.spark
-def test_demo_with_other_columns_is_whole_and_says_so_in_its_table_below_its_bars(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
     path = tmp_path / "readings.jsonl.gz"
     with gzip.open(path, "wt") as file:
         for number in range(300):
             file.write(json.dumps({"sensor": f"s{number % 7}", "value": number}) + "\n")
-    arguments = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
-    done, shown = on_a_terminal(environment, "demo", "--input", str(path), *arguments)
+    faults = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
+    done, shown = on_a_terminal(environment, "demo", "--no-spark", "--input", str(path), *faults)
     assert done.returncode == 0, shown
-    for stage in ("input", "orders", "Spark"):
+    for stage in ("input", "orders", "--local"):
         assert re.search(rf"{stage} \S*{BAR}", shown), stage
     summary, _, commands = done.stdout.decode().partition("\n\n")
     table = dict(re.split(r"  +", line, maxsplit=1) for line in summary.splitlines())
     assert table["book"].startswith("events 300, refused 300, trades 0,")
     assert table["frames dropped"].startswith("0 of ")
+    assert table["verified by --local"] == "database and journal whole and equal"
     assert table["verdict"] == "WHOLE"
-    for command in ("status", "receive", "verify", "console"):
-        assert f"chainctl {command} --demo   " in commands
+    for command in ("status --demo", "receive --demo", "verify --demo --local", "console --demo"):
+        assert f"chainctl {command}  " in commands
 
 
 class Started:
@@ -286,7 +247,7 @@ class Started:
     def services(self) -> dict[str, int]:
         """Process ids of the demo's own processes by module, once the second service runs."""
         found: dict[str, int] = {}
-        while "matching_service" not in found:
+        while "matching" not in found:
             for process_id in children_of(self.process.pid):
                 with contextlib.suppress(FileNotFoundError):
                     command = Path(f"/proc/{process_id}/cmdline").read_bytes().decode()
@@ -326,21 +287,6 @@ def is_there(process_id: int) -> bool:
     return True
 
 
-@pytest.mark.nightly
-def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
-    demo: Started, run: Run
-) -> None:
-    demo.wait_for("Killed the matching service")
-    services = demo.services()
-    demo.process.send_signal(signal.SIGINT)
-    stdout, stderr = demo.process.communicate()
-    assert demo.process.returncode == 130
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    assert not any(map(is_there, services.values()))
-    assert run("stack", "status").returncode == 0
-
-
 def two_free_ports() -> int:
     """Return a port that is free, as is the one after it."""
     while True:
@@ -350,28 +296,32 @@ def two_free_ports() -> int:
 
 
 @pytest.mark.nightly
-def test_dashboard_moves_while_a_demo_runs(
-    environment: dict[str, str], stack_up: Path, tmp_path: Path
+def test_dashboard_moves_until_ctrl_c_which_ends_the_programs_and_leaves_the_stack_up(
+    environment: dict[str, str], run: Run, tmp_path: Path
 ) -> None:
     port = two_free_ports()
 
     async def watch() -> None:
         async with running(tmp_path, f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}") as prometheus:
-            await prometheus.until_panels_show("orderchain_sequencer")
-            await prometheus.until_panels_show("orderchain_receiver")
+            await prometheus.until_panels_show("orderchain_sequencer", "orderchain_receiver")
 
     with started_demo(environment, "--orders", "1000000", "--http", str(port)) as demo:
         demo.wait_for("Killed the matching service")
+        services = demo.services()
         asyncio.run(watch())
         demo.process.send_signal(signal.SIGINT)
-        demo.process.communicate()
-        assert demo.process.returncode == 130
+        stdout, stderr = demo.process.communicate()
+    assert demo.process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert not any(map(is_there, services.values()))
+    assert run("stack", "status").returncode == 0
 
 
 @pytest.mark.nightly
 def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
     demo.wait_for("Killed the matching service")
-    os.kill(demo.services()["matching_service"], signal.SIGKILL)
+    os.kill(demo.services()["matching"], signal.SIGKILL)
     stdout, stderr = demo.process.communicate()
     assert demo.process.returncode == 3
     assert stdout == ""
@@ -439,10 +389,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     ("name", "content", "told"),
     [
         ("empty.csv", b"", "empty.csv"),
-        ("header.csv", b"a,b\n", "header.csv"),
         ("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
-        ("binary.csv", bytes(range(256)), ""),
-        ("notes.txt", b"a,b\n1,2\n", "notes.txt"),
         ("columns.csv", b"a,b\n1,2\n1,2,3\n", "line 3"),
     ],
 )
