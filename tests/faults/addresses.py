@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.builders.listeners import proxied_ports
+
 from .proxy import Proxy, kafka_requests
 
 if TYPE_CHECKING:
@@ -24,6 +26,5 @@ def through(chain: Chain, proxy: Proxy, **settings: object) -> SequencerConfig:
 
 def proxy_before(kafka: KafkaServer) -> Proxy:
     """Return a proxy on the port that the broker tells the clients of its second listener."""
-    listener = kafka.config.proxied
-    assert listener is not None
-    return Proxy(listener.port, kafka_requests, port=listener.advertised_port)
+    port, proxy_port = proxied_ports(kafka.config)
+    return Proxy(port, kafka_requests, port=proxy_port)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
+from tests.pipes import send_to_child
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
