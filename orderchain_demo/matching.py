@@ -66,7 +66,7 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     """State and checkpoint are stored after this many rows, and when nothing else is to do."""
     dial: LinkDial
     seed: str
-    """Of the link's faults."""
+    """The seed of the faults of the link."""
     last_key: str
     """Key of the last row: the frame that ends with it is lost."""
     http: Address | None
