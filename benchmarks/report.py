@@ -15,11 +15,11 @@ import msgspec
 
 from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
-from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
-from benchmarks.outbox import BASE
 from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, KEYS_OFF, NAMES, STAGES, question_of
 from benchmarks.rivals.rival import rival_of
-from benchmarks.session import CONDITIONS, Conditions, read_lines
+from benchmarks.runs.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
+from benchmarks.runs.outbox import BASE
+from benchmarks.session import CONDITIONS, Conditions, read_lines, saved_in
 from benchmarks.spreads import (
     PROCESSES,
     RATE,
@@ -44,9 +44,6 @@ TABLE: Final = "table.md"
 
 # -- the page --------------------------------------------------------------------------------------
 
-_MACHINE: Final = ("processor", "cores", "memory_gib", "kernel")
-"""What distinguishes one machine from another."""
-
 
 def write_report(folder: Path) -> list[Path]:
     """Write table and figures of what is saved in `folder`; return what was written.
@@ -60,7 +57,7 @@ def write_report(folder: Path) -> list[Path]:
 
 
 def _saved(folder: Path, names: Iterable[str]) -> dict[str, Lines]:
-    found = {name: Lines(read_lines(folder / f"{name}.jsonl")) for name in names}
+    found = {name: Lines(read_lines(saved_in(folder, name))) for name in names}
     lines = {name: these for name, these in found.items() if these.all}
     if not lines:
         raise RefusedError("output", folder, "a folder with saved results: run `make bench` first")
@@ -71,7 +68,7 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield from ("# Results", "")
     yield "Made by `make bench`; [the page](../../docs/benchmarks.md) says what each means."
     yield ""
-    yield from _measured_under(_conditions(folder, lines))
+    yield from _measured_under(folder, lines)
     for name, these in lines.items():
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
@@ -79,24 +76,16 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
         yield from (*section.after(these), *_left_out(these), "")
 
 
-def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
+def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     path = folder / CONDITIONS
-    runs = {line.run for these in lines.values() for line in these.all}
-    texts = path.read_bytes().splitlines() if path.is_file() else []
-    found = [msgspec.json.decode(text, type=Conditions) for text in texts]
-    return [conditions for conditions in found if conditions.run in runs]
-
-
-def _measured_under(conditions: Sequence[Conditions]) -> Iterator[str]:
-    if not conditions:
+    if not path.is_file():
         return
-    last, host = conditions[-1], conditions[-1].host
+    last = msgspec.json.decode(path.read_bytes(), type=Conditions)
+    host, runs = last.host, len({line.run for these in lines.values() for line in these.all})
     libraries = msgspec.convert(host["libraries"], dict[str, str])
     yield f"- {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB"
     yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
-    yield f"- commit {host['commit']}, engine {last.engine}, {last.run}, {len(conditions)} run(s)"
-    if len({(one.engine, *(str(one.host[name]) for name in _MACHINE)) for one in conditions}) > 1:
-        yield f"- **runs were of several engines or machines**, this being the last: `{CONDITIONS}`"
+    yield f"- commit {host['commit']}, {last.run}, {runs} run(s)"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
     disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
     yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
@@ -301,14 +290,7 @@ _COMPARISON_UNITS: Final = (
 
 _SECTIONS: Final = {
     "comparison": _Section(
-        (
-            "rival, batch",
-            "orders/s",
-            "orderchain / it",
-            "CPU",
-            "own share",
-            "log bytes",
-        ),
+        ("rival, batch", "orders/s", "orderchain / it", "CPU", "own share", "log bytes"),
         _comparison,
         before=lambda _: iter((_COMPARISON_UNITS, "")),
     ),

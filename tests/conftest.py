@@ -20,12 +20,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from chainctl.schema.parts import PARTS
-from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
+from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from orderchain.pytest_plugin import make_server_folder
+from tests.builders.listeners import with_proxy
 from tests.hanging import (  # noqa: F401 - hooks
     pytest_runtest_call,
     pytest_runtest_setup,
@@ -217,9 +218,8 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         port=ports[0],
         controller_port=ports[1],
         is_long_run=False,
-        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
     )
-    with KafkaServer(config) as server:
+    with KafkaServer(with_proxy(config, ports[2], ports[3])) as server:
         yield server
 
 

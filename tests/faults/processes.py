@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from chain_kernel.model import Event
-from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
+from tests.pipes import send_to_child
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 

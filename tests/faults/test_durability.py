@@ -13,13 +13,13 @@ import pytest
 from chain_kernel.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
 from chain_kernel.model import Mark
 from chain_kernel.sql import RECEIVER_WRITER
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
+from tests.builders.standbys import standby_of
 from tests.deadlines import deadline, in_time
 
 from .conftest import MakeChain
@@ -125,18 +125,9 @@ async def test_commit_whose_wait_for_a_standby_is_ended_is_never_acknowledged(
 async def standby(
     postgres_to_break: PostgresServer, server_folder: Path
 ) -> AsyncIterator[PostgresServer]:
-    config = PostgresServerConfig(
-        directory=server_folder / "standby",
-        port=free_port(),
-        passwords=postgres_to_break.config.passwords,
-    )
-    server = PostgresServer(config)
-    await asyncio.to_thread(server.initialise_standby, postgres_to_break)
-    try:
-        await asyncio.to_thread(server.start)
+    server = await asyncio.to_thread(standby_of, postgres_to_break, server_folder / "standby")
+    with server:
         yield server
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 @pytest.mark.invariant("S3")

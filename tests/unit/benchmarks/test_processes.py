@@ -17,7 +17,7 @@ KAFKA = KafkaConfig(
     sasl_username="user",
     sasl_password="swordfish",
 )
-SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {})
+SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {})
 
 
 async def test_process_gets_its_arguments_and_shows_no_password() -> None:

@@ -13,7 +13,7 @@ def lines() -> Lines:
         "common_way 500": 50.0,
     }  # fmt: skip
     return Lines(
-        Line(question="comparison", arm=arm, repeat=0, run="r", engine="e",
+        Line(question="comparison", arm=arm, repeat=0, run="r",
              figures={"delivered_per_second": rate})
         for arm, rate in rates.items()
     )  # fmt: skip
@@ -29,13 +29,7 @@ def test_table_stands_between_its_marks_and_nowhere_else() -> None:
     assert "| the common way (at 500) | - | 50.0 | - |" in text
     assert "bare pipe" not in text
     assert with_table(text, lines()) == text
-
-
-def test_text_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no line"):
-        with_table("nothing here", lines())
-
-
-def test_readme_has_the_marks() -> None:
     readme = README.read_text(encoding="utf-8")
     assert with_table(readme, lines()) != readme
+    with pytest.raises(ValueError, match="has no line"):
+        with_table("nothing here", lines())

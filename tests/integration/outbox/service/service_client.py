@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
-from local_stack.process import send_to_child
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token
 from tests.deadlines import deadline, in_time
+from tests.pipes import send_to_child
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
