@@ -87,8 +87,6 @@ def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
     yield f"- commit {host['commit']}, {last.run}, {runs} run(s)"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
-    disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
-    yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
     yield "- each cell: median (lowest-highest) of the repeats; ratios within one round"
     yield ""
 

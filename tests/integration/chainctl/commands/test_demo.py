@@ -310,7 +310,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "heard"),
     [
         ("empty.csv", b"", "empty.csv"),
         ("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
@@ -318,7 +318,7 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     ],
 )
 def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
-    name: str, content: bytes, told: str, call: Call, stack_up: Path, tmp_path: Path
+    name: str, content: bytes, heard: str, call: Call, stack_up: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -328,7 +328,7 @@ def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_
     assert done.code == 2, done
     last_line = done.err.splitlines()[-1]
     assert last_line.startswith("chainctl: ")
-    assert told in last_line
+    assert heard in last_line
     assert "Traceback" not in done.err
     assert "Sequencing" not in done.err
     assert set((stack_up / "demo").glob("*")) == left_before
