@@ -646,7 +646,7 @@ CREATE POLICY own_insert ON receiver_halt FOR INSERT TO receiver_writer WITH CHE
 );
 
 -- ----------------------------------------------------------------------------------------- grants
--- Every object, column and privilege is listed in docs/permissions.md.
+-- docs/permissions.md shows every privilege, by role.
 
 REVOKE ALL ON FUNCTION chain_page_ahead(integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION chain_page_reclaim(integer, bigint) FROM PUBLIC;

@@ -14,9 +14,8 @@ from chain_kernel.clients.kafka import make_admin, started
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.postgres import connect
 from chain_kernel.limits import CHAIN_ID_MAX
-from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER, load_sql
+from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER, load_sql
 from chainctl.admin import apply_schema, create_chain
-from chainctl.settings import SETTING_NAMES, Settings
 from chainctl.topics import connected_topics
 from local_stack import LocalStack
 from local_stack.folders import default_directory
@@ -38,7 +37,6 @@ class Site(Struct, frozen=True):
 
     admin: DatabaseConfig
     sequencer: DatabaseConfig
-    receiver: DatabaseConfig
     gap_reader: DatabaseConfig
     auditor: DatabaseConfig
     kafka: KafkaConfig
@@ -77,16 +75,10 @@ def open_site(stack: LocalStack) -> Site:
     """Reset `stack`, start it empty, and return where it is."""
     stack.reset()
     stack.up()
-    return site_of(stack)
-
-
-def site_of(stack: LocalStack) -> Site:
-    """Return where the running `stack` is."""
     environment: Mapping[str, str] = stack.environment()
     return Site(
         admin=DatabaseConfig.of(environment["CHAINCTL_DATABASE"]),
         sequencer=DatabaseConfig.of(stack.dsn(SEQUENCER_WRITER)),
-        receiver=DatabaseConfig.of(stack.dsn(RECEIVER_WRITER)),
         gap_reader=DatabaseConfig.of(stack.dsn(GAP_READER)),
         auditor=DatabaseConfig.of(environment["CHAINCTL_AUDIT_DATABASE"]),
         kafka=KafkaConfig.of(environment["CHAINCTL_KAFKA"]),
@@ -111,27 +103,6 @@ async def connected(
         yield connection
     finally:
         await connection.close()
-
-
-def address_of(database: DatabaseConfig) -> str:
-    """Return libpq's keywords for `database`, for the settings of a child. Holds the password."""
-    fields = {name: str(getattr(database, name)) for name in DatabaseConfig.__struct_fields__}
-    quoted = {
-        name: value.replace("\\", r"\\").replace("'", r"\'")
-        for name, value in fields.items()
-        if value
-    }
-    return " ".join(f"{name}='{value}'" for name, value in quoted.items())
-
-
-def settings_of(site: Site) -> Settings:
-    """Return the settings of the command line for the servers of `site`."""
-    kafka = {f"kafka_{name}": getattr(site.kafka, name) for name in KafkaConfig.__struct_fields__}
-    return Settings(
-        database=address_of(site.admin),
-        kafka=site.kafka.bootstrap_servers,
-        **{name: value for name, value in kafka.items() if name in SETTING_NAMES},
-    )
 
 
 async def tune(site: Site) -> dict[str, str]:
@@ -180,11 +151,10 @@ async def remove_topic(site: Site, topic: str) -> None:
         await admin.delete_topics([topic])
 
 
-async def prepare_database(site: Site) -> Settings:
-    """Apply the schema where it is not there yet; return settings for more."""
+async def prepare_database(site: Site) -> None:
+    """Apply the schema where it is not there yet."""
     async with connected(site.admin) as connection:
         await apply_schema(connection)
-    return settings_of(site)
 
 
 def draw_chain_id() -> int:

@@ -29,20 +29,23 @@ REPEATS_MAX: Final = 1_000
     "--repeats", type=Integer(1, REPEATS_MAX), metavar="COUNT",
     help=f"Repeats of every arm.  [default: {REPEATS}, with --quick 1]",
 )  # fmt: skip
-@click.option("--huge", is_flag=True, help="Chains of 10^8 rows too: an hour, 40 GB of disk.")
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
     help="Where results go.  [default: benchmarks/results, with --quick its folder quick]",
 )  # fmt: skip
 @click.option("--report", is_flag=True, help="Only make table and figures again.")
-@click.option("--list", "is_list", is_flag=True, help="Only list the questions and their times.")
+@click.option(
+    "--list",
+    "is_list",
+    is_flag=True,
+    help="Only list the questions, and how long all of each takes.",
+)
 @uses_settings("stack_dir")
 def bench(
     settings: Settings,
     quick: bool,
     only: tuple[str, ...],
     repeats: int | None,
-    huge: bool,
     output: Path | None,
     report: bool,
     is_list: bool,
@@ -62,21 +65,18 @@ def bench(
             known = ", ".join(NAMES)
             raise click.BadParameter(f"{name!r} is none of {known}.", param_hint="'--only'")
     names = only or (QUICK if quick else NAMES)
-    scope = Scope(is_quick=quick, is_huge=huge, repeats=repeats or (1 if quick else REPEATS))
+    scope = Scope(is_quick=quick, repeats=repeats or (1 if quick else REPEATS))
     if is_list:
         _list(names, scope)
         return ExitCode.CLEAN
     folder = (output or (RESULTS / "quick" if quick else RESULTS)).absolute()
     failed = 0
     if not report:
-        from benchmarks.session import Options, measure
+        from benchmarks.session import measure
 
-        options = Options(
-            scope=scope,
-            folder=folder,
-            stack_directory=Path(settings.stack_dir) if settings.stack_dir else None,
-        )
-        failed = measure(names, options)
+        stack_directory = Path(settings.stack_dir) if settings.stack_dir else None
+        asked = [name for name in NAMES if name in names]
+        failed = measure(asked, scope, folder, stack_directory)
     from benchmarks.report import write_report
 
     for path in write_report(folder):
@@ -85,7 +85,9 @@ def bench(
 
 
 def _list(names: tuple[str, ...], scope: Scope) -> None:
-    from benchmarks.session import listed
+    from benchmarks.questions import question_of
+    from benchmarks.session import steps
 
-    for name, runs, minutes, title in listed(names, scope):
-        data(f"{name:13} {runs:4} runs  about {minutes:5.1f} min  {title}")
+    for name in names:
+        question, runs = question_of(name), len(steps(name, scope))
+        data(f"{name:13} {runs:4} runs  {question.minutes:3} min in full  {question.title}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.questions import BARE, BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals.rival import rival_of
+from benchmarks.runs.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
 from benchmarks.spreads import RATE, Lines, Spread
 
 if TYPE_CHECKING:

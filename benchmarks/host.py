@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from benchmarks.chains import Site, connected
-
-if TYPE_CHECKING:
-    from local_stack import PostgresServer
+from local_stack.process import stat_fields
 
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = (
@@ -69,33 +65,6 @@ def _processor() -> str:
     return platform.machine()
 
 
-def disk_flushes(server: PostgresServer, seconds: int = 1) -> dict[str, float]:
-    """Return how long a write of 8 KB with each way to flush it takes, in microseconds.
-
-    PostgreSQL's own pg_test_fsync measures it, on the disk of `server`; empty where the server has
-    none or it fails.
-    """
-    program = server.installation.program("pg_test_fsync")
-    file = server.data_directory / "pg_test_fsync.tmp"
-    try:
-        done = subprocess.run(
-            [program, "-s", str(seconds), "-f", file],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            cwd="/",
-            **server.account.popen_arguments(),
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    first = done.stdout.partition("Compare file sync methods using two")[0]
-    return {name: float(value) for name, value in _FLUSH.findall(first)}
-
-
-_FLUSH = re.compile(r"^\s+(\w+)\s+[\d.]+ ops/sec\s+([\d.]+) usecs/op", re.MULTILINE)
-
-
 # -- the servers -----------------------------------------------------------------------------------
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -138,7 +107,7 @@ def _tree_cpu_seconds(process_id: int, children: dict[int, list[int]]) -> float:
     while waiting:
         current = waiting.pop()
         waiting += children.get(current, [])
-        fields = _fields(current)
+        fields = stat_fields(current) or []
         # 11 to 14: its own in user and system mode, then those of children that it waited for.
         ticks += sum(int(field) for field in fields[11:15])
     return ticks / _TICKS_PER_SECOND
@@ -147,15 +116,6 @@ def _tree_cpu_seconds(process_id: int, children: dict[int, list[int]]) -> float:
 def _children() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and (fields := _fields(int(folder.name))):
+        if folder.name.isdecimal() and (fields := stat_fields(folder.name)):
             found.setdefault(int(fields[1]), []).append(int(folder.name))
     return found
-
-
-def _fields(process_id: int) -> list[str]:
-    """Return the fields of /proc/N/stat after the name, which may hold anything; empty if gone."""
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()

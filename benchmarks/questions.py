@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from benchmarks import fill, open_load, outbox
 from benchmarks.load import (
     KEY_WINDOW_ROWS,
-    RUN_SECONDS,
     Arm,
     Figures,
     KeyKind,
@@ -19,7 +17,8 @@ from benchmarks.load import (
     Scope,
     load_arm,
 )
-from benchmarks.running import run_arm, run_load
+from benchmarks.runs import fill, open_load, outbox
+from benchmarks.runs.loads import run_arm, run_load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,21 +94,12 @@ def _batch_size(scope: Scope) -> list[Arm]:
 # -- scale: does a long chain cost more than a short one? ------------------------------------------
 
 LENGTHS: Final = (100_000, 1_000_000, 10_000_000)
-_HUGE: Final = 100_000_000
-_GROWN_PER_SECOND: Final = 70_000
-_PROVEN_PER_SECOND: Final = 250_000
 
 
 def _scale(scope: Scope) -> list[Arm]:
-    lengths = (*LENGTHS, _HUGE) if scope.is_huge else LENGTHS
-    return [_scale_arm(scope, rows) for rows in (lengths[:1] if scope.is_quick else lengths)]
-
-
-def _scale_arm(scope: Scope, rows: int) -> Arm:
-    arm = load_arm(scope, "engine", 1_000, name=f"{rows} rows", grow_orders=rows)
-    orders = arm.load.all_orders if arm.load else 0
-    seconds = RUN_SECONDS + orders * (1 / _GROWN_PER_SECOND + 1 / _PROVEN_PER_SECOND)
-    return replace(arm, seconds=seconds, repeats_max=1 if rows == _HUGE else arm.repeats_max)
+    return [
+        load_arm(scope, "engine", 1_000, name=f"{rows} rows", grow_orders=rows) for rows in LENGTHS
+    ]
 
 
 # -- keys: what do keys cost the sequencer, by their kind and with many of them present? -----------
@@ -121,12 +111,11 @@ _ALL_PRESENT_ROWS: Final = 10**7
 
 
 def _keys(scope: Scope) -> list[Arm]:
-    present = _PRESENT // 10 if scope.is_quick else _PRESENT
     kinds: dict[str, tuple[KeyKind, int, int]] = {
         KEYS_OFF: ("client", 0, 0),
         "client#number": ("client", _ALL_PRESENT_ROWS, 0),
         "time-ordered": ("time", _ALL_PRESENT_ROWS, 0),
-        f"random, {present:,} present": ("random", _ALL_PRESENT_ROWS, present),
+        f"random, {_PRESENT:,} present": ("random", _ALL_PRESENT_ROWS, _PRESENT),
     }
     return [
         load_arm(
@@ -142,28 +131,26 @@ def _keys(scope: Scope) -> list[Arm]:
 _SPARK_REPEATS_MAX: Final = 3
 
 
-def _spark(scope: Scope) -> list[Arm]:
-    share = 10 if scope.is_quick else 1
+def _spark(_: Scope) -> list[Arm]:
     arms = {
-        "Parquet, rows without payloads": ("parquet", 50_000_000, 90.0),
-        "Parquet, keys and payloads": ("wide", 5_000_000, 40.0),
-        "two executors, 10^7 rows": ("executors", 10_000_000, 35.0),
-        "two executors, 10^8 rows": ("executors", 100_000_000, 50.0),
-        "database": ("database", 10_000_000, 60.0),
+        "Parquet, rows without payloads": ("parquet", 50_000_000),
+        "Parquet, keys and payloads": ("wide", 5_000_000),
+        "two executors, 10^7 rows": ("executors", 10_000_000),
+        "two executors, 10^8 rows": ("executors", 100_000_000),
+        "database": ("database", 10_000_000),
     }
     return [
         Arm(
             name=name,
-            settings={"way": way, "rows": rows // share},
-            seconds=seconds,
+            settings={"way": way, "rows": rows},
             repeats_max=_SPARK_REPEATS_MAX,
         )
-        for name, (way, rows, seconds) in arms.items()
+        for name, (way, rows) in arms.items()
     ]
 
 
 async def _run_spark(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
-    from benchmarks import spark  # Spark is imported for its own question only
+    from benchmarks.runs import spark  # Spark is imported for its own question only
 
     return await spark.run(site, arm)
 
@@ -173,22 +160,27 @@ async def _run_spark(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 QUESTIONS: Final = {
     "comparison": Question(
         "The engine against the limit, and against what a user would pick instead",
+        21,
         _comparison,
         run_arm,
     ),
     "batch_size": Question(
         "Batch size against the rate of persisting, publishing, and end to end",
+        16,
         _batch_size,
         run_arm,
     ),
-    "open_load": Question("Latency under open load", open_load.arms, open_load.run),
-    "scale": Question("Rate and memory from 10^5 rows to 10^7", _scale, run_arm),
-    "fill": Question("Gap fill by the size of the gap and of the table", fill.arms, fill.run),
-    "keys": Question("What keys cost, by their kind", _keys, run_arm),
+    "open_load": Question("Latency under open load", 13, open_load.arms, open_load.run),
+    "scale": Question("Rate and memory from 10^5 rows to 10^7", 19, _scale, run_arm),
+    "fill": Question("Gap fill by the size of the gap and of the table", 6, fill.arms, fill.run),
+    "keys": Question("What keys cost, by their kind", 6, _keys, run_arm),
     "outbox": Question(
-        "The outbox: full cycles, and from a commit to the handler", outbox.arms, outbox.run
+        "The outbox: full cycles, and from a commit to the handler",
+        6,
+        outbox.arms,
+        outbox.run,
     ),
-    "spark": Question("The verifier's check in Spark", _spark, _run_spark),
+    "spark": Question("The verifier's check in Spark", 14, _spark, _run_spark),
 }
 NAMES: Final = tuple(QUESTIONS)
 

@@ -15,11 +15,11 @@ import msgspec
 
 from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
-from benchmarks.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
-from benchmarks.outbox import BASE
 from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, KEYS_OFF, NAMES, STAGES, question_of
 from benchmarks.rivals.rival import rival_of
-from benchmarks.session import CONDITIONS, Conditions, read_lines
+from benchmarks.runs.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
+from benchmarks.runs.outbox import BASE
+from benchmarks.session import CONDITIONS, Conditions, read_lines, saved_in
 from benchmarks.spreads import (
     PROCESSES,
     RATE,
@@ -44,9 +44,6 @@ TABLE: Final = "table.md"
 
 # -- the page --------------------------------------------------------------------------------------
 
-_MACHINE: Final = ("processor", "cores", "memory_gib", "kernel")
-"""What distinguishes one machine from another."""
-
 
 def write_report(folder: Path) -> list[Path]:
     """Write table and figures of what is saved in `folder`; return what was written.
@@ -60,7 +57,7 @@ def write_report(folder: Path) -> list[Path]:
 
 
 def _saved(folder: Path, names: Iterable[str]) -> dict[str, Lines]:
-    found = {name: Lines(read_lines(folder / f"{name}.jsonl")) for name in names}
+    found = {name: Lines(read_lines(saved_in(folder, name))) for name in names}
     lines = {name: these for name, these in found.items() if these.all}
     if not lines:
         raise RefusedError("output", folder, "a folder with saved results: run `make bench` first")
@@ -71,7 +68,7 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     yield from ("# Results", "")
     yield "Made by `make bench`; [the page](../../docs/benchmarks.md) says what each means."
     yield ""
-    yield from _measured_under(_conditions(folder, lines))
+    yield from _measured_under(folder, lines)
     for name, these in lines.items():
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
@@ -79,29 +76,17 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
         yield from (*section.after(these), *_left_out(these), "")
 
 
-def _conditions(folder: Path, lines: Mapping[str, Lines]) -> list[Conditions]:
+def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     path = folder / CONDITIONS
-    runs = {line.run for these in lines.values() for line in these.all}
-    texts = path.read_bytes().splitlines() if path.is_file() else []
-    found = [msgspec.json.decode(text, type=Conditions) for text in texts]
-    return [conditions for conditions in found if conditions.run in runs]
-
-
-def _measured_under(conditions: Sequence[Conditions]) -> Iterator[str]:
-    if not conditions:
+    if not path.is_file():
         return
-    last, host = conditions[-1], conditions[-1].host
+    last = msgspec.json.decode(path.read_bytes(), type=Conditions)
+    host, runs = last.host, len({line.run for these in lines.values() for line in these.all})
     libraries = msgspec.convert(host["libraries"], dict[str, str])
     yield f"- {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB"
     yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
-    yield f"- commit {host['commit']}, engine {last.engine}, {last.run}, {len(conditions)} run(s)"
-    if len({(one.engine, *(str(one.host[name]) for name in _MACHINE)) for one in conditions}) > 1:
-        yield f"- **runs were of several engines or machines**, this being the last: `{CONDITIONS}`"
+    yield f"- commit {host['commit']}, {last.run}, {runs} run(s)"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
-    disk = {name: f"{microseconds:,.0f} us" for name, microseconds in last.disk.items()}
-    yield f"- a write of 8 KB by pg_test_fsync: {_listed(disk) or 'not measured'}"
-    yield "- servers warm; one order in twenty ahead of each run; garbage collector on, what was"
-    yield "  made before the timed part frozen"
     yield "- each cell: median (lowest-highest) of the repeats; ratios within one round"
     yield ""
 
@@ -120,6 +105,12 @@ def _left_out(lines: Lines) -> Iterator[str]:
 
 _LOADS: Final = {arm_name(share, rows) for share in SHARES_PERCENT for rows in (0, *FIXED_ROWS)}
 _PERCENTILES: Final = ("p50", "p90", "p99", "p99.9", "max")
+_ALONE: Final = {
+    "commit_histogram": "one commit after the other",
+    "send_histogram": "one acked send after the other",
+    "due_commit_histogram": "commits, each from when it was due",
+    "due_send_histogram": "acked sends, each from when it was due",
+}
 
 
 def _nothing(lines: Lines) -> Iterator[str]:
@@ -137,7 +128,7 @@ class _Section(NamedTuple):
         for arm in lines.arms:
             found = self.cells(lines, arm)
             if found:
-                yield [one if isinstance(one, str) else cell(one) for one in found]
+                yield [one if isinstance(one, str) else cell(one) if one else "" for one in found]
 
 
 def _spaced(name: str) -> str:
@@ -163,7 +154,7 @@ def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     figure = _rate_of(is_persisting)
     rates = _spaced(arm), lines.spread(arm, figure), _engine_to(lines, arm, figure)
     if is_persisting:
-        return *rates, *["-"] * 3
+        return *rates, *[""] * 3
     every, share = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, own_share)
     return *rates, every, share, lines.spread(arm, _log_bytes)
 
@@ -173,10 +164,15 @@ def _log_bytes(figures: Figures) -> float:
 
 
 def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    rival, size, stage = arm.split(" ")
-    figure = f"{STAGES[stage]}_per_second"
-    rates = lines.spread(arm, figure), _engine_to(lines, arm, figure)
-    return f"{int(size):,}", stage, _spaced(rival), *rates
+    """Return the cells of a size and a rival, at the first of their stages."""
+    rival, size, _ = arm.split(" ")
+    stages = {stage: f"{rival} {size} {stage}" for stage in STAGES}
+    if arm != next(one for one in stages.values() if one in lines.arms):
+        return ()
+    cells: list[str | Spread | None] = [f"{int(size):,}", _spaced(rival)]
+    for stage, one in stages.items():
+        cells.append(lines.spread(one, f"{STAGES[stage]}_per_second"))
+    return cells
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -194,9 +190,8 @@ def _waits(lines: Lines, arm: str, percentiles: Sequence[str]) -> tuple[str, ...
 
 def _before_open_load(lines: Lines) -> Iterator[str]:
     maximum = cell(lines.spread("maximum", RATE))
-    yield f"Maximum: {maximum} orders/s. Milliseconds from the intended time of an order until it"
-    yield "was handed on; percentiles over all repeats together, and beside them how the p99 of one"
-    yield from ("repeat moved.", "")
+    yield f"Maximum: {maximum} orders/s."
+    yield from ("Milliseconds from when an order was due until it was handed on.", "")
 
 
 def _after_open_load(lines: Lines) -> Iterator[str]:
@@ -210,15 +205,13 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         yield from ("", *table(headers, rounds))
     floor = cell(_against_floor(lines))
     yield from ("", f"p99 at half load / (commit p99 + send p99 + time of a batch): {floor}.")
-    for name, title in (
-        ("commit_histogram", "one commit after the other"),
-        ("send_histogram", "one acked send after the other"),
-        ("due_commit_histogram", "commits on a schedule, from when each was due"),
-        ("due_send_histogram", "acked sends on a schedule, from when each was due"),
-    ):
-        if alone := lines.percentiles("floor", name):
-            alone_at = ", ".join(f"{p} {number(alone[p])}" for p in _PERCENTILES)
-            yield from ("", f"Alone on the machine, {title}: {alone_at} ms.")
+    alone = [
+        (title, *(number(those[one]) for one in _PERCENTILES))
+        for name, title in _ALONE.items()
+        if (those := lines.percentiles("floor", name))
+    ]
+    if alone:
+        yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), alone))
 
 
 def _fixed_and_own(share: int) -> tuple[str, list[str]]:
@@ -283,10 +276,10 @@ def _keys(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     rate = "messages_per_second"
     if (messages := lines.spread(arm, rate)) is not None:
-        return arm, messages, lines.ratio(arm, BASE, rate), *["-"] * len(_PERCENTILES)
+        return arm, messages, lines.ratio(arm, BASE, rate), *[""] * len(_PERCENTILES)
     found = lines.percentiles(arm) or {}
     stored = lines.spread(arm, "stored_per_second")
-    return arm, stored, "-", *(number(found[name]) for name in _PERCENTILES)
+    return arm, stored, "", *(number(found[name]) for name in _PERCENTILES)
 
 
 _COMPARISON_UNITS: Final = (
@@ -295,18 +288,11 @@ _COMPARISON_UNITS: Final = (
 
 _SECTIONS: Final = {
     "comparison": _Section(
-        (
-            "rival, batch",
-            "orders/s",
-            "orderchain / it",
-            "CPU",
-            "own share",
-            "log bytes",
-        ),
+        ("rival, batch", "orders/s", "orderchain / it", "CPU", "own share", "log bytes"),
         _comparison,
         before=lambda _: iter((_COMPARISON_UNITS, "")),
     ),
-    "batch_size": _Section(("batch", "stage", "rival", "orders/s", "orderchain / it"), _batch_size),
+    "batch_size": _Section(("batch", "rival", *(f"{stage}/s" for stage in STAGES)), _batch_size),
     "open_load": _Section(
         ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat"),
         _open_load,
@@ -365,12 +351,16 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
     for name in _SHOWN:
         sizes = [f"{name} {rows}" for rows in BATCH_ROWS]
         title = rival_of(name).title
+        if name == "engine":
+            keyed = (cell(lines.spread(f"{arm} with keys", RATE)) for arm in sizes)
+            yield f"**{title}**", *keyed
+            title += ", keys not compared"
         if name == "common_way":
             sizes[1] = f"{name} {COMMON_ROWS}"
             title += f" (at {COMMON_ROWS})"
         cells = [cell(lines.spread(arm, RATE)) for arm in sizes]
         if any(text != "-" for text in cells):
-            yield (f"**{title}**" if name == "engine" else title, *cells)
+            yield title, *cells
 
 
 def with_table(text: str, comparison: Lines) -> str:

@@ -159,11 +159,11 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield "| " + " | ".join(row) + " |"
 
 
-def cell(spread: Spread | None, unit: str = "") -> str:
+def cell(spread: Spread | None) -> str:
     """Return a median with its spread as it is read; `-` where nothing was measured."""
     if spread is None:
         return "-"
-    median = f"{number(spread.median)}{unit}"
+    median = number(spread.median)
     low, high = number(spread.low), number(spread.high)
     if spread.count < 2 or low == high:
         return median

@@ -39,31 +39,9 @@ def run_async(work: Coroutine[object, object, _T]) -> _T:
     Ctrl-C cancels it and raises KeyboardInterrupt once it has cleaned up, a second one at once.
     SIGTERM cancels it and raises Terminated.
     """
-    with one_loop() as loop:
-        return loop.run(work)
-
-
-class OneLoop:
-    """Runs one piece of work after the other: what one has started lives on in the next.
-
-    Between two it rests; other code may block meanwhile.
-    """
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self._runner = runner
-
-    def run(self, work: Coroutine[object, object, _T]) -> _T:
-        """Run `work` to its end and return its result; signals as for `run_async`."""
-        with _sigterm_as_before():
-            return self._runner.run(_guarded(work))
-
-
-@contextmanager
-def one_loop() -> Iterator[OneLoop]:
-    """Yield an event loop, which is closed with the block."""
     calm_collector()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        yield OneLoop(runner)
+    with _sigterm_as_before(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_guarded(work))
 
 
 @contextmanager

@@ -343,7 +343,7 @@ SELECT * FROM (
 
 -- lag: each receiver's checkpoint, stored or reported, whether the database has its batch, and the
 -- head of the same snapshot; halts too; of one chain, or of all
-SELECT chain_id AS chain, receiver,
+SELECT head.chain_id AS chain, receiver,
        CASE WHEN place.is_report THEN 'reported' WHEN place.is_report IS NULL THEN 'none'
             ELSE 'stored' END AS checkpoint,
        coalesce(place.head_delivered, 0) AS head_delivered,

@@ -12,13 +12,13 @@ import difflib
 import os
 import platform
 import re
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote
 
 import click
-import msgspec
 from click.core import ParameterSource
 from msgspec import Struct
 
@@ -256,8 +256,11 @@ def _option(name: str, *, has_flag: bool) -> click.Option:
         default=shown_span(default) if isinstance(kind, Span) else default,
         envvar=variable_of(name), show_envvar=True, show_default=shown,
         help=text + " May be repeated." * is_many,
-        metavar={Span: "SPAN", Size: "SIZE", click.types.IntParamType: "COUNT"}.get(type(kind)),
+        metavar=_METAVARS.get(type(kind).__name__),
     )  # fmt: skip
+
+
+_METAVARS: Final = {"Span": "SPAN", "Size": "SIZE", "IntParamType": "COUNT"}
 
 
 class SourcedSettings(Struct, frozen=True, kw_only=True):
@@ -286,7 +289,7 @@ def settings_in(context: click.Context) -> SourcedSettings:
         elif source is ParameterSource.ENVIRONMENT:
             sources[name] = variable_of(name)
         else:
-            sources[name] = path if source is ParameterSource.DEFAULT_MAP else "default"
+            sources[name] = str(path) if source is ParameterSource.DEFAULT_MAP else "default"
     return SourcedSettings(settings=Settings(**values), sources=sources, config_path=path)
 
 
@@ -313,25 +316,28 @@ def _read_config(context: click.Context, _: click.Parameter, named: str | None) 
             expected = f"{hint} of those that chainctl config show lists"
             raise SettingError(f"a setting in {path}", name, expected)
     context.meta[_CONFIG_PATH] = path
-    texts = {SETTING + name: _texts(name, value) for name, value in table.items()}
+    texts = {SETTING + name: _texts(name, value, path) for name, value in table.items()}
     context.default_map = texts | dict(context.default_map or {})
 
 
-def _parsed_config(path: Path, field: str) -> dict[str, bool | int | float | str | list[str]]:
+def _parsed_config(path: Path, field: str) -> dict[str, object]:
     """Return the content of a TOML file. It is never quoted: it may hold a password."""
     try:
         content = read_bounded(path, CONFIG_BYTES_MAX).decode()
-        return msgspec.toml.decode(content, type=dict[str, bool | int | float | str | list[str]])
+        return tomllib.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         expected = f"a readable TOML file of settings: {reason}"
         raise SettingError(field, str(path), expected) from None
 
 
-def _texts(name: str, value: object) -> str | list[str]:
-    """Return a value of the file as a variable has it."""
-    if isinstance(value, list):
-        return value
+def _texts(name: str, value: object, path: str) -> str | list[str]:
+    """Return a value of the file as a variable has it. Raises SettingError."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return value if name == "gap_database" else " ".join(value)
+    if not isinstance(value, str | bool | int | float):
+        kind = type(value).__name__
+        raise SettingError(f"{name} in {path}", kind, "a text, a number, true or false")
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return _Databases().split_envvar_value(text) if name == "gap_database" else text
 

@@ -6,56 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from local_stack.errors import (
-        FetchFailed,
-        FolderUnusable,
-        ServerFailed,
-        SetupNeeded,
-        StackError,
-        StackMissing,
-        StatementFailed,
-    )
-    from local_stack.folders import ShowLine, default_cache_directory, default_directory
-    from local_stack.kafka import KafkaServer, KafkaServerConfig, ProxiedListener, SecuredListener
+    from local_stack.folders import default_directory
+    from local_stack.kafka import KafkaServer, KafkaServerConfig
     from local_stack.postgres import PostgresServer, PostgresServerConfig
-    from local_stack.stack import LocalStack, ServerStatus, StackStatus
+    from local_stack.stack import LocalStack, StackStatus
 
 __all__ = [
-    "FetchFailed",
-    "FolderUnusable",
-    "KafkaServer",
-    "KafkaServerConfig",
-    "LocalStack",
-    "PostgresServer",
-    "PostgresServerConfig",
-    "ProxiedListener",
-    "SecuredListener",
-    "ServerFailed",
-    "ServerStatus",
-    "SetupNeeded",
-    "ShowLine",
-    "StackError",
-    "StackMissing",
-    "StackStatus",
-    "StatementFailed",
-    "default_cache_directory",
-    "default_directory",
-]
+    "KafkaServer", "KafkaServerConfig", "LocalStack", "PostgresServer", "PostgresServerConfig",
+    "StackStatus", "default_directory",
+]  # fmt: skip
 
 _HOMES: Final = {
-    name: module
-    for module, names in {
-        "errors": (
-            "FetchFailed", "FolderUnusable", "ServerFailed", "SetupNeeded", "StackError",
-            "StackMissing", "StatementFailed",
-        ),
-        "folders": ("ShowLine", "default_cache_directory", "default_directory"),
-        "kafka": ("KafkaServer", "KafkaServerConfig", "ProxiedListener", "SecuredListener"),
-        "postgres": ("PostgresServer", "PostgresServerConfig"),
-        "stack": ("LocalStack", "ServerStatus", "StackStatus"),
-    }.items()
-    for name in names
-}  # fmt: skip
+    "KafkaServer": "kafka",
+    "KafkaServerConfig": "kafka",
+    "LocalStack": "stack",
+    "PostgresServer": "postgres",
+    "PostgresServerConfig": "postgres",
+    "StackStatus": "stack",
+    "default_directory": "folders",
+}
 """The module of each name. A name is imported when it is first used: pytest loads our plugin in
 every project of an environment, and must not pay for servers that it does not start."""
 

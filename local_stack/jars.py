@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,7 +34,6 @@ from local_stack.folders import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from concurrent.futures import Future
 
     from jgo.maven import MavenContext
 
@@ -116,7 +115,6 @@ _FETCH_DEADLINE_S: Final = 1800.0
 _AT_ONCE: Final = 8
 """Jars in the air: 45 small files wait for answers most of the time."""
 _PAUSE_S: Final = 2.0
-_REPORT_EVERY_S: Final = 3.0
 
 
 class Jar(msgspec.Struct, frozen=True):
@@ -166,7 +164,8 @@ def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Show
     progress(f"Fetching Apache Kafka {KAFKA_VERSION} (43 MB, once)")
     for left_over in cache.glob(f"{_WORK_PREFIX}*"):  # of a killed fetch; we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
-    paths = _fetch_all(context, locked_jars(), progress)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch-kafka") as pool:
+        paths = list(pool.map(lambda jar: _fetch_jar(context, jar), locked_jars()))
     with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=cache) as temporary:
         staged = Path(temporary) / "libs"
         staged.mkdir()
@@ -186,29 +185,6 @@ def _open_repository(kept: Path, environ: Mapping[str, str]) -> MavenContext:
     mirror = environ.get(REPOSITORY_VARIABLE)
     repositories = {"mirror": mirror.rstrip("/")} if mirror else None
     return MavenContext(repo_cache=kept, remote_repos=repositories, timeout=int(_TRY_DEADLINE_S))
-
-
-def _fetch_all(context: MavenContext, jars: list[Jar], progress: ShowLine) -> list[Path]:
-    """Fetch the jars side by side, and report how far it is; the first failure ends it."""
-    end = time.monotonic() + _FETCH_DEADLINE_S
-    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch-kafka")
-    try:
-        started = [pool.submit(_fetch_jar, context, jar) for jar in jars]
-        waiting: set[Future[Path]] = set(started)
-        while waiting:
-            done, waiting = wait(waiting, timeout=_REPORT_EVERY_S)
-            for future in done:
-                future.result()
-            if waiting and time.monotonic() > end:
-                raise FetchFailed(_failure(f"not done after {_FETCH_DEADLINE_S:.0f} s"))
-            if waiting:
-                progress(
-                    f"Fetching Apache Kafka {KAFKA_VERSION}: "
-                    f"{len(jars) - len(waiting)} of {len(jars)} jars"
-                )
-        return [future.result() for future in started]
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _fetch_jar(context: MavenContext, jar: Jar) -> Path:

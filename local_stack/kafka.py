@@ -1,10 +1,4 @@
-"""A real Apache Kafka on loopback: one node that is broker and controller (KRaft).
-
-Asks a Kafka broker whether it serves requests, in 40 bytes and without a client library.
-
-A broker's port accepts connections before the broker is registered; a client that connects then
-sees a cluster without brokers. So we request the cluster's metadata, as the client would.
-"""
+"""A real Apache Kafka on loopback: one node that is broker and controller (KRaft)."""
 
 from __future__ import annotations
 
@@ -51,7 +45,11 @@ _ANSWER_BYTES_MAX: Final = 1024 * 1024
 
 
 def broker_count(port: int, timeout_s: float = 2.0) -> int:
-    """How many brokers the broker on this port of loopback knows; 0 when it gives no answer."""
+    """How many brokers the broker on this port of loopback knows; 0 when it gives no answer.
+
+    A broker's port accepts connections before the broker is registered; a client that connects then
+    sees a cluster without brokers. So this requests the cluster's metadata, as the client would.
+    """
     try:
         with socket.create_connection((LOOPBACK, port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)
@@ -82,33 +80,6 @@ _FORMAT_DEADLINE_S: Final = 120.0
 _NODE_ID: Final = "1"
 
 
-class ProxiedListener(msgspec.Struct, frozen=True, kw_only=True):
-    """A second listener for tests that put a proxy before the broker.
-
-    Clients connect to the address that the broker advertises, so a proxy is only in between when
-    the broker names it.
-    """
-
-    port: int
-    """Where the broker listens, and the proxy connects to."""
-    advertised_port: int
-    """Where the proxy listens, and where the broker sends clients."""
-
-
-class SecuredListener(msgspec.Struct, frozen=True, kw_only=True):
-    """A further listener, for clients that use TLS, a login or both."""
-
-    name: str
-    """Kafka's own name for it: letters and digits."""
-    port: int
-    protocol: str
-    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
-    host: str = LOOPBACK
-    """The name that the broker gives to clients, which compare it with its certificate."""
-    settings: Mapping[str, str] = {}
-    """Settings of this listener alone, such as `ssl.keystore.key`."""
-
-
 class KafkaServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where one Kafka is and how it is configured."""
 
@@ -119,8 +90,6 @@ class KafkaServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_long_run: bool = True
     """Java compiles thoroughly, which pays after some minutes of load. Without, the broker starts
     and serves its first thousand requests for half the CPU time (measured: 4.3 s, not 7.6)."""
-    proxied: ProxiedListener | None = None
-    secured: tuple[SecuredListener, ...] = ()
     settings: Mapping[str, str] = {}
     """Any further settings of server.properties; they override ours."""
 
@@ -179,7 +148,7 @@ class KafkaServer(Server):
         """Write the settings, which may have changed, and format the storage once."""
         make_shared_folder(self.directory, self.account)
         require_reachable(self.directory, self.account)
-        # The keys of listeners are in it.
+        # Further settings may hold the keys of listeners.
         write_file(self._settings_path, self._settings(), 0o600, self.account)
         make_private_folder(self.data_directory, self.account)
         # The storage tool writes this file last, so an interrupted run is repeated.
@@ -226,6 +195,9 @@ class KafkaServer(Server):
             "controller.quorum.voters": f"{_NODE_ID}@{controller}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": str(self.data_directory),
             "auto.create.topics.enable": "false",  # nothing but `chain create` makes topics
             "num.partitions": "1",
@@ -241,38 +213,12 @@ class KafkaServer(Server):
             # After kill -9 the broker can register only once its old session has expired.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "1000",
-        } | self._listeners(controller)
+        }
         lines = ["# Written by the local stack at each start."]
         lines += [
             f"{name}={_escape(value)}" for name, value in {**ours, **self.config.settings}.items()
         ]
         return "\n".join(lines) + "\n"
-
-    def _listeners(self, controller: str) -> dict[str, str]:
-        listeners = [f"PLAINTEXT://{self.bootstrap}", f"CONTROLLER://{controller}"]
-        advertised = [f"PLAINTEXT://{self.bootstrap}"]
-        protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
-        if self.config.proxied is not None:
-            listeners.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.port}")
-            advertised.append(f"PROXIED://{LOOPBACK}:{self.config.proxied.advertised_port}")
-            protocols.append("PROXIED:PLAINTEXT")
-        for secured in self.config.secured:
-            listeners.append(f"{secured.name}://{LOOPBACK}:{secured.port}")
-            advertised.append(f"{secured.name}://{secured.host}:{secured.port}")
-            protocols.append(f"{secured.name}:{secured.protocol}")
-        return {
-            **self._settings_of_secured(),
-            "listeners": ",".join(listeners),
-            "advertised.listeners": ",".join(advertised),
-            "listener.security.protocol.map": ",".join(protocols),
-        }
-
-    def _settings_of_secured(self) -> dict[str, str]:
-        return {
-            f"listener.name.{secured.name.lower()}.{name}": value
-            for secured in self.config.secured
-            for name, value in secured.settings.items()
-        }
 
     def _format(self) -> None:
         command = [*self._program(), *_QUICK_START]

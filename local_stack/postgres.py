@@ -125,7 +125,6 @@ MAINTENANCE_DATABASE: Final = "postgres"
 
 _INITDB_DEADLINE_S: Final = 120.0
 _STATEMENT_DEADLINE_S: Final = 60.0
-_BASE_BACKUP_DEADLINE_S: Final = 600.0
 _PSQL_OPTIONS: Final = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
 """No start-up file, no messages, plain rows, and stop at the first error."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -219,23 +218,6 @@ class PostgresServer(Server):
         if not (self.data_directory / "PG_VERSION").exists():
             self._initialise()
         write_file(self._settings_path, self._settings(), 0o644)
-
-    def initialise_standby(self, primary: PostgresServer) -> None:
-        """Make this server a standby of `primary`, which must be running. Start it afterwards.
-
-        Raises:
-            ServerFailed: the base backup failed.
-            FolderUnusable: there is a cluster here already.
-        """
-        if self.data_directory.exists():
-            raise FolderUnusable(f"{self.data_directory} exists already")
-        make_shared_folder(self.directory, self.account)
-        require_reachable(self.directory, self.account)
-        fresh = self._fresh_data_folder()
-        # -R writes the connection, with its password, into the standby's private data folder.
-        arguments = ("pg_basebackup", "-D", fresh, "-R", "-c", "fast")
-        self._run(*arguments, environment=primary.client_environment())
-        fresh.rename(self.data_directory)
 
     def command(self) -> list[str | Path]:
         """`postgres` itself, so that the process started is the server's own."""
@@ -404,16 +386,13 @@ class PostgresServer(Server):
         make_private_folder(fresh, self.account)
         return fresh
 
-    def _run(
-        self, program: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def _run(self, program: str, *arguments: str | Path) -> None:
         """Run one of PostgreSQL's programs that make the cluster; see `_run_logged`."""
         self._run_logged(
             [self.installation.program(program), *arguments],
-            deadline_s=_INITDB_DEADLINE_S if program == "initdb" else _BASE_BACKUP_DEADLINE_S,
+            deadline_s=_INITDB_DEADLINE_S,
             purpose=f"for {program}",
             failed=f"could not be made by {program}",
-            environment=environment,
         )
 
     def _run_file(self, name: str, **variables: str) -> None:

@@ -16,7 +16,7 @@ from local_stack import process as processes
 from local_stack.errors import ServerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from local_stack.folders import Account
@@ -239,7 +239,6 @@ class Server(ABC):
         deadline_s: float,
         purpose: str,
         failed: str,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Run a program to its end as the server's account, with its output in the server's log.
 
@@ -255,7 +254,7 @@ class Server(ABC):
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=environment or self.environment(),
+                env=self.environment(),
                 umask=0o077,
                 timeout=deadline_s,
                 **self.account.popen_arguments(),

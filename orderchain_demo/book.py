@@ -1,26 +1,24 @@
-"""Order books: resting orders of a symbol, by price and then by time."""
+"""An exchange in memory: limit orders and cancels, matched by price and then by time.
+
+It is a pure fold over payloads: the same ones in the same order give the same state and digest,
+however they are cut into calls. Each payload is in the digest, also one that is no order.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-
-def amount_of(text: str) -> int:
-    """Return the whole number above 0 that `text` is; 0 when it is none, or too large."""
-    try:
-        value = int(text)
-    except ValueError:
-        return 0
-    return value if 0 < value <= AMOUNT_MAX else 0
-
-
+NEW: Final = "new"
+CANCEL: Final = "cancel"
 BUY: Final = "B"
 SELL: Final = "S"
 
@@ -28,15 +26,31 @@ AMOUNT_MAX: Final = 10**12
 """The largest price or quantity: far above any real one. Without a bound a hostile number, or the
 sum of a few, would not fit into the 64 bits that a stored state has for it."""
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class OrderRow(Struct, gc=False):
+    """The columns that matching needs; an input may have others.
+
+    A column that a row lacks reads as empty, and then counts as a bad one: the row is refused. One
+    bad order must not stop an exchange.
+    """
+
+    action: str = ""
+    symbol: str = ""
+    order_no: str = ""
+    side: str = ""
+    price_e4: str = ""
+    qty: str = ""
+
 
 class RestingOrder(Struct, array_like=True, gc=False):
-    """The rest of an order."""
+    """What is left to trade of an order, above 0."""
 
     order_no: str
     side: str
     price_e4: int
     quantity: int
-    """Above 0: an order with nothing left does not rest."""
 
 
 class Trade(NamedTuple):
@@ -62,16 +76,13 @@ class _Side:
         self.levels: dict[int, OrderedDict[str, RestingOrder]] = {}
 
     def add(self, order: RestingOrder) -> None:
-        """Put `order` after all others of its price."""
         rank = self.sign * order.price_e4
-        level = self.levels.get(rank)
-        if level is None:
-            level = self.levels[rank] = OrderedDict()
+        if rank not in self.levels:
+            self.levels[rank] = OrderedDict()
             insort(self.ranks, rank)
-        level[order.order_no] = order
+        self.levels[rank][order.order_no] = order
 
     def remove(self, order: RestingOrder) -> None:
-        """Take `order` out, and its level when it was the last one there."""
         rank = self.sign * order.price_e4
         level = self.levels[rank]
         del level[order.order_no]
@@ -79,107 +90,193 @@ class _Side:
             del self.levels[rank]
             del self.ranks[bisect_left(self.ranks, rank)]
 
-    def orders(self) -> Iterator[RestingOrder]:
+    def best(self, limit_e4: int) -> RestingOrder | None:
+        """Return the order that trades first, if its price is at least as good as the limit."""
+        if not self.ranks or self.ranks[-1] < self.sign * limit_e4:
+            return None
+        return next(iter(self.levels[self.ranks[-1]].values()))
+
+    def __iter__(self) -> Iterator[RestingOrder]:
         """Yield all orders, the one that trades first before the others."""
         for rank in reversed(self.ranks):
             yield from self.levels[rank].values()
 
 
 class Book:
-    """Resting orders of one symbol. Deterministic: the same calls give the same book.
+    """Resting orders of one symbol.
 
-    Order numbers name orders within the book; a finished number may be reused, since
-    remembering it forever would need memory without bound.
+    A number names an order while it rests; remembering finished ones would need memory without
+    bound.
     """
 
-    __slots__ = ("_asks", "_bids", "_orders")
+    __slots__ = ("_sides", "orders")
 
-    def __init__(self) -> None:
-        self._orders: dict[str, RestingOrder] = {}
-        self._bids = _Side(1)
-        self._asks = _Side(-1)
-
-    def __len__(self) -> int:
-        """Return the number of resting orders."""
-        return len(self._orders)
-
-    def __contains__(self, order_no: str) -> bool:
-        """Return whether an order of this number rests."""
-        return order_no in self._orders
+    def __init__(self, orders: Iterable[RestingOrder] = ()) -> None:
+        """Add `orders` in their turn: those of `by_priority` make the same book again."""
+        self.orders: dict[str, RestingOrder] = {}
+        self._sides = {BUY: _Side(1), SELL: _Side(-1)}
+        for order in orders:
+            self.add(order)
 
     def add(self, order: RestingOrder) -> None:
         """Add `order` after all others of its price. Its number must be free."""
-        self._orders[order.order_no] = order
-        (self._bids if order.side == BUY else self._asks).add(order)
+        self.orders[order.order_no] = order
+        self._sides[order.side].add(order)
 
     def remove(self, order_no: str) -> bool:
         """Take an order out; return whether it rested."""
-        order = self._orders.pop(order_no, None)
+        order = self.orders.pop(order_no, None)
         if order is None:
             return False
-        (self._bids if order.side == BUY else self._asks).remove(order)
+        self._sides[order.side].remove(order)
         return True
 
     def take(self, side: str, price_e4: int, quantity: int) -> list[Trade]:
         """Trade up to `quantity` for an arriving order of `side`, at `price_e4` or better.
 
-        The best price trades first; within a price, the oldest order. Each fill is at the price of
+        The best price trades first; within a price, the oldest order. Each trade is at the price of
         the order that rested.
         """
-        against = self._asks if side == BUY else self._bids
-        # The lowest rank that still trades: a sell level ranks by its negated price.
-        limit = against.sign * price_e4
-        ranks, levels = against.ranks, against.levels
-        fills: list[Trade] = []
-        while quantity and ranks and ranks[-1] >= limit:
-            level = levels[ranks[-1]]
-            oldest = next(iter(level.values()))
+        against = self._sides[SELL if side == BUY else BUY]
+        trades: list[Trade] = []
+        while quantity and (oldest := against.best(price_e4)) is not None:
             given = min(quantity, oldest.quantity)
             quantity -= given
-            fills.append(Trade(oldest.order_no, oldest.price_e4, given))
+            trades.append(Trade(oldest.order_no, oldest.price_e4, given))
             oldest.quantity -= given
             if not oldest.quantity:
                 self.remove(oldest.order_no)
-        return fills
+        return trades
 
-    def orders(self) -> list[RestingOrder]:
-        """Return all resting orders: buys, then sells, each by priority.
-
-        Adding them in this order to an empty book restores this book.
-        """
-        return [*self._bids.orders(), *self._asks.orders()]
+    def by_priority(self) -> list[RestingOrder]:
+        """Return all resting orders: buys, then sells, each by price and time."""
+        return [*self._sides[BUY], *self._sides[SELL]]
 
 
-BookImage = tuple[str, list[RestingOrder]]
-"""A symbol and its resting orders by priority."""
+class ExchangeState(Struct, array_like=True, kw_only=True):
+    """All that the exchange knows; its encoding is what is stored and digested."""
+
+    events: int = 0
+    events_digest: bytes = bytes(32)
+    """Over all payloads: two events swapped may leave the same books, but not the same digest."""
+    refused: int = 0
+    """Rows that are no order: unknown action or side, bad number, number already resting."""
+    trades: int = 0
+    quantity_traded: int = 0
+    trades_digest: bytes = bytes(32)
+    cancels: int = 0
+    cancels_unknown: int = 0
+    """Cancels of orders that never were, or are finished."""
+    books: list[tuple[str, list[RestingOrder]]] = []
+    """Resting orders by symbol; filled while the state is encoded or decoded."""
 
 
-class Books(dict[str, Book]):
-    """The books that hold orders. A book without orders is dropped, and recreated when needed."""
+class Exchange:
+    """Books by symbol, fed with an order flow."""
 
-    def __missing__(self, symbol: str) -> Book:
-        """Open an empty book."""
-        book = self[symbol] = Book()
-        return book
+    def __init__(self, state: bytes | None = None) -> None:
+        """Begin empty, or go on from a dumped state. Raises msgspec.ValidationError for another."""
+        self._decode = msgspec.msgpack.Decoder(OrderRow).decode
+        self._state = ExchangeState()
+        if state is not None:
+            self._state = msgspec.msgpack.decode(state, type=ExchangeState)
+        self._books = {symbol: Book(orders) for symbol, orders in self._state.books}
+        self._state.books = []
 
-    def drop_if_empty(self, symbol: str) -> None:
-        """Forget the book of `symbol` when nothing rests in it."""
-        if not self[symbol]:
-            del self[symbol]
+    def apply(self, payloads: Iterable[bytes]) -> None:
+        """Apply `payloads`, MessagePack maps of column to text, in their order."""
+        state, decode = self._state, self._decode
+        for payload in payloads:
+            state.events += 1
+            state.events_digest = _chained(state.events_digest, payload)
+            try:
+                row = decode(payload)
+            # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError.
+            except (ValueError, RecursionError):
+                state.refused += 1
+                continue
+            if not self._act(row):
+                state.refused += 1
 
-    def resting_orders(self) -> int:
-        """Return the number of resting orders in all books."""
-        return sum(map(len, self.values()))
+    @property
+    def events(self) -> int:
+        """How many payloads were applied."""
+        return self._state.events
 
-    def images(self) -> list[BookImage]:
-        """Return all books in a form that depends only on what rests in them."""
-        return [(symbol, self[symbol].orders()) for symbol in sorted(self) if self[symbol]]
+    def counters(self) -> dict[str, int]:
+        """Return what there is to count, by name."""
+        fields = msgspec.structs.asdict(self._state).items()
+        resting = sum(len(book.orders) for book in self._books.values())
+        counted = {name: value for name, value in fields if isinstance(value, int)}
+        return counted | {"resting_orders": resting}
 
-    @classmethod
-    def from_images(cls, images: list[BookImage]) -> Books:
-        """Return the books that `images` was taken from."""
-        books = cls()
-        for symbol, orders in images:
-            for order in orders:
-                books[symbol].add(order)
-        return books
+    def dump(self) -> bytes:
+        """Return the whole state, which depends only on the payloads that were applied."""
+        books = sorted((symbol, book) for symbol, book in self._books.items() if book.orders)
+        images = [(symbol, book.by_priority()) for symbol, book in books]
+        return _encode(msgspec.structs.replace(self._state, books=images))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the whole state, in hexadecimal."""
+        return sha256(self.dump()).hexdigest()
+
+    def _act(self, row: OrderRow) -> bool:
+        """Apply a row; return whether it made sense."""
+        if row.action == NEW:
+            return self._place(row)
+        if row.action != CANCEL:
+            return False
+        book = self._books.get(row.symbol)
+        if book is not None and book.remove(row.order_no):
+            self._state.cancels += 1
+            self._forget_if_empty(row.symbol, book)
+        else:
+            self._state.cancels_unknown += 1
+        return True
+
+    def _place(self, row: OrderRow) -> bool:
+        """Trade what can be traded of a new order, and add the rest to the book."""
+        price_e4, quantity = _amount_of(row.price_e4), _amount_of(row.qty)
+        book = self._books.get(row.symbol) or Book()
+        is_order = price_e4 and quantity and row.side in (BUY, SELL)
+        if not is_order or row.order_no in book.orders:
+            return False
+        for trade in book.take(row.side, price_e4, quantity):
+            quantity -= trade.quantity
+            self._record(row, trade)
+        if quantity:
+            book.add(RestingOrder(row.order_no, row.side, price_e4, quantity))
+            self._books[row.symbol] = book
+        else:
+            self._forget_if_empty(row.symbol, book)
+        return True
+
+    def _forget_if_empty(self, symbol: str, book: Book) -> None:
+        if not book.orders:
+            self._books.pop(symbol, None)
+
+    def _record(self, row: OrderRow, trade: Trade) -> None:
+        """Add a trade to the counters and the digest of trades."""
+        state = self._state
+        state.trades += 1
+        state.quantity_traded += trade.quantity
+        content = _encode((row.symbol, row.order_no, *trade))
+        state.trades_digest = _chained(state.trades_digest, content)
+
+
+def _chained(digest: bytes, content: bytes) -> bytes:
+    """Return the running digest after `content`.
+
+    Unlike a hash object it can be stored at any place and resumed; and since `digest` has a fixed
+    length, no two sequences of contents share a digest.
+    """
+    return sha256(digest + content).digest()
+
+
+def _amount_of(text: str) -> int:
+    """Return the whole number above 0 that `text` is; 0 when it is none, or too large."""
+    try:
+        value = int(text)
+    except ValueError:
+        return 0
+    return value if 0 < value <= AMOUNT_MAX else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,12 +13,17 @@ from chainctl.exits import ExitCode
 from chainctl.monitor_server import AddressType
 from chainctl.options import Command, json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
-from orderchain_demo import DUPLICATE, LOSS, ORDERS, ORDERS_MAX, REORDER, DemoOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from orderchain_demo.summary import Summary
+
+ORDERS: Final = 200_000
+ORDERS_MAX: Final = 10_000_000
+"""Beyond it files and tables would fill an ordinary disk: 10 million orders take 5 GB."""
 
 
 def _share(_: click.Context, __: click.Parameter, value: float) -> float:
@@ -26,6 +31,18 @@ def _share(_: click.Context, __: click.Parameter, value: float) -> float:
     if not 0 <= value <= 1:
         raise click.BadParameter(f"{value} is not a share from 0 to 1.")
     return value
+
+
+def _share_option(name: str, default: float, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        name,
+        type=float,
+        callback=_share,
+        metavar="SHARE",
+        default=default,
+        show_default=True,
+        help=text,
+    )
 
 
 def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> Address | None:
@@ -49,33 +66,9 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     metavar="COUNT",
     help=f"Orders to generate.  [default: {ORDERS}]",
 )
-@click.option(
-    "--loss",
-    type=float,
-    callback=_share,
-    metavar="SHARE",
-    default=LOSS,
-    show_default=True,
-    help="Lose this share of the frames; above 0, the last one too.",
-)
-@click.option(
-    "--duplicate",
-    type=float,
-    callback=_share,
-    metavar="SHARE",
-    default=DUPLICATE,
-    show_default=True,
-    help="Send this share of the frames twice.",
-)
-@click.option(
-    "--reorder",
-    type=float,
-    callback=_share,
-    metavar="SHARE",
-    default=REORDER,
-    show_default=True,
-    help="Delay this share of the frames by a few others, and half as many by many.",
-)
+@_share_option("--loss", 0.05, "Lose this share of the frames; above 0, the last one too.")
+@_share_option("--duplicate", 0.02, "Send this share of the frames twice.")
+@_share_option("--reorder", 0.02, "Delay this share of the frames by up to 11 others.")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
@@ -118,14 +111,13 @@ def demo(
     """  # fmt: skip
     if input_ is not None and orders is not None:
         raise click.UsageError("--orders is for generated orders, --input brings its own.")
-    from orderchain_demo.run import run_demo
+    from chain_kernel.testing.memory_chain import LinkDial
+    from orderchain_demo.run import DemoOptions, run_demo
 
     options = DemoOptions(
         input=input_,
         orders=ORDERS if orders is None else orders,
-        loss=loss,
-        duplicate=duplicate,
-        reorder=reorder,
+        dial=LinkDial(lost=loss, repeated=duplicate, held=reorder),
         seed=random.SystemRandom().getrandbits(32) if seed is None else seed,
         with_spark=not no_spark,
         http=http,
@@ -141,6 +133,7 @@ def demo(
 
 
 def _show_summary(summary: Summary) -> None:
+    from orderchain_demo.run import COMMANDS
     from orderchain_demo.summary import summary_rows
 
     table(("what", "result"), summary_rows(summary))
@@ -148,13 +141,4 @@ def _show_summary(summary: Summary) -> None:
     data("The servers stay up (chainctl stack down stops them). To look at what is left:")
     width = max(map(len, summary.commands.values()), default=0)
     for command, line in summary.commands.items():
-        data(f"  {line:{width}}   {_SHOWS[command]}")
-
-
-_SHOWS: Final = {
-    "status": "heads, leader and receivers of the chain",
-    "receive": "the whole chain once more, in order, into a journal of its own",
-    "verify": "verifies database, topic and journal, and compares them",
-    "console": "all of it live in a browser, on loopback",
-}
-"""What the printed commands do."""
+        data(f"  {line:{width}}   {COMMANDS[command]}")

@@ -1,168 +1,274 @@
-"""What the matching service does with its orders: order books by symbol, matched by price and time.
+"""The demo's matching service: a program that applies a chain received over a bad link.
 
-Any input has a state: each payload is in the digest, also one that is no order of these columns.
+It keeps books, writes a journal, and stores its state together with the receiver's checkpoint in
+one transaction. So it may be killed at any instant: the next start loads the stored state, cuts the
+journal back to it, and is handed the rows after it again.
 """
 
 from __future__ import annotations
 
-from hashlib import sha256
+import asyncio
+import os
+import sys
+import time
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec import Struct
 
-from orderchain_demo.book import BUY, SELL, BookImage, Books, RestingOrder, amount_of
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.session import SessionConfig, connected
+from chain_kernel.errors import CheckpointLost, OrderchainError
+from chain_kernel.files import PRIVATE_MODE
+from chain_kernel.sql import RECEIVER_WRITER, load_sql
+from chain_kernel.testing.memory_chain import LinkDial
+from chainctl.commands.chain.journal import Journal
+from chainctl.monitor_server import Address, watched
+from orderchain_demo.book import Exchange
+from orderchain_demo.link import BadLink
+from orderchain_demo.programs import receive, report, run_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from chain_kernel.clients.postgres import Connection
+    from chain_kernel.model import Run
+    from matcher_receiver import Receiver
 
-    from orderchain_demo.book import Trade
+SQL: Final = load_sql("orderchain_demo", "queries.sql")
 
-NEW: Final = "new"
-CANCEL: Final = "cancel"
+STATEMENT_SECONDS: Final = 30.0
+"""Deadline of a save: far longer than a state of many megabytes takes."""
 
-_encode: Final = msgspec.msgpack.Encoder().encode
+IDLE_SECONDS: Final = 0.1
+"""When no row comes for this long, what is not stored yet is stored."""
+
+REPORT_SECONDS: Final = 0.05
+"""Interval of the reports. The demo decides by them when to kill this process: while it works."""
+
+_payload_of = attrgetter("payload")
 
 
-def chained(digest: bytes, content: bytes) -> bytes:
-    """Return the running digest after `content`.
+class MatchingJob(Struct, frozen=True, kw_only=True):
+    """What the matching service is to do."""
 
-    Unlike a hash object it can be stored at any place and resumed; and since `digest` has a fixed
-    length, no two sequences of contents share a digest.
+    database: str
+    gap_database: str
+    kafka: str
+    topic: str
+    chain_id: int
+    receiver: str
+    """Name under which state and checkpoint are stored."""
+    rows: int
+    """It ends once this many rows of the chain are applied, by all its lives together."""
+    journal: str
+    """Path of the journal that is written."""
+    save_rows: int
+    """State and checkpoint are stored after this many rows, and when nothing else is to do."""
+    dial: LinkDial
+    seed: str
+    """The seed of the faults of the link."""
+    last_key: str
+    """Key of the last row: the frame that ends with it is lost."""
+    http: Address | None
+    """Where it serves its metrics."""
+
+
+class MatchingReport(Struct, frozen=True, kw_only=True):
+    """How far the matching service is; the last one has a digest."""
+
+    is_live: bool
+    """Whether it has caught up, and follows the live frames."""
+    events: int
+    """Rows in the state: those of all its lives, each once."""
+    rows: int
+    """Rows applied in this life, in so many seconds from the first to the last."""
+    seconds: float
+    saves: int
+    """Times that state and checkpoint were stored, in one transaction each."""
+    journal_rows_cut: int
+    """Rows after the stored state that were cut off the journal at the start."""
+    link: dict[str, int]
+    receiver: dict[str, int]
+    """What the link did to frames, and the receiver with what came out."""
+    last_gap_shown_by: str
+    """What showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
+    book: dict[str, int] = {}
+    digest: str = ""
+
+
+class MatchingService:
+    """One life of the service: applies what a receiver hands on.
+
+    `connection` stores the state, together with the receiver's checkpoint.
     """
-    return sha256(digest + content).digest()
 
+    def __init__(
+        self,
+        job: MatchingJob,
+        connection: Connection,
+        receiver: Receiver,
+        link: BadLink,
+        journal: Journal,
+        exchange: Exchange,
+        rows_cut: int,
+    ) -> None:
+        self._job = job
+        self._connection = connection
+        self._receiver = receiver
+        self._link = link
+        self._journal = journal
+        self._exchange = exchange
+        self._rows_cut = rows_cut
+        self._unsaved: Run | None = None
+        self._unsaved_rows = self._rows = self._saves = 0
+        self._first_at = self._last_at = self._reported_at = 0.0
 
-class OrderRow(Struct, gc=False):
-    """The columns that matching needs; an input may have others.
+    async def run(self) -> None:
+        """Work up to the last row of the chain."""
+        while self._exchange.events < self._job.rows:
+            run = await self._next_run()
+            if run is not None:
+                self._apply(run)
+            if run is None or self._unsaved_rows >= self._job.save_rows:
+                await self._save()
+            if time.monotonic() - self._reported_at > REPORT_SECONDS:
+                self._report()
+        await self._save()
+        self._report(is_last=True)
 
-    A column that a row lacks reads as empty, and then counts as a bad one: the row is refused. One
-    bad order must not stop an exchange.
-    """
-
-    action: str = ""
-    symbol: str = ""
-    order_no: str = ""
-    side: str = ""
-    price_e4: str = ""
-    qty: str = ""
-
-
-class MatchingState(Struct, array_like=True, kw_only=True):
-    """All that matching knows; its encoding is what is stored and digested."""
-
-    events: int = 0
-    events_digest: bytes = bytes(32)
-    """Over all payloads: two events swapped may leave the same books, but not the same digest."""
-    refused: int = 0
-    """Rows that are no order: unknown action or side, bad number, number already resting."""
-    trades: int = 0
-    quantity_traded: int = 0
-    trades_digest: bytes = bytes(32)
-    cancels: int = 0
-    cancels_unknown: int = 0
-    """Cancels of orders that never were, or are finished."""
-    books: list[BookImage] = []
-    """Filled while the state is encoded or decoded."""
-
-
-class Matching:
-    """Books by symbol, fed with an order flow.
-
-    The same payloads in the same order give the same state and digest, however they are cut into
-    calls.
-    """
-
-    def __init__(self) -> None:
-        self._decode = msgspec.msgpack.Decoder(OrderRow).decode
-        self._state = MatchingState()
-        self._books = Books()
-
-    def apply(self, payloads: Iterable[bytes]) -> None:
-        """Apply `payloads`, MessagePack maps of column to text, in their order."""
-        state, decode = self._state, self._decode
-        for payload in payloads:
-            state.events += 1
-            state.events_digest = chained(state.events_digest, payload)
-            try:
-                row = decode(payload)
-            # Hostile nesting ends in RecursionError, broken text in UnicodeDecodeError.
-            except (ValueError, RecursionError):
-                state.refused += 1
-                continue
-            if not self._act(row):
-                state.refused += 1
-
-    def counters(self) -> dict[str, int]:
-        """Return what there is to count, by name."""
-        state = self._state
-        counted = {
-            name: value
-            for name in state.__struct_fields__
-            if isinstance(value := getattr(state, name), int)
-        }
-        return counted | {"resting_orders": self._books.resting_orders()}
-
-    def dump(self) -> bytes:
-        """Return the whole state, to be stored beside the checkpoint; `load` goes on from it."""
-        self._state.books = self._books.images()
+    async def _next_run(self) -> Run | None:
+        """Return the next run; None when none came within IDLE_SECONDS. The wait loses nothing."""
         try:
-            return _encode(self._state)
-        finally:
-            self._state.books = []
+            async with asyncio.timeout(IDLE_SECONDS):
+                return await anext(self._receiver)
+        except TimeoutError:
+            return None
 
-    def load(self, state: bytes) -> None:
-        """Go on from a dumped state. Raises msgspec.ValidationError for anything else."""
-        self._state = msgspec.msgpack.decode(state, type=MatchingState)
-        self._books = Books.from_images(self._state.books)
-        self._state.books = []
+    def _apply(self, run: Run) -> None:
+        """Write a run to the journal and apply it."""
+        self._first_at = self._first_at or time.monotonic()
+        self._journal.append(run.events)
+        self._exchange.apply(map(_payload_of, run.events))
+        self._rows += len(run.events)
+        self._unsaved, self._unsaved_rows = run, self._unsaved_rows + len(run.events)
+        self._last_at = time.monotonic()
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the whole state, in hexadecimal."""
-        return sha256(self.dump()).hexdigest()
+    async def _save(self) -> None:
+        """Store state and checkpoint in one transaction, if there is something new.
 
-    def _act(self, row: OrderRow) -> bool:
-        """Apply a row; return whether it made sense."""
-        if row.action == NEW:
-            return self._place(row)
-        if row.action != CANCEL:
-            return False
-        if self._books[row.symbol].remove(row.order_no):
-            self._state.cancels += 1
-        else:
-            self._state.cancels_unknown += 1
-        self._books.drop_if_empty(row.symbol)
-        return True
+        The journal goes first: one that is too long is cut back, one too short could not be fixed.
+        """
+        job, run = self._job, self._unsaved
+        if run is None:
+            return
+        state = synced_length(Path(job.journal)), self._exchange.dump()
+        async with self._connection.transaction():
+            key = job.chain_id, job.receiver
+            await self._connection.execute(SQL["save_state"], *key, run.last_id, *state)
+            await self._receiver.checkpoint(run, self._connection)
+        self._unsaved, self._unsaved_rows = None, 0
+        self._saves += 1
 
-    def _place(self, row: OrderRow) -> bool:
-        """Trade what can be traded of a new order, and add the rest to the book."""
-        order = order_of(row)
-        if order is None:
-            return False
-        book = self._books[row.symbol]
-        if row.order_no in book:
-            return False
-        for fill in book.take(order.side, order.price_e4, order.quantity):
-            order.quantity -= fill.quantity
-            self._record(row, fill)
-        if order.quantity:
-            book.add(order)
-        else:
-            self._books.drop_if_empty(row.symbol)
-        return True
+    def _report(self, *, is_last: bool = False) -> None:
+        stats, gaps = self._receiver.stats(), list(self._receiver.gaps)
+        progress = MatchingReport(
+            is_live=self._receiver.live.is_set(),
+            events=self._exchange.events,
+            rows=self._rows,
+            seconds=self._last_at - self._first_at,
+            saves=self._saves,
+            journal_rows_cut=self._rows_cut,
+            link=self._link.counters(),
+            receiver={
+                "frames_live": stats.frames_live,
+                "frames_duplicate": stats.duplicates_dropped,
+                "frames_refused": sum(stats.dropped.values()),
+                "rows_live": stats.rows_live,
+                "rows_filled": stats.rows_filled,
+                "rows_caught_up": stats.rows_caught_up,
+                "gaps": stats.gaps,
+            },
+            last_gap_shown_by=gaps[-1].cause if gaps else "",
+            book=self._exchange.counters() if is_last else {},
+            digest=self._exchange.digest() if is_last else "",
+        )
+        report(progress)
+        self._reported_at = time.monotonic()
 
-    def _record(self, row: OrderRow, fill: Trade) -> None:
-        """Add a trade to the counters and the digest of trades."""
-        state = self._state
-        state.trades += 1
-        state.quantity_traded += fill.quantity
-        trade = _encode((row.symbol, row.order_no, *fill))
-        state.trades_digest = chained(state.trades_digest, trade)
+
+def synced_length(journal: Path) -> int:
+    """Force a journal to the disk, and return its length in bytes."""
+    with journal.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
-def order_of(row: OrderRow) -> RestingOrder | None:
-    """Return the order in a row; None when its side, price or quantity is not valid."""
-    price_e4, quantity = amount_of(row.price_e4), amount_of(row.qty)
-    if not price_e4 or not quantity or row.side not in (BUY, SELL):
-        return None
-    return RestingOrder(row.order_no, row.side, price_e4, quantity)
+def cut_back(journal: Path, length: int) -> int:
+    """Cut off what is after `length` bytes, torn or whole; return how many rows that were.
+
+    Raises OrderchainError when the journal is shorter: rows that are in the stored state would be
+    in no journal, since they are not delivered again.
+    """
+    journal.touch(PRIVATE_MODE)
+    size = journal.stat().st_size
+    if size < length:
+        text = f"{journal} has {size} bytes, but {length} were stored with the state"
+        raise OrderchainError(text)
+    with journal.open("r+b") as file:
+        file.seek(length)
+        rows = sum(line.endswith(b"\n") for line in file)
+        file.truncate(length)
+    return rows
+
+
+async def serve(job: MatchingJob) -> None:
+    """Open the parts of the service, and run it."""
+    import gapfill
+    import matcher_receiver as matcher
+
+    link = BadLink(
+        matcher.KafkaFrameSource(matcher.KafkaSourceConfig(kafka=job.kafka, topic=job.topic)),
+        job.dial,
+        seed=job.seed,
+        last_key=job.last_key,
+    )
+    database, chain_id, name = job.database, job.chain_id, job.receiver
+    checkpoint = matcher.CheckpointConfig(database=database, chain_id=chain_id, name=name)
+    gaps = gapfill.GapReaderConfig(database=job.gap_database, chain_id=chain_id)
+    receiver = matcher.Receiver(
+        matcher.ReceiverConfig(chain_id=chain_id, name=name),
+        link,
+        gapfill.GapReader(gaps),
+        matcher.PostgresCheckpointStore(checkpoint),
+    )
+    session = SessionConfig(
+        database=DatabaseConfig.of(database),
+        application_name="orderchain demo",
+        role=RECEIVER_WRITER,
+        statement_seconds=STATEMENT_SECONDS,
+    )
+    async with connected(session) as connection, watched(job.http) as watch, receiver:
+        watch.add(receiver)
+        stored = await connection.fetchrow(SQL["load_state"], chain_id, name)
+        head, length, state = stored or (0, 0, None)
+        if receiver.head_delivered != head:
+            raise CheckpointLost(chain_id, name, head, receiver.head_delivered)
+        path = Path(job.journal)
+        rows_cut = cut_back(path, length)
+        with Journal(path, chain_id) as journal:
+            journal.start()
+            service = MatchingService(
+                job, connection, receiver, link, journal, Exchange(state), rows_cut
+            )
+            await service.run()
+
+
+def main() -> None:
+    """Do the job that the demo gives."""
+    from chainctl.event_loop import run_async
+
+    run_async(serve(receive(MatchingJob)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

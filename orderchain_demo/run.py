@@ -6,92 +6,118 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
+from chain_kernel.testing.memory_chain import LinkDial
 from chain_kernel.text import counted
-from chainctl.event_loop import one_loop, run_async
+from chainctl.event_loop import run_async
+from chainctl.monitor_server import Address
 from chainctl.output import Stopwatch, progress, talk
 from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
 from local_stack.last_demo import FOLDER, LastDemo, leave_demo
-from orderchain_demo.preparation import DemoInput, generated_input, read_input
-from orderchain_demo.scenario import Plan, ScenarioOutcome, run_scenario, set_up_chain
-from orderchain_demo.spark_check import STEPS, checker
+from orderchain_demo.feed import DemoInput, generated_input, read_input
+from orderchain_demo.scenario import Plan, play, set_up_chain
 from orderchain_demo.summary import Summary, summarize
+from orderchain_demo.verify import VerifyJob, start_spark, verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chainctl.event_loop import OneLoop
-    from orderchain_demo import DemoOptions
-    from orderchain_demo.spark_check import Check
+COMMANDS: Final = {
+    "status": "heads, leader and receivers of the chain",
+    "receive": "the whole chain once more, in order, into a journal of its own",
+    "verify": "verifies database, topic and journal, and compares them",
+    "console": "all of it live in a browser, on loopback",
+}
+"""The commands that look at what a demo has left, and what they show."""
 
 
-COMMANDS: Final = ("status", "receive", "verify", "console")
-"""The commands that look at what a demo has left."""
+class DemoOptions(Struct, frozen=True, kw_only=True):
+    """What a demo is asked for."""
+
+    input: Path | None
+    """File of orders; None: they are generated."""
+    orders: int
+    """Orders to generate."""
+    dial: LinkDial
+    """What the link does to frames."""
+    seed: int
+    """Seed of the generated orders and of the link's faults."""
+    with_spark: bool = True
+    """Whether Spark verifies; otherwise the local verifier does."""
+    http: Address | None = None
+    """Where the sequencing service serves its metrics, the matching service at the next port."""
+
+    @property
+    def verifier(self) -> str:
+        """What verifies, for people."""
+        return "Spark" if self.with_spark else "--local"
 
 
 def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
-    """Run the whole demo; the stack stays up. Every process of its own has ended at the return.
+    """Run the whole demo; the stack stays up. Every program of its own has ended at the return.
 
     Raises InputError for an input that cannot be read, before anything is sequenced; StackError,
     OrderchainError when it could not be completed.
     """
-    watch = Stopwatch()
-    given = _given_input(options)
-    with one_loop() as loop, checker(loop, options) as check:
+    watch, verifier = Stopwatch(), options.verifier
+    given = None if options.input is None else _read(options.input)
+    with ExitStack() as programs:
+        spark = None
+        if options.with_spark:
+            rows = options.orders if given is None else given.rows
+            spark = programs.enter_context(start_spark(rows))
         with _demo_folder(stack) as folder:
-            demo_input = given or _generated_input(options, folder)
+            orders = given or _generated(folder, options)
             stack.up(talk)
             setup = run_async(set_up_chain(stack))
         plan = Plan(
             setup=setup,
-            demo_input=demo_input,
-            faults=options.faults(),
+            orders=orders,
             journal=folder / "journal.jsonl",
+            dial=options.dial,
+            seed=options.seed,
             http=options.http,
         )
         phases = {"stack and input": watch.seconds}
-        outcome, report = _perform(loop, plan, check, options.verifier, phases)
-    leave_demo(stack, LastDemo(chain=plan.setup.chain_id, journal=str(plan.journal)))
+        talk(f"Sequencing {counted(orders.rows, 'order')} into chain {setup.chain_id}, "
+             f"seed {plan.seed}")  # fmt: skip
+        with progress("orders", orders.rows) as bar:
+            outcome = run_async(play(plan, bar))
+        phases["orders"] = watch.seconds - sum(phases.values())
+        job = VerifyJob(
+            database=setup.audit_database,
+            chain_id=setup.chain_id,
+            journal=str(plan.journal),
+            rows=orders.rows,
+        )
+        talk(f"Verifying database and journal: {verifier}")
+        with progress(verifier, None, is_awaited=True):
+            report = verified(job, spark)
+        phases[verifier] = watch.seconds - sum(phases.values())
+    leave_demo(stack, LastDemo(chain=setup.chain_id, journal=str(plan.journal)))
     commands = _commands(stack, with_spark=options.with_spark)
-    return summarize(plan, options, outcome, report, commands=commands, phases=phases)
+    return summarize(plan, outcome, report, verifier, commands=commands, phases=phases)
 
 
-def _given_input(options: DemoOptions) -> DemoInput | None:
+def _read(path: Path) -> DemoInput:
     """Read the file that was given, before anything is made or started."""
-    if options.input is None:
-        return None
     with progress("input", None) as bar:
-        given = read_input(options.input, bar.move_to)
-    talk(f"Read {counted(given.expected.rows, 'order')}")
+        given = read_input(path, bar.move_to)
+    talk(f"Read {counted(given.rows, 'order')}")
     return given
 
 
-def _generated_input(options: DemoOptions, folder: Path) -> DemoInput:
+def _generated(folder: Path, options: DemoOptions) -> DemoInput:
     talk("Generating orders")
-    with progress("input", 2 * options.orders) as bar:  # each is written, and read
+    with progress("input", options.orders) as bar:
         return generated_input(folder, options.seed, options.orders, bar.move_to)
-
-
-def _perform(
-    loop: OneLoop, plan: Plan, check: Check, verifier: str, phases: dict[str, float]
-) -> tuple[ScenarioOutcome, dict[str, Any]]:
-    """Play, then have `verifier` judge; note in `phases` how long each took."""
-    chain_id, rows = plan.setup.chain_id, plan.rows
-    watch = Stopwatch()
-    talk(f"Sequencing {counted(rows, 'order')} into chain {chain_id}, seed {plan.faults.seed}")
-    with progress("orders", rows) as bar:
-        outcome = loop.run(run_scenario(plan, bar))
-    phases["orders"] = watch.seconds
-    talk(f"Verifying database and journal: {verifier}")
-    with progress(verifier, STEPS, is_awaited=True) as bar:
-        report = check(plan, bar)
-    phases[verifier] = watch.seconds - phases["orders"]
-    return outcome, report
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     standby: bool = False
     """Wait while another leader is alive, instead of giving up."""
     key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
-    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 12
+    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 14
     bytes of memory each. For older rows, a free-form key is new again, and a client's number is too
     old. 0: keys are not compared at all."""
     id_strategy: IdStrategy = "sequential"

@@ -91,7 +91,7 @@ class CancelAt:
 
 
 class Counted(Coroutine[Any, Any, Any]):
-    """A coroutine that tells of each of its suspensions."""
+    """A coroutine that reports each of its suspensions."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], note: Callable[[], None]) -> None:
         self._inner = inner

@@ -20,12 +20,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from chainctl.schema.parts import PARTS
-from local_stack import KafkaServer, KafkaServerConfig, ProxiedListener
+from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.folders import default_cache_directory
 from local_stack.jars import fetch_kafka
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from orderchain.pytest_plugin import make_server_folder
+from tests.builders.listeners import with_proxy
 from tests.hanging import (  # noqa: F401 - hooks
     pytest_runtest_call,
     pytest_runtest_setup,
@@ -109,7 +110,7 @@ def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> Non
     """Put the tests into an order by which few servers are started, and nobody waits at the end.
 
     `--dist worksteal` gives each process an equal part of the list, and what one has left at the
-    end of its part to one that has none. So the tests without a server stand at the end of each.
+    end of its part to one that has none. So the tests without a server are at the end of each.
     """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes > 1:
@@ -217,9 +218,8 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         port=ports[0],
         controller_port=ports[1],
         is_long_run=False,
-        proxied=ProxiedListener(port=ports[2], advertised_port=ports[3]),
     )
-    with KafkaServer(config) as server:
+    with KafkaServer(with_proxy(config, ports[2], ports[3])) as server:
         yield server
 
 
@@ -263,7 +263,7 @@ def spark() -> Iterator[SparkSession]:
         # A few rows per test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
         patch.setattr("chain_verifier.spark.keys._PARTITIONS_MAX", 2)
-        # Every check has a key of its own, so every plan would be compiled anew, for a few rows.
+        # Every check has a key of its own, so every plan would be compiled again, for a few rows.
         # The follower, the cluster and the demo are tested with compiled plans.
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")

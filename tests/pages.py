@@ -32,7 +32,7 @@ class Block(NamedTuple):
     """The line of its first fence, from 1."""
     language: str
     title: str
-    """A file's name, or what else stands in `title="..."`."""
+    """A file's name, or what else is in `title="..."`."""
     text: str
 
     def __str__(self) -> str:

@@ -55,16 +55,16 @@ ignore_startup_parameters = {ignores or "extra_float_digits"}
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    told = b""
+    shown = b""
     try:
         async with deadline():
             assert process.stdout is not None
             async for line in process.stdout:
-                told += line
+                shown += line
                 if b"process up" in line:
                     break
             else:
-                raise AssertionError(told.decode())
+                raise AssertionError(shown.decode())
         reading = asyncio.create_task(process.stdout.read())
         host = f"{parts.username}:{parts.password}@127.0.0.1:{port}"
         yield urlunsplit((parts.scheme, host, parts.path, "sslmode=disable", ""))

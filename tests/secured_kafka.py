@@ -26,9 +26,10 @@ from confluent_kafka.admin import (
 
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import librdkafka_options
-from local_stack import KafkaServer, SecuredListener
+from local_stack import KafkaServer
 from local_stack import KafkaServerConfig as StackConfig
 from local_stack.process import free_port
+from tests.builders.listeners import Listener, with_listeners
 from tests.certificates import HOST, Authority, Files
 from tests.deadlines import deadline
 
@@ -37,7 +38,7 @@ RECEIVER: Final = "receiver"
 OPERATOR: Final = "operator"
 """May do anything, with any topic."""
 PASSWORDS: Final = {SEQUENCER: 'se"same, \\open=1', RECEIVER: "only to read", OPERATOR: "any topic"}
-"""Of the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
+"""For the SCRAM users; one holds what quoting and SCRAM's own escapes have to get right."""
 
 TOPIC: Final = "orders.1"
 PREFIX: Final = "path."
@@ -135,18 +136,19 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         port=port["PLAINTEXT"],
         controller_port=port["CONTROLLER"],
         is_long_run=False,
-        secured=(
-            _listener("LOGIN", "SASL_SSL", port, {**store, **scram}),
-            _listener("MUTUAL", "SSL", port, mutual),
-            _listener("EXPIRED", "SSL", port, expired),
-            _listener("CLEAR", "SASL_PLAINTEXT", port, clear),
-            _listener("OTHER", "SSL", port, other),
-        ),
         settings={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             # Clients without TLS, whose listener is for the test itself.
             "super.users": f"User:ANONYMOUS;User:{OPERATOR}",
         },
+    )
+    config = with_listeners(
+        config,
+        _listener("LOGIN", "SASL_SSL", port, {**store, **scram}),
+        _listener("MUTUAL", "SSL", port, mutual),
+        _listener("EXPIRED", "SSL", port, expired),
+        _listener("CLEAR", "SASL_PLAINTEXT", port, clear),
+        _listener("OTHER", "SSL", port, other),
     )
     with KafkaServer(config) as server:
         kafka = SecuredKafka(server, port, authority, folder)
@@ -154,11 +156,10 @@ def secured_kafka_in(folder: Path) -> Iterator[SecuredKafka]:
         yield kafka
 
 
-def _listener(
-    name: str, protocol: str, port: dict[str, int], settings: dict[str, str]
-) -> SecuredListener:
-    return SecuredListener(
-        name=name, port=port[name], protocol=protocol, host=HOST, settings=settings
+def _listener(name: str, protocol: str, port: dict[str, int], settings: dict[str, str]) -> Listener:
+    advertised = f"{HOST}:{port[name]}"
+    return Listener(
+        name=name, port=port[name], protocol=protocol, advertised=advertised, settings=settings
     )
 
 

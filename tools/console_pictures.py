@@ -27,10 +27,11 @@ from PIL import Image
 from playwright.async_api import async_playwright
 
 import outbox
+from chain_kernel.testing.memory_chain import LinkDial
 from local_stack import LocalStack
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from orderchain import Order, ReceiverConfig, SequencerConfig, errors, open_receiver, open_sequencer
-from orderchain_demo.lossy_link import BadLink, LinkFaults
+from orderchain_demo.link import BadLink
 from outbox import Consumer, ConsumerConfig, Refused
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ async def follow(world: World, chain: int, name: str, loss: float, slow: float) 
     `slow` takes seconds.
     """
     topic = KafkaSourceConfig(kafka=world.kafka, topic=f"orderchain.{chain}")
-    faults = LinkFaults(loss=loss, duplicate=0, reorder=0, delay=0, seed=chain)
-    link = BadLink(KafkaFrameSource(topic), faults, last_key="", life=0)
+    link = BadLink(KafkaFrameSource(topic), LinkDial(lost=loss), seed=str(chain))
     config = ReceiverConfig(chain_id=chain, name=name, database=world.database)
     async with open_receiver(config, frames=link) as receiver:
         async for run in receiver:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
@@ -17,7 +16,7 @@ from chain_kernel.model import Event
 from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.load import Load, Venue
     from chain_kernel.clients.database_config import DatabaseConfig
@@ -150,11 +149,10 @@ def linked(orders: Sequence[Order], first_id: int = 1) -> list[Event]:
 class Tally:
     """Counts what was handed on, as the service that a receiver feeds would take it."""
 
-    def __init__(self, *, is_kept: bool = False) -> None:
+    def __init__(self) -> None:
         self.rows = 0
         self.last_id = 0
         self.notes: dict[str, float] = {}
-        self._kept: list[Sequence[Event]] | None = [] if is_kept else None
 
     def take(self, events: Sequence[Event]) -> None:
         """Take rows that were handed on together. Raises NotWhole where they do not follow."""
@@ -162,27 +160,6 @@ class Tally:
             raise NotWhole(f"order {events[0].id} follows {self.last_id}")
         self.rows += len(events)
         self.last_id = events[-1].id
-        if self._kept is not None:
-            self._kept.append(events)
-
-    def digest(self) -> str:
-        """Return the SHA-256 over the orders that were kept, empty where none were."""
-        return "" if self._kept is None else digest_of(self._kept)
-
-
-def digest_of(batches: Iterable[Sequence[Order] | Sequence[Event]]) -> str:
-    """Return the SHA-256 over the orders of batches, in their order."""
-    found = hashlib.sha256()
-    for orders in batches:
-        feed(found, orders)
-    return found.hexdigest()
-
-
-def feed(digest: Any, orders: Sequence[Order] | Sequence[Event]) -> None:  # noqa: ANN401 - hashlib's
-    """Add keys, times and payloads to a digest."""
-    for order in orders:
-        digest.update(f"{order.key} {order.event_time_ns} {len(order.payload)} ".encode())
-        digest.update(order.payload)
 
 
 async def stored_rows(database: DatabaseConfig, query: str, *values: object) -> int:

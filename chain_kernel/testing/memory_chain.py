@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -132,6 +133,8 @@ class LossyLink:
 
     def __init__(self, dial: LinkDial, random: Random) -> None:
         self.dial = dial
+        self.counts: Counter[str] = Counter()
+        """Records by what happened to them: `lost`, `repeated`, `held`, `broken`."""
         self._random = random
         self._held: list[tuple[int, bytes]] = []
 
@@ -147,14 +150,18 @@ class LossyLink:
     def _pass(self, record: bytes, passed: list[bytes | None]) -> None:
         dial, draw = self.dial, self._random.random
         if draw() < dial.lost:
+            self.counts["lost"] += 1
             return
         if record and draw() < dial.broken:
+            self.counts["broken"] += 1
             record = self._broken(record)
         if draw() < dial.held:
+            self.counts["held"] += 1
             self._held.append((self._random.randrange(_OVERTAKERS_MAX), record))
         else:
             passed.append(record)
         if draw() < dial.repeated:
+            self.counts["repeated"] += 1
             passed.append(record)
 
     def _broken(self, record: bytes) -> bytes:

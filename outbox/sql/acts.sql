@@ -64,3 +64,6 @@ SELECT act, actor, login, reason, consumer, from_status, to_status, acted_at
 SELECT act_id, acted_at, act, message_id, consumer, from_status, to_status, actor, login, reason
   FROM delivery_act WHERE $1::float8 IS NULL OR acted_at > now() - make_interval(secs => $1)
  ORDER BY act_id DESC LIMIT $2
+
+-- act: do $7 (retry, abandon, resend) to them, as the actor $8 for the reason $9
+SELECT message_id, consumer, status FROM outbox_act($7, $1, $2, $3, $4, $5, $6, $8, $9)

@@ -72,7 +72,7 @@ CREATE TABLE callback_intake (
 ) WITH (fillfactor = 20);
 
 -- ----------------------------------------------------------------------------------------- grants
--- Every object, column and privilege is listed in docs/permissions.md.
+-- docs/permissions.md shows every privilege, by role.
 
 GRANT SELECT ON callback_version TO outbox_callback;
 GRANT SELECT, INSERT, UPDATE, DELETE ON callback_delivery TO outbox_callback;

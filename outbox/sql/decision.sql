@@ -120,7 +120,7 @@ END
 $$;
 
 -- ----------------------------------------------------------------------------------------- grants
--- Every object, column and privilege is listed in docs/permissions.md.
+-- docs/permissions.md shows every privilege, by role.
 
 REVOKE ALL ON FUNCTION outbox_decide(uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox_check_decision(uuid, integer) FROM PUBLIC;

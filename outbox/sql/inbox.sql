@@ -288,7 +288,7 @@ END
 $$;
 
 -- ----------------------------------------------------------------------------------------- grants
--- Every object, column and privilege is listed in docs/permissions.md.
+-- docs/permissions.md shows every privilege, by role.
 
 REVOKE ALL ON FUNCTION inbox_lock_keys(integer, bytea[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;

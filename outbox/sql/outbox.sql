@@ -556,7 +556,7 @@ $$;
 SELECT outbox_extend(now(), 6, 2);
 
 -- ----------------------------------------------------------------------------------------- grants
--- Every object, column and privilege is listed in docs/permissions.md.
+-- docs/permissions.md shows every privilege, by role.
 
 REVOKE ALL ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() FROM PUBLIC;
 REVOKE ALL ON FUNCTION

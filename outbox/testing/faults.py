@@ -164,7 +164,8 @@ class Life:
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Return what `work` returns, in the process. Raises Killed."""
         task = self.process.run(work)
-        await asyncio.wait([task, self._killed], return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [task, self._killed]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._killed.done():
             raise Killed
         return task.result()

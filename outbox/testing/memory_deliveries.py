@@ -206,9 +206,12 @@ class MemoryTables:
     # -- what consumers say ------------------------------------------------------------------------
 
     def confirm(self, message_id: UUID, consumer: str) -> None:
-        """Move a delivery to `consumed`, unless the confirm is lost."""
+        """Move a delivery to `consumed` unless the confirm is lost: that of the last try is not."""
         row = self.rows.get((message_id, consumer))
-        if row is not None and not row.is_done and not self._faults.happens("confirm_lost"):
+        if row is None or row.is_done:
+            return
+        is_last = row.send_count >= self.destinations[row.message.destination].tries_max
+        if is_last or not self._faults.happens("confirm_lost"):
             row.change(Change.APPLIED)
 
     def postpone(self, message_id: UUID, consumer: str, until_ns: int) -> None:

@@ -97,7 +97,7 @@ class Chain:
         return [event.id for event in self.events]
 
     def mark(self, at_id: int | None = None) -> Mark:
-        """The mark behind a row; without an id the head's."""
+        """The mark after a row; without an id the head's."""
         return mark_at(self, self._last_id if at_id is None else at_id)
 
     @property
@@ -118,7 +118,7 @@ class Chain:
 
     @property
     def terms(self) -> tuple[FrameTerm, ...]:
-        """Of all leaders, the newest first."""
+        """All leaders, the newest first."""
         newest = FrameTerm(epoch=self.epoch, nonce=self.nonce, frame_key=key_of(self.nonce))
         return (newest, *self.older_terms)
 

@@ -211,7 +211,7 @@ class RealRig:
                 if working.done():
                     working.result()
                     raise AssertionError("the consumer has returned")
-                # Nothing tells when other processes have done it.
+                # Nothing shows when other processes have done it.
                 await asyncio.sleep(0.05)
             consumer.stop()
             await working

@@ -32,7 +32,7 @@ a_row_few_or_many = pytest.mark.parametrize("count", [1, 3, 100])
 
 
 def marks_of(source: str, *positions: int) -> list[IntakeMark]:
-    """Return the marks of an intake that stood there, one after the other."""
+    """Return the marks of an intake that were there, one after the other."""
     return [
         IntakeMark(source=source, position=position, digest=b"%d" % position, previous=previous)
         for previous, position in zip((None, *positions), positions, strict=False)
@@ -414,7 +414,7 @@ async def test_later_mark_of_a_commit_counts(led: Led) -> None:
 
 
 @a_row_few_or_many
-@pytest.mark.parametrize("previous", [None, 2, 9], ids=["begins anew", "stale", "passes by"])
+@pytest.mark.parametrize("previous", [None, 2, 9], ids=["begins again", "stale", "passes by"])
 async def test_mark_that_does_not_follow_the_stored_one_stores_nothing(
     led: Led, previous: int | None, count: int
 ) -> None:

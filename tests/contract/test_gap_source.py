@@ -169,7 +169,7 @@ async def test_source_says_whose_rows_it_reads(open_gaps: OpenGaps) -> None:
     assert open_gaps(chain_id=9).chain_id == 9
 
 
-async def test_standing_tells_a_batchs_seal(open_store: OpenStore, open_gaps: OpenGaps) -> None:
+async def test_standing_reports_a_batchs_seal(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     first, second = await committed(open_store, 3, 4)
     source = open_gaps()
     genesis = await start_of(source)

@@ -336,7 +336,7 @@ def test_statement_after_one_that_failed_is_refused(rig: Rig) -> None:
 
 
 def test_handler_that_hides_a_failed_statement_has_failed(rig: Rig) -> None:
-    """PostgreSQL rolls back a broken transaction that is told to commit, and says it is done."""
+    """PostgreSQL rolls back a broken transaction that is asked to commit, and says it is done."""
     add_all(rig, "hidden")
 
     async def handler(delivery: Delivery, connection: Any) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from local_stack import KafkaServer, PostgresServer
 from sequencer import Sequencer, SequencerConfig, open_sequencer
 from tests.builders.created_chain import Chain
+from tests.builders.listeners import proxied_ports
 
 from .proxy import Proxy, kafka_requests, postgres_requests
 
@@ -22,10 +23,9 @@ def through(chain: Chain, proxy: Proxy, **settings: object) -> SequencerConfig:
 
 
 def proxy_before(kafka: KafkaServer) -> Proxy:
-    """Return a proxy on the port that the broker tells the clients of its second listener."""
-    listener = kafka.config.proxied
-    assert listener is not None
-    return Proxy(listener.port, kafka_requests, port=listener.advertised_port)
+    """Return a proxy on the port that the broker names to the clients of its second listener."""
+    port, proxy_port = proxied_ports(kafka.config)
+    return Proxy(port, kafka_requests, port=proxy_port)
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from chain_kernel.model import Event
-from local_stack.process import send_to_child
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
+from tests.pipes import send_to_child
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
@@ -118,7 +118,7 @@ class Worker:
 
     async def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
-        # It may have been killed: `ended` and the missing answers tell.
+        # It may have been killed: `ended` and the missing answers show it.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.process.stdin.write(line + b"\n")
             await self.process.stdin.drain()

@@ -50,7 +50,7 @@ class Trap:
     """Stops one connection once, at the first request that `matches`.
 
     With `lets_through` the request goes to the server, and its answer is held; else the request is
-    held. Then the test does what it likes, and `release` lets go, or `cut` breaks the connection.
+    held. Then the test does what it likes, and `release` sends it, or `cut` breaks the connection.
     """
 
     def __init__(self, matches: Matches, *, lets_through: bool) -> None:
@@ -76,7 +76,7 @@ class Trap:
             await self.sprung.wait()
 
     def release(self) -> None:
-        """Let go of what is held."""
+        """Send on what is held."""
         self._released.set()
 
     def cut(self) -> None:

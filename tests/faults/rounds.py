@@ -42,7 +42,7 @@ ASK_SECONDS = 1.0
 
 
 class Load:
-    """A client that submits without end, and again what has no answer, to whoever leads."""
+    """A client that submits without end, and again what has no answer, to the leader."""
 
     def __init__(self, sequencers: Sequencers) -> None:
         self.acked: dict[str, Acked] = {}
@@ -295,7 +295,7 @@ class Round:
         return int((await self.chain.head())["epoch"])
 
     async def end_backends(self) -> None:
-        """Terminate the connections of whoever leads, as a DBA or a proxy does."""
+        """Terminate the connections of the leader, as a DBA or a proxy does."""
         await self.chain.fetch(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name LIKE 'orderchain sequencer %'"

@@ -202,9 +202,9 @@ async def intake_topic_wiped_before_the_next_leader_reads_it(it: Round) -> None:
     await send_orders(it, source, "new", 5)
     await it.end_backends()
     async with sequencing(it, other, source) as process:
-        _, told = await in_time(process.communicate())
-    assert b"read up to offset 20" in told, told
-    assert process.returncode == 3, told
+        _, shown = await in_time(process.communicate())
+    assert b"read up to offset 20" in shown, shown
+    assert process.returncode == 3, shown
     rows = await inspect(other)
     assert len(rows) == 20
 

@@ -50,7 +50,7 @@ async def submit_each(sequencer: Sequencer, orders: list[Order]) -> None:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait for what only a counter tells."""
+    """Wait for what only a counter shows."""
     async with deadline():
         while not happened():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

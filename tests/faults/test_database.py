@@ -60,7 +60,7 @@ async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
     assert (stats.unknown_outcomes, stats.take_overs) == (1, 2)
     rows = await inspect(chain, acked(orders, acks))
     assert len(rows) == 301
-    # Committed by the first try, the rows stand under the first epoch; else under the next one.
+    # Committed by the first try, the rows have the first epoch; else the next one.
     epochs = await chain.fetch("SELECT epoch FROM chain_batch WHERE row_count = 300")
     assert [row["epoch"] for row in epochs] == [stats.epoch - 1 if is_committed else stats.epoch]
     await inspect_topic(chain, rows)
@@ -326,7 +326,7 @@ def run_as_root(*command: str) -> str:
 async def chain_on_small_disk(
     small_disk: Path, chain_on_breakable_postgres: MakeChain, postgres_to_break: PostgresServer
 ) -> AsyncIterator[MakeChain]:
-    """Make a chain whose rows stand on the small disk; the rest of the database does not."""
+    """Make a chain whose rows are on the small disk; the rest of the database does not."""
     name = f"small_{secrets.token_hex(4)}"
     databases = []
 
@@ -370,11 +370,11 @@ async def test_full_disk_refuses_a_batch(small_disk: Path, chain_on_small_disk: 
 
 
 async def until_take_overs(sequencer: Sequencer, count: int) -> None:
-    while sequencer.stats().take_overs < count:  # noqa: ASYNC110 - only the counter tells
+    while sequencer.stats().take_overs < count:  # noqa: ASYNC110 - only the counter shows it
         await asyncio.sleep(0.02)
 
 
-async def test_disk_that_stays_full_is_told(
+async def test_disk_that_stays_full_is_reported(
     small_disk: Path, chain_on_small_disk: MakeChain
 ) -> None:
     chain = await chain_on_small_disk(recover_seconds=2.0)

@@ -13,13 +13,13 @@ import pytest
 from chain_kernel.errors import DurabilityError, OrderchainError, RetryError, UnknownOutcome
 from chain_kernel.model import Mark
 from chain_kernel.sql import RECEIVER_WRITER
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
+from tests.builders.standbys import standby_of
 from tests.deadlines import deadline, in_time
 
 from .conftest import MakeChain
@@ -125,18 +125,9 @@ async def test_commit_whose_wait_for_a_standby_is_ended_is_never_acknowledged(
 async def standby(
     postgres_to_break: PostgresServer, server_folder: Path
 ) -> AsyncIterator[PostgresServer]:
-    config = PostgresServerConfig(
-        directory=server_folder / "standby",
-        port=free_port(),
-        passwords=postgres_to_break.config.passwords,
-    )
-    server = PostgresServer(config)
-    await asyncio.to_thread(server.initialise_standby, postgres_to_break)
-    try:
-        await asyncio.to_thread(server.start)
+    server = await asyncio.to_thread(standby_of, postgres_to_break, server_folder / "standby")
+    with server:
         yield server
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 @pytest.mark.invariant("S3")
@@ -153,7 +144,7 @@ async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_
         calls, tasks = await submit_until_one_waits(sequencer, settings, 100)
         await settings.connection.execute(CANCELLED)
         async with deadline():
-            while sequencer.stats().unknown_outcomes == 0:  # noqa: ASYNC110 - only it tells
+            while sequencer.stats().unknown_outcomes == 0:  # noqa: ASYNC110 - only it shows it
                 await asyncio.sleep(0)
         await until_a_commit_waits(settings)
         assert not tasks[-1].done()
@@ -178,7 +169,7 @@ async def test_take_over_that_was_given_up_and_lands_later_does_not_fence_the_on
         ended = "SELECT pg_terminate_backend(backend_pid, 5000) FROM chain_head"
         await chain.fetch(ended)
         submitted = asyncio.create_task(sequencer.submit("after", b""))
-        # The first try waits behind its COMMIT for the standby, the next one for the row it holds.
+        # The first try waits in its COMMIT for the standby, the next one for the row it holds.
         await until_a_commit_waits(settings)
         async with deadline():
             while not await settings.connection.fetchval(BLOCKED):
@@ -255,7 +246,7 @@ async def test_checkpoint_whose_wait_for_a_standby_is_ended_is_stored_only_once_
         assert await store.load() == end
 
 
-async def test_leader_that_was_told_to_accept_an_unsafe_database_goes_on(
+async def test_leader_that_was_asked_to_accept_an_unsafe_database_goes_on(
     chain_on_breakable_postgres: MakeChain, settings: Settings
 ) -> None:
     chain = await chain_on_breakable_postgres(unsafe_durability=True)

@@ -202,7 +202,7 @@ async def test_two_started_at_once_yield_one_leader_and_no_fork(
         await leader.until_answered(leader.submitted)
         assert loser.acked == {}
         acked += leader.acked.values()
-        # Every other time nothing tells the next pair that the leader is gone.
+        # Every other time nothing shows the next pair that the leader is gone.
         if number % 2:
             await leader.kill()
         else:

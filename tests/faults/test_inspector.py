@@ -35,7 +35,7 @@ BREAKS = {
     "a time is changed": "UPDATE chain_event SET event_time_ns = 7 WHERE id = 5",
     "a pid is changed": "UPDATE chain_event SET pid = 3 WHERE id = 5",
     "two rows share a key": "UPDATE chain_event SET key = 'k0' WHERE id = 5",
-    "a batch tells of another epoch": "UPDATE chain_batch SET epoch = 9 WHERE last_id = 10",
+    "a batch names another epoch": "UPDATE chain_batch SET epoch = 9 WHERE last_id = 10",
     "a batch counts wrongly": "UPDATE chain_batch SET row_count = 9 WHERE last_id = 10",
     "a seal is changed": "UPDATE chain_batch SET seal = sha256('x') WHERE last_id = 10",
     "a row is added": "INSERT INTO chain_event VALUES (1, 21, 20, 'k21', 0, '')",

@@ -37,6 +37,7 @@ from matcher_receiver import (
 )
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.builders.created_chain import Chain
+from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
 from tests.lanes import at_night
 from tests.tuned import tuned
@@ -220,16 +221,17 @@ async def pair(server_folder: Path) -> AsyncIterator[tuple[PostgresServer, Postg
     """A primary and its streaming standby, both to be broken."""
     passwords = {role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)}
     primary = server_of(server_folder / "primary", passwords)
-    standby = server_of(server_folder / "standby", passwords)
-    try:
-        await asyncio.to_thread(primary.start)
+    with primary:
         await asyncio.to_thread(primary.prepare_roles)
-        await asyncio.to_thread(standby.initialise_standby, primary)
-        await asyncio.to_thread(standby.start)
-        yield primary, standby
-    finally:
-        await asyncio.to_thread(standby.stop)
-        await asyncio.to_thread(primary.stop)
+        standby = await asyncio.to_thread(
+            standby_of,
+            primary,
+            server_folder / "standby",
+            shared_buffers_mb=64,
+            max_wal_size_mb=512,
+        )
+        with standby:
+            yield primary, standby
 
 
 async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> None:

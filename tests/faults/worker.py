@@ -45,7 +45,7 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 def payload_of(key: str, size: int) -> bytes:
-    """Return a payload that tells whose it is."""
+    """Return a payload that names its owner."""
     return (key.encode() * (size // len(key) + 1))[:size]
 
 

@@ -30,10 +30,10 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-def require(holds: object, invariant: str, *told: object) -> None:
+def require(holds: object, invariant: str, *shown: object) -> None:
     """Raise Violation unless `holds`."""
     if not holds:
-        raise Violation(f"{invariant}: {' '.join(map(str, told))}")
+        raise Violation(f"{invariant}: {' '.join(map(str, shown))}")
 
 
 class CheckedChain(CommittedChain):
@@ -69,7 +69,7 @@ class CheckedLog(MemoryLog):
 
 
 class Tries:
-    """S9: what clients were told of orders that are on their way.
+    """S9: what clients heard of orders that are on their way.
 
     While one try of a key is open, or ended in silence, the order may be committed at any time.
     """
@@ -93,7 +93,7 @@ class Tries:
                 self._in_doubt.add(key)
             elif not self.may_commit(key):
                 self._checker.require(
-                    key not in self._checker.by_key, "S9 told that it was not", key, surely_not
+                    key not in self._checker.by_key, "S9 reported that it was not", key, surely_not
                 )
 
 
@@ -112,11 +112,11 @@ class Checker:
         self.too_old = 0
         self.violation: Violation | None = None
 
-    def require(self, holds: object, invariant: str, *told: object) -> None:
+    def require(self, holds: object, invariant: str, *shown: object) -> None:
         """Keep the first violation: the caller that gets it may swallow it."""
         self.steps += 1
         try:
-            require(holds, invariant, *told)
+            require(holds, invariant, *shown)
         except Violation as violation:
             self.violation = self.violation or violation
             raise
@@ -174,7 +174,7 @@ class Checker:
         self.require(
             run.first_pid == head_delivered,
             "S5 order of delivery",
-            f"{receiver} stood at {head_delivered}, then got {run.first_pid}",
+            f"{receiver} was at {head_delivered}, then got {run.first_pid}",
         )
         at = self._index_behind(run.first_pid)
         committed = self.events[at : at + len(run.events)]

@@ -1,4 +1,4 @@
-"""A client of the simulated exchange: it submits until it is told a place, and tries again."""
+"""A client of the simulated exchange: it submits until it gets a place, and tries again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Client:
             try:
                 await self._call()
             except KeyTooOld as error:
-                # Taken or not, nobody can tell: a client looks it up, and goes on.
+                # Taken or not, nobody can know: a client looks it up, and goes on.
                 self.world.checker.on_too_old(error, self.world.plan.key_window_rows)
             await asyncio.sleep(random.expovariate(4.0) if random.random() < 0.8 else 0.0)
 
@@ -76,7 +76,7 @@ class Client:
             order = self._new()
             await asyncio.gather(self._until_acked([order]), self._until_acked([order]))
         elif kind < 0.7 and self._has_free_keys:
-            # More at once than go into a small batch: commits are sent one behind the other.
+            # More at once than go into a small batch: commits are sent one after the other.
             burst = [[self._free(), self._free()] for _ in range(4)]
             await asyncio.gather(*map(self._until_acked, burst))
         else:

@@ -66,20 +66,20 @@ def replace_paused(world: World) -> None:
 def stop(world: World) -> None:
     if world.leaders:
         leader = world.random.choice(world.leaders)
-        world.note(leader.process.name, "told to stop")
+        world.note(leader.process.name, "asked to stop")
         leader.stop()
 
 
 def crash_database(world: World) -> None:
     world.note("database crashes")
     world.database_server.crash()
-    later(world, 1.5, world.mend_database)
+    later(world, 1.5, world.heal_database)
 
 
 def cut_database(world: World) -> None:
     world.note("database away")
     world.database_server.is_away = True
-    later(world, 2.0, world.mend_database)
+    later(world, 2.0, world.heal_database)
 
 
 def spoil_standby(world: World) -> None:
@@ -115,7 +115,7 @@ def _return_topic(world: World) -> None:
 
 def cut_broker(world: World) -> None:
     world.break_broker("is_away")
-    later(world, 3.0, world.mend_broker)
+    later(world, 3.0, world.heal_broker)
 
 
 def spoil_log(world: World) -> None:

@@ -148,6 +148,7 @@ class SequencerHost(Host):
         world, process = self.world, self.process
         while not (process.is_dead or self.is_stopping):
             start = self._starts[process.name] = Start(self._open(process.name))
+            was_led = world.chain.epoch > 0
             try:
                 async with start.sequencer as sequencer:
                     await self._lead(process, sequencer)
@@ -157,7 +158,7 @@ class SequencerHost(Host):
                 self._require_patience(process, error)
             except TopicError as error:
                 world.note(process.name, "refused", repr(error))
-                world.on_topic_error(process.name, error)
+                world.on_topic_error(process.name, error, was_led=was_led)
             except HaltError as error:
                 world.on_halt(process.name, error)
             await asyncio.sleep(world.random.uniform(0.05, 0.5))

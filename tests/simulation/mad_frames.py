@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def mad_frames(plan: Plan) -> Iterator[None]:
-    """Have some frames tell of a seal that the database does not have."""
+    """Have some frames name a seal that the database does not have."""
     encode = encode_frame
     random = Random(f"seals of {plan.seed}")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 
 ENTRY_BYTES_MAX = 200
-"""Of one call: it is admitted to an empty queue however large it is."""
+"""One call may have more: it is admitted to an empty queue however large it is."""
 
 
 class MemoryWatch:
@@ -73,8 +73,8 @@ class MemoryWatch:
         sights = len(receive_loop.watch.lag._sights)
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 
-    def _require(self, holds: bool, *told: object) -> None:
-        self._world.checker.require(holds, "L5 memory", *told)
+    def _require(self, holds: bool, *shown: object) -> None:
+        self._world.checker.require(holds, "L5 memory", *shown)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Small wrongs done to the engine, each of which the simulation must find.
 
-What stands in SQL (the fence, the compare-and-set of a checkpoint) is done to the database in
+What is in SQL (the fence, the compare-and-set of a checkpoint) is done to the database in
 memory; the tests of the contract hold that to what PostgreSQL does.
 """
 
@@ -27,7 +27,7 @@ class Mutation:
     done: Callable[[], AbstractContextManager[None]]
     seeds: int
     found_by: tuple[str, ...]
-    """The invariants one of which must tell."""
+    """The invariants one of which must be broken."""
     changes: dict[str, object] = field(default_factory=dict)
     """What worlds need to be prone to it."""
 
@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(sequencing.offsets_before_rows, 20, ("S4 intake passed by",)),
     Mutation(sequencing.offsets_after_rows, 20, ("S4 intake: row without",)),
     Mutation(sequencing.keys_forgotten_early, 200, ("S4 too old within",), TOO_OLD),
-    Mutation(sequencing.too_old_told_as_never_accepted, 100, ("S9", "NumberOutOfOrder"), TOO_OLD),
-    # Rows are compared with the primary's alone: where there is none, such a receiver stands still.
+    Mutation(sequencing.too_old_called_never_accepted, 100, ("S9", "NumberOutOfOrder"), TOO_OLD),
+    # Rows are compared with the primary's alone: where there is none, such a receiver waits.
     Mutation(receiving.standby_believed, 50, ("S8", "L1"), {"sources": "standby"}),
     Mutation(sequencing.stop_without_deadline, 150, ("L4",), {"down_at_stop": "everything"}),
     Mutation(

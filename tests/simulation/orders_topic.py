@@ -125,13 +125,13 @@ class OrdersTopic:
             kind, key = self._kinds.get((partition, offset), ("marker", ""))
             is_rejected = (source_of(TOPIC, partition), offset) in chain.rejects
             is_row = key in self._checker.by_key
-            told = f"{kind} {key} at {partition}/{offset}"
+            shown = f"{kind} {key} at {partition}/{offset}"
             if kind == "new":
-                require(is_row and not is_rejected, "S4 intake passed by an order", told)
+                require(is_row and not is_rejected, "S4 intake passed by an order", shown)
             elif kind == "repeat":
-                require(is_row, "S4 intake passed by a repeat", told)
+                require(is_row, "S4 intake passed by a repeat", shown)
             elif kind != "marker":
-                require(is_rejected, "S4 intake without a reject", told)
+                require(is_rejected, "S4 intake without a reject", shown)
         self._settled[partition] = position
 
     def _check_row(self, chain: CommittedChain, key: str, payload: bytes) -> None:

@@ -29,14 +29,14 @@ def both_servers_gone(world: World) -> None:
     """One of them comes back before the other, or alone."""
     world.database_server.crash()
     world.break_broker("is_away")
-    later(world, AWAY_SECONDS, world.mend_database)
-    later(world, AWAY_SECONDS, world.mend_broker)
+    later(world, AWAY_SECONDS, world.heal_database)
+    later(world, AWAY_SECONDS, world.heal_broker)
 
 
 def broker_silent_and_connection_lost(world: World) -> None:
     """The leader is gone, the broker answers nothing, and the new one loses its connection."""
     world.break_broker("is_silent")
-    later(world, AWAY_SECONDS, world.mend_broker)
+    later(world, AWAY_SECONDS, world.heal_broker)
     depose(world)
     at_take_over(world, world.database_server.drop_connections)
 
@@ -44,7 +44,7 @@ def broker_silent_and_connection_lost(world: World) -> None:
 def broker_away_and_connection_lost(world: World) -> None:
     """The same with a broker that refuses at once; the database is away for a moment, too."""
     world.break_broker("is_away")
-    later(world, AWAY_SECONDS, world.mend_broker)
+    later(world, AWAY_SECONDS, world.heal_broker)
     depose(world)
     at_take_over(world, partial(crash_database_shortly, world))
 
@@ -52,7 +52,7 @@ def broker_away_and_connection_lost(world: World) -> None:
 def synchronous_standby_gone_at_a_take_over(world: World) -> None:
     """Each try of a take-over waits behind the one before, and all of them land in the end."""
     world.database_server.hold(lands_first=True)
-    later(world, AWAY_SECONDS, world.mend_database)
+    later(world, AWAY_SECONDS, world.heal_database)
     later(world, 1.0, partial(depose, world))
     if world.random.random() < 0.5:
         later(world, AWAY_SECONDS, world.database_server.drop_connections)
@@ -61,7 +61,7 @@ def synchronous_standby_gone_at_a_take_over(world: World) -> None:
 def topic_gone_at_a_take_over(world: World) -> None:
     """It is made again later, or never."""
     world.break_broker("is_gone")
-    later(world, AWAY_SECONDS, world.mend_broker)
+    later(world, AWAY_SECONDS, world.heal_broker)
     later(world, 1.0, partial(depose, world))
 
 
@@ -80,7 +80,7 @@ def zombie_wakes_in_an_outage(world: World) -> None:
 
 
 def successor_gone_before_it_opens(world: World) -> None:
-    """Whoever takes over is killed or paused at once: the chain was taken, and nobody leads it."""
+    """The new leader is killed or paused at once: the chain was taken, and nobody leads it."""
     depose(world)
     at_take_over(world, partial(stun_all, world))
 
@@ -94,7 +94,7 @@ def receiver_restarted_without_servers(world: World) -> None:
     later(world, 2.0, world.database_server.drop_connections)
     world.standby_server.crash()
     world.database_server.is_away = world.random.random() < 0.5
-    later(world, 3.0, world.mend_database)
+    later(world, 3.0, world.heal_database)
 
 
 PAIRS: dict[str, Callable[[World], None]] = {
@@ -138,14 +138,14 @@ def at_take_over(world: World, work: Callable[[], None]) -> None:
 def crash_database_shortly(world: World) -> None:
     world.note("database crashes")
     world.database_server.crash()
-    later(world, 1.0, world.mend_database)
+    later(world, 1.0, world.heal_database)
 
 
 def lock_row(world: World) -> None:
     world.note("database back, row locked")
-    world.mend_database()
+    world.heal_database()
     world.database_server.hold()
-    later(world, AWAY_SECONDS, world.mend_database)
+    later(world, AWAY_SECONDS, world.heal_database)
 
 
 def stun_all(world: World) -> None:

@@ -16,7 +16,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     seed: int
     sequencers: int
-    """The first to start leads, the others stand by."""
+    """The first to start leads, the others wait."""
     clients: int
     calls_per_client: int
     receivers: int
@@ -34,7 +34,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     broker_in_the_end: str
     """There, away for good, or there without the topic, which nobody makes again."""
     starts_need_broker: bool
-    """Of sequencers, before the chain was ever led."""
+    """Sequencers do, before the chain was ever led."""
     receivers_need_broker: bool
     """They start without it where it never comes back."""
     stands_by: bool
@@ -51,7 +51,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     topic_partitions: int
     """At the start; one more may come later."""
     down_at_stop: str
-    """What is away when everything is told to stop at the end."""
+    """What is away when everything is asked to stop at the end."""
     queue_bytes_max: int
     publish_queue_bytes_max: int
     """Small ones are full at times, so that callers wait and frames are forgotten."""
@@ -60,7 +60,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     core_bounds: int
     """Nonces that a receiver knows, sights of a head; and in hundreds the bytes it can compare."""
     key_window_rows: int
-    """A small one makes numbers of clients too old to be told; there are no free-form keys then."""
+    """A small one makes numbers of clients too old to know; there are no free-form keys then."""
     key_piece_rows: int
     """Rows of a page of keys: small, so that pages are made, stored and read at take-overs."""
     partition_ids: int

@@ -45,7 +45,7 @@ IDLE_PATIENCE_SECONDS = 0.1
 
 
 class ReceiverHost(Host):
-    """A matching service whose effects stand in the database, in one transaction with its place.
+    """A matching service whose effects are in the database, in one transaction with its place.
 
     Or, with the checkpoint apart, in a journal of its own, which is written first.
     """
@@ -74,6 +74,7 @@ class ReceiverHost(Host):
     async def live(self) -> None:
         process = self.process
         while not (process.is_dead or self.is_stopping):
+            was_led = self.world.chain.epoch > 0
             try:
                 await self._receive(process.name)
             except HaltError as error:
@@ -86,7 +87,7 @@ class ReceiverHost(Host):
             except TopicError as error:
                 self.world.note(self.name, "refused", repr(error))
                 if not self.world.plan.receivers_need_broker:
-                    self.world.on_topic_error(self.name, error)
+                    self.world.on_topic_error(self.name, error, was_led=was_led)
             await asyncio.sleep(self.world.random.uniform(0.05, 0.5))
 
     async def _receive(self, process_name: str) -> None:

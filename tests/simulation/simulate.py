@@ -38,9 +38,9 @@ def main() -> int:
         firsts = range(given.seed, until, CHUNK)
         for count, failures in pool.map(partial(live_through, until), firsts):
             done += count
-            for seed, told in failures:
+            for seed, shown in failures:
                 failed.append(seed)
-                tell(sys.stdout, f"{told}\n")
+                tell(sys.stdout, f"{shown}\n")
             rate = done / (time.monotonic() - began)
             tell(sys.stderr, f"\r{done} of {given.seeds}, {rate:.0f}/s, {len(failed)} failed")
     tell(sys.stderr, "\n")

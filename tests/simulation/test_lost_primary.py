@@ -1,6 +1,6 @@
 """S8: the primary dies with its last rows, and a standby that lacks them is promoted.
 
-Whoever has handed on a lost row must halt: never go on, never take anything back. Whoever has not
+A receiver of a lost row must halt: never go on, never take anything back. One that has not
 goes on with what there is now. No id that a lost row had is given out again, also where take-overs
 were lost with it, the broker is away, and clocks step back.
 """
@@ -86,7 +86,7 @@ class LostPrimary(World):
         )
         super().__init__(plan)
         self.is_broker_lost = self.random.random() < 0.2
-        """From before the first row that is lost: no frame tells of them."""
+        """From before the first row that is lost: no frame names them."""
         self.halts: dict[str, HaltError] = {}
         self.restarted: set[str] = set()
         self.receivers = [JournalHost(self, f"receiver {n}") for n in range(3)]
@@ -95,7 +95,7 @@ class LostPrimary(World):
         self.halts[name] = error
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
-        """A frame told of a lost row, which was not yet read: the receiver stands before it."""
+        """A frame named a lost row, which was not yet read: the receiver is before it."""
         self.note(name, repr(error))
 
     async def live(self) -> None:
@@ -186,23 +186,23 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
 
 
 @pytest.mark.invariant("S8")
-def test_rows_that_a_new_primary_lacks_halt_whoever_handed_them_on() -> None:
+def test_rows_that_a_new_primary_lacks_halt_those_that_handed_them_on() -> None:
     halted = went_on = halted_anew = 0
     for seed in range(SEEDS):
         world = lose_primary(seed)
         new = [event for batch in world.promoted.batches for event in batch.events]
         for receiver in world.receivers:
-            told = f"seed {seed}: {receiver.name}"
+            shown = f"seed {seed}: {receiver.name}"
             error = world.halts.get(receiver.name)
             if error is None:
                 went_on += 1
-                assert receiver.effects == new, f"{told} had to halt, or to go on"
+                assert receiver.effects == new, f"{shown} had to halt, or to go on"
             else:
                 halted += 1
                 halted_anew += receiver.name in world.restarted
-                assert isinstance(error, PrimaryBehind | ForkFound | SealMismatch), told
-                assert is_prefix(receiver.effects, world.lost), told
-                assert not is_prefix(receiver.effects, new), f"{told} halted for nothing"
+                assert isinstance(error, PrimaryBehind | ForkFound | SealMismatch), shown
+                assert is_prefix(receiver.effects, world.lost), shown
+                assert not is_prefix(receiver.effects, new), f"{shown} halted for nothing"
     assert halted > SEEDS / 2, "hardly a row was lost"
     assert halted_anew > SEEDS / 10, "hardly a halt at a start"
     assert went_on > SEEDS / 20

@@ -34,7 +34,7 @@ def test_clock_moves_by_what_was_waited_for_and_the_wall_goes_with_it() -> None:
     assert run_virtual(wait()) == (1_500_000_000, 1_500_000_000)
 
 
-def test_wait_without_a_deadline_for_what_never_comes_is_told() -> None:
+def test_wait_without_a_deadline_for_what_never_comes_is_reported() -> None:
     async def wait() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -132,7 +132,7 @@ async def test_tasks_of_a_process_are_its_own_and_so_are_theirs() -> None:
 
 @virtual
 async def test_killed_process_is_cancelled_and_reaches_nothing() -> None:
-    told: list[Exception] = []
+    shown: list[Exception] = []
 
     async def work() -> None:
         try:
@@ -141,7 +141,7 @@ async def test_killed_process_is_cancelled_and_reaches_nothing() -> None:
             try:
                 check_alive()
             except StoppedError as error:
-                told.append(error)
+                shown.append(error)
 
     process = Process("p")
     task = process.run(work())
@@ -150,4 +150,4 @@ async def test_killed_process_is_cancelled_and_reaches_nothing() -> None:
     process.kill()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert "p was killed" in str(told[0])
+    assert "p was killed" in str(shown[0])

@@ -55,11 +55,11 @@ DELIVERED_SECONDS = 5.0
 back-off of a receiver, and a standby's lag; the same with Kafka gone."""
 
 STOPPED_SECONDS = 6.0
-"""In so long everything has stopped that is told to, whatever is away (L4): the stops of an intake
+"""In so long everything has stopped that is asked to, whatever is away (L4): the stops of an intake
 and of a sequencer, and the questions that are under way."""
 
 REPLAY_SECONDS_MAX = 1.0
-TOLD_LINES = 60
+SHOWN_LINES = 60
 
 
 class World:
@@ -69,7 +69,7 @@ class World:
         self.plan = plan
         self.loop = virtual_clock()
         self.random = Random(plan.seed)
-        self.trace: deque[str] = deque(maxlen=TOLD_LINES)
+        self.trace: deque[str] = deque(maxlen=SHOWN_LINES)
         self.failures: list[str] = []
         self.is_healed = False
         self.is_standby_stuck = False
@@ -132,7 +132,7 @@ class World:
 
     @property
     def is_database_well(self) -> bool:
-        """Whether it answers whoever asks, and commits."""
+        """Whether it answers those who ask, and commits."""
         is_there = not (self.database_server.is_away or self.database_server.is_held)
         wires_are_sound = self.database_dial.is_sound and self.commit_dial.is_sound
         return is_there and wires_are_sound and not self.database.cancels_waits
@@ -164,13 +164,16 @@ class World:
         """What a take-over has begun goes on for as long as an outage may last."""
         self.fail(f"L2 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
 
-    def on_topic_error(self, name: str, error: TopicError) -> None:
-        """A chain that was led goes on without its topic, and so does whoever receives it."""
-        if self.chain.epoch > 0:
+    def on_topic_error(self, name: str, error: TopicError, *, was_led: bool) -> None:
+        """A chain that was led goes on without its topic, and so do its receivers.
+
+        The first term may begin between the look of a start and its question to the broker.
+        """
+        if was_led or self.chain.epoch > 1:
             self.fail(f"L2 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
-        """Nothing is ever missing: what a frame tells of was committed before it was sent."""
+        """Nothing is ever missing: what a frame names was committed before it was sent."""
         self.fail(f"{name} found rows missing: {error!r}")
 
     async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -215,9 +218,9 @@ class World:
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Host]) -> None:
-        """L4: whatever is away, what is told to stop does."""
+        """L4: whatever is away, what is asked to stop does."""
         down = self.plan.down_at_stop
-        self.note("told to stop, away:", down)
+        self.note("asked to stop, away:", down)
         is_database_away = down in {"database", "everything"}
         self.database_server.is_away = self.standby_server.is_away = is_database_away
         if down in {"broker", "everything"}:
@@ -228,8 +231,8 @@ class World:
 
     def digest(self) -> str:
         """Return a value that two runs of one seed share, whatever machine they ran on."""
-        told = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
-        return sha256("\n".join(told).encode()).hexdigest()
+        shown = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
+        return sha256("\n".join(shown).encode()).hexdigest()
 
     def check(self) -> None:
         """Raise the first violation, or what else went wrong."""
@@ -286,7 +289,7 @@ class World:
         else:
             self.log.is_away = True
 
-    def mend_broker(self) -> None:
+    def heal_broker(self) -> None:
         """Have it back, unless it is to stay as it is in the end."""
         end = self.plan.broker_in_the_end
         # A chain that nobody ever led may need it.
@@ -298,7 +301,7 @@ class World:
         else:
             self.log.is_gone = False
 
-    def mend_database(self) -> None:
+    def heal_database(self) -> None:
         self.database_server.is_away = False
         self.database_server.let_go()
 
@@ -308,8 +311,8 @@ class World:
         self.at_take_over.clear()
         for dial in (self.database_dial, self.commit_dial, self.broker_dial, self.link_dial):
             dial.heal()
-        self.mend_database()
-        self.mend_broker()
+        self.heal_database()
+        self.heal_broker()
         self.standby_server.is_away = False
         self.orders.topic.is_away = False
         self.database.cancels_waits = False

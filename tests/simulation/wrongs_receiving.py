@@ -132,7 +132,7 @@ def primary_never_asked() -> Iterator[None]:
 
 @contextmanager
 def cancelled_wait_ends_its_work() -> Iterator[None]:
-    """Whoever gives up waiting breaks off what is being read, wherever that has come to."""
+    """A caller that gives up waiting breaks off what is being read, wherever that has come to."""
 
     async def outcome(
         self: cancellable_wait.CancellableWait, work: Callable[[], Coroutine[Any, Any, Any]]
@@ -147,7 +147,7 @@ def cancelled_wait_ends_its_work() -> Iterator[None]:
 
 @contextmanager
 def head_moved_before_a_wait() -> Iterator[None]:
-    """The same, and the source is let go of after the head has moved, not before."""
+    """The same, and the source is released after the head has moved, not before."""
     take = OpenFill._take
 
     async def take_and_wait(self: OpenFill, run: Run | None) -> Run | None:
@@ -161,6 +161,6 @@ def head_moved_before_a_wait() -> Iterator[None]:
 
 @contextmanager
 def frame_believed_about_its_seal() -> Iterator[None]:
-    """A run ends with the seal that a frame has told, and that is what is stored."""
+    """A run ends with the seal that a frame has shown, and that is what is stored."""
     with patch.object(ReceiveCore, "_proven_at", lambda self, row_id: self.head):
         yield

@@ -68,7 +68,7 @@ def early_reading_back() -> Iterator[None]:
 
 @contextmanager
 def sent_ahead_and_forgotten() -> Iterator[None]:
-    """What was sent behind a commit that failed is numbered anew without reading back."""
+    """What was sent after a commit that failed is numbered again without reading back."""
     follow = Committer._follow
 
     def forget(self: Committer, current: Any, assembly: Any) -> None:
@@ -169,7 +169,7 @@ def keys_forgotten_early() -> Iterator[None]:
 
 
 @contextmanager
-def too_old_told_as_never_accepted() -> Iterator[None]:
+def too_old_called_never_accepted() -> Iterator[None]:
     with patch.object(ClientNumbers, "was_never_accepted", lambda *_: True):
         yield
 
@@ -207,7 +207,7 @@ def part_that_dies_in_silence() -> Iterator[None]:
 
 @contextmanager
 def callers_in_no_list() -> Iterator[None]:
-    """Whoever was taken from the queue is forgotten where no batch can be made."""
+    """A caller that was taken from the queue is forgotten where no batch can be made."""
     with patch.object(Committer, "_answering", lambda self, entries: nullcontext()):
         yield
 
@@ -244,14 +244,14 @@ def mark_before_orders() -> Iterator[None]:
 
 @contextmanager
 def take_over_needs_the_broker() -> Iterator[None]:
-    """Whoever has taken over ends where the broker does not answer, whoever led before."""
+    """A new leader ends where the broker does not answer, even if the chain was led before."""
     with patch.object(Leadership, "acquire", _with_sink(RetryError, ConnectError)):
         yield
 
 
 @contextmanager
 def take_over_needs_the_topic() -> Iterator[None]:
-    """Whoever has taken over ends where the topic is gone."""
+    """A new leader ends where the topic is gone."""
     with patch.object(Leadership, "acquire", _with_sink(TopicError)):
         yield
 

@@ -1,4 +1,4 @@
-"""Makes the frames of `frames.json` and the blocks of `docs/wire.md` anew, from headers and rows.
+"""Makes the frames of `frames.json` again, from headers and rows.
 
     python -m tests.vectors.frames
 
@@ -9,7 +9,6 @@ A published vector is never changed, so this is for new vectors, and for a new v
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -22,9 +21,6 @@ MAC_BYTES = 16
 FIELDS_END = 140
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors" / "frames.json"
-DOCUMENT = ROOT / "docs" / "wire.md"
-LINES = (20, 36, 52, 76, 108, FIELDS_END)
-"""Where the lines of a whole header end in the document."""
 
 
 def mac_of(body: bytes, fields: bytes, key: bytes) -> bytes:
@@ -39,7 +35,7 @@ def rows_of(vector: dict[str, Any]) -> list[list[Any]]:
 
 
 def frame_of(vector: dict[str, Any], key: bytes) -> bytes:
-    """The record of a vector, whose `appended` stands between the fields and the MAC."""
+    """The record of a vector, whose `appended` is between the fields and the MAC."""
     header, appended = vector["header"], bytes.fromhex(vector["appended"])
     rows = rows_of(vector)
     body = msgspec.msgpack.encode(rows) if rows else b""
@@ -80,18 +76,6 @@ def refused_frames(frame: bytes, key: bytes) -> dict[str, bytes]:
     }
 
 
-def block_of(frame: bytes) -> str:
-    """The lines that the document shows of a frame."""
-    if len(frame) < FIELDS_END or frame[4] not in (VERSION, VERSION + 1):
-        lines = [frame[at : at + 32] for at in range(0, len(frame), 32)]
-    else:
-        end = int.from_bytes(frame[6:8], "big")
-        starts = (0, *LINES)
-        lines = [frame[at:until] for at, until in zip(starts, LINES, strict=False)]
-        lines += [frame[FIELDS_END : end - MAC_BYTES], frame[end - MAC_BYTES : end], frame[end:]]
-    return "".join(f"{line.hex()}\n" for line in lines if line)
-
-
 def main() -> None:
     vectors = json.loads(VECTORS.read_text(encoding="utf-8"))
     key = bytes.fromhex(vectors["frame_key"])
@@ -103,16 +87,6 @@ def main() -> None:
             vector["frame"] = made[vector["name"]].hex()
     text = json.dumps(vectors, indent=2, ensure_ascii=False) + "\n"
     VECTORS.write_text(text, encoding="utf-8")
-    document = DOCUMENT.read_text(encoding="utf-8")
-    for vector in [*vectors["frames"], *vectors["refused"]]:
-        block = block_of(bytes.fromhex(vector["frame"]))
-        pattern = rf"(^### {re.escape(vector['name'])}\n.*?```text\n).*?(```)"
-        document, count = re.subn(
-            pattern, rf"\g<1>{block}\g<2>", document, count=1, flags=re.M | re.S
-        )
-        if not count:
-            raise SystemExit(f"docs/wire.md has no block for {vector['name']!r}")
-    DOCUMENT.write_text(document, encoding="utf-8")
 
 
 if __name__ == "__main__":

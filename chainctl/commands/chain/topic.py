@@ -56,13 +56,13 @@ def create(
     """
     check_topic_name(name)
     asked = {**INTAKE_SETTINGS, **dict(map(_assignment, assignments))}
-    is_created = run_async(_create(settings, name, settings=asked, **size))
+    is_created = run_async(_create(settings, name, {"settings": asked, **size}))
     talk(f"chainctl: topic {name} {'created' if is_created else 'is there already'}")
     if as_json:
         data_json({"topic": name, "topic_created": is_created})
 
 
-async def _create(settings: Settings, name: str, **asked: Any) -> bool:  # noqa: ANN401 - as Topics
+async def _create(settings: Settings, name: str, asked: dict[str, Any]) -> bool:
     from sequencer import TopicIntakeConfig, check_intake_topic
 
     kafka, seconds = settings.kafka_config(), settings.connect_seconds

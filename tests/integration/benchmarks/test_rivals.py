@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from benchmarks import chains, open_load, questions
+from benchmarks import chains, questions
 from benchmarks.chains import Site, connected, make_chain, write_log_files
 from benchmarks.load import Arm, Load, Scope, Venue
-from benchmarks.open_load import OpenJob, measure_floor, run_open
 from benchmarks.processes import End
 from benchmarks.rivals import bare
 from benchmarks.rivals.engine import Engine
 from benchmarks.rivals.rival import NAMES, NotWhole, rival_of
-from benchmarks.running import run_load
-from benchmarks.session import Options, Runner, Step, read_lines
+from benchmarks.runs import open_load
+from benchmarks.runs.loads import run_load
+from benchmarks.runs.open_load import OpenJob, measure_floor, run_open
+from benchmarks.session import Step, read_lines, run_steps, saved_in
 from benchmarks.spreads import merged
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.model import Event
-from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
 from tests.deadlines import deadline
 from tests.stored_pages import LET_TAMPER
@@ -49,7 +50,6 @@ def site(
     return Site(
         admin=DatabaseConfig.of(database),
         sequencer=DatabaseConfig.of(role_dsn(SEQUENCER_WRITER)),
-        receiver=DatabaseConfig.of(role_dsn(RECEIVER_WRITER)),
         gap_reader=DatabaseConfig.of(role_dsn(GAP_READER)),
         auditor=DatabaseConfig.of(role_dsn(AUDITOR)),
         kafka=KafkaConfig.of(kafka_server.bootstrap),
@@ -63,7 +63,7 @@ def site(
 
 
 def small(rival: str = "engine", **settings: object) -> Load:
-    return Load(rival=rival, orders=400, batch_rows=100, is_kept=True, **settings)  # type: ignore[arg-type]
+    return Load(rival=rival, orders=400, batch_rows=100, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rival", NAMES)
@@ -88,7 +88,6 @@ def secured_site(secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka)
     yield Site(
         admin=owner,
         sequencer=service,
-        receiver=service,
         gap_reader=service,
         auditor=service,
         kafka=secured_kafka.login(OPERATOR),
@@ -113,7 +112,7 @@ async def test_rival_reaches_servers_that_ask_for_tls_and_a_login(
     async with deadline():
         figures = await run_load(secured_site, small(rival))
     assert figures["delivered_per_second"] > 0
-    # Children are told by their stdin: everybody may read the command line of a process.
+    # Children are configured by their stdin: everybody may read the command line of a process.
     assert len(seen) == 4
     hidden = (secured_site.kafka.sasl_password, secured_site.admin.password)
     assert not [text for text in seen for secret in hidden if secret in text]
@@ -196,12 +195,10 @@ async def test_run_whose_chain_does_not_verify_has_no_figure(
 ) -> None:
     tampered(TAMPERINGS[how])
     load = small(stage="persist")
-    runner = Runner(Options(scope=Scope(), folder=tmp_path), ["keys"])
-    runner.plan()
-    step = Step("keys", Arm(name="tampered", load=load, seconds=1), 0)
+    step = Step("keys", Arm(name="tampered", load=load), 0)
     async with deadline():
-        failed = await runner.run([step], site, lambda _: None)
-    (line,) = read_lines(tmp_path / "keys.jsonl")
+        failed = await run_steps([step], site, tmp_path, lambda _: None)
+    (line,) = read_lines(saved_in(tmp_path, "keys"))
     assert failed == [line]
     assert line.figures is None
     assert line.failure
@@ -215,32 +212,20 @@ async def test_proof_of_a_chain_with_other_orders_than_were_sent_is_refused(site
         await rival.stored(Venue(site=site, load=load, place=place))
 
 
-@pytest.fixture
-def two_arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
-    """Makes a question small: two real arms, which take a second each."""
-    arms = [Arm(name=name, load=small(stage="persist"), seconds=1) for name in ("first", "second")]
-    asked = msgspec.structs.replace(questions.question_of("keys"), arms=lambda _: arms)
-    monkeypatch.setitem(questions.QUESTIONS, "keys", asked)
-    return arms
-
-
-async def test_run_saves_each_line_when_it_ends(
-    site: Site, two_arms: list[Arm], tmp_path: Path
-) -> None:
-    runner = Runner(Options(scope=Scope(repeats=2), folder=tmp_path), ["keys"])
-    plan = runner.plan()
-    assert len(plan) == 4
+async def test_run_saves_each_line_when_it_ends(site: Site, tmp_path: Path) -> None:
+    load = small(stage="persist")
+    plan = [Step("keys", Arm(name=name, load=load), 0) for name in ("first", "second", "third")]
     third = asyncio.Event()
     running = asyncio.create_task(
-        runner.run(plan, site, lambda step: third.set() if step is plan[2] else None)
+        run_steps(plan, site, tmp_path, lambda step: third.set() if step is plan[2] else None)
     )
     async with deadline():
         await third.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    lines = read_lines(tmp_path / "keys.jsonl")
-    assert [(line.arm, line.repeat) for line in lines] == [("first", 0), ("second", 0)]
+    lines = read_lines(saved_in(tmp_path, "keys"))
+    assert [line.arm for line in lines] == ["first", "second"]
     assert all(line.figures for line in lines)
 
 
@@ -288,7 +273,7 @@ async def test_chain_of_a_finished_run_leaves_no_rows_behind(site: Site) -> None
         await run_load(site, small())
     async with connected(site.admin) as connection:
         assert await connection.fetchval("SELECT count(*) FROM chain_event") == 0
-        # Nor does it stand in the way of the next.
+        # Nor does it hinder the next.
         assert await make_chain(site)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NONCE = bytes(range(16))
 FRAME_KEY = bytes(range(32))
-"""Of the one term that `store` begins."""
+"""The frame key of the one term that `store` begins."""
 
 
 def frame_of(rows: Sequence[Row], key: bytes = FRAME_KEY, **fields: Any) -> bytes:

@@ -14,7 +14,7 @@ from chain_kernel.seal import genesis_seal
 from chain_verifier.findings import Kind
 from tests.integration.chain_verifier.planted_faults import Row, chain_of
 from tests.integration.chain_verifier.published_frames import begin_term
-from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect
+from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Shown, expect
 from tests.integration.chain_verifier.stored_rows import fields_of, seal_of
 from tests.stored_pages import store_rows
 
@@ -30,7 +30,7 @@ _PAGE_ROWS: Final = 3
 LINK_KINDS: Final = frozenset(
     {Kind.GAP.value, Kind.FORK.value, Kind.ORPHAN.value, Kind.SECOND_ROOT.value}
 )
-"""What is wrong with links; where something is, the number of rows is not told of beside."""
+"""What is wrong with links; where something is, the number of rows is not reported as well."""
 
 
 class Committed(Struct, frozen=True):
@@ -118,7 +118,7 @@ class Harmed(Struct):
 
     chain: Chain
     acts: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
-    expected: list[Told] = field(default_factory=list)
+    expected: list[Shown] = field(default_factory=list)
     rows_missing: int = 0
     """By how many the table falls short of what its batches then count."""
 
@@ -228,7 +228,7 @@ def _deleted_page(place: _Place) -> None:
 
 
 def _misplaced_row(place: _Place) -> None:
-    """The last two rows of a page stand in each other's place, and it says so of its end."""
+    """The last two rows of a page are in each other's place, and it says so of its end."""
     before, last = place.batch.rows[_PAGE_ROWS - 2 : _PAGE_ROWS]
     columns = ("ids", "pids", "keys", "event_times_ns", "payloads")
     swap = ", ".join(f"{name} = {name}[:1] || {name}[3:3] || {name}[2:2]" for name in columns)
@@ -334,7 +334,7 @@ def harm(rng: random.Random, chain: Chain) -> Harmed:
 
 
 def _expect_row_count(harmed: Harmed) -> None:
-    """The number of rows is told of only where no link is broken."""
+    """The number of rows is reported only where no link is broken."""
     if harmed.rows_missing and not LINK_KINDS & {found[0] for found in harmed.expected}:
         count = harmed.chain.row_count
         expected = count + harmed.rows_missing

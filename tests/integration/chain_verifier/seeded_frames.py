@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from chain_verifier.findings import Kind
 from tests.integration.chain_verifier.planted_faults import Row
 from tests.integration.chain_verifier.published_frames import frame_of, heartbeat_of
-from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Told, expect
+from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Shown, expect
 
 if TYPE_CHECKING:
     import random
@@ -58,9 +58,9 @@ class Topic(Struct):
     """What is published, and how it must be found, alone and against the database."""
 
     records: list[Slice | bytes]
-    expected: list[Told] = field(default_factory=list)
-    against_database: list[Told] = field(default_factory=list)
-    """What a comparison with the database tells of beside."""
+    expected: list[Shown] = field(default_factory=list)
+    against_database: list[Shown] = field(default_factory=list)
+    """What a comparison with the database reports as well."""
 
     def expect(self, kind: Kind, **fields: Any) -> None:
         self.expected.append(expect(kind, **fields))

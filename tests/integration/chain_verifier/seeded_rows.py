@@ -41,22 +41,22 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """What a finding of each kind says, as `docs/verification.md` has it: all of this must be exact."""
 
-Told = tuple[Any, ...]
+Shown = tuple[Any, ...]
 
 
-def told(finding: Finding) -> Told:
+def shown(finding: Finding) -> Shown:
     """The kind of a finding, with everything that it says of where it is."""
     return finding.kind.value, *(getattr(finding, name) for name in FIELDS[finding.kind])
 
 
-def expect(kind: Kind, **fields: Any) -> Told:
-    """What `told` gives for such a finding."""
+def expect(kind: Kind, **fields: Any) -> Shown:
+    """What `shown` gives for such a finding."""
     assert fields.keys() <= set(FIELDS[kind]), fields
     return kind.value, *(fields.get(name) for name in FIELDS[kind])
 
 
-def finding_of(said: Told, source: str) -> Finding:
-    """The finding of one source for which `told` gives this."""
+def finding_of(said: Shown, source: str) -> Finding:
+    """The finding of one source for which `shown` gives this."""
     kind = Kind(said[0])
     fields = dict(zip(FIELDS[kind], said[1:], strict=True))
     known = {name: value for name, value in fields.items() if value is not None}
@@ -69,7 +69,7 @@ class Planted(Struct):
     seed: int
     clean: list[Row]
     rows: list[Row]
-    expected: list[Told] = field(default_factory=list)
+    expected: list[Shown] = field(default_factory=list)
 
     @property
     def head(self) -> int:
@@ -101,11 +101,11 @@ class Planting:
         return self.row(offset).id or 0
 
     def spare(self, offset: int) -> int:
-        """A number behind a row which is no row: ids rise by two at least."""
+        """A number after a row which is no row: ids rise by two at least."""
         return self.id(offset) + 1
 
     def place(self, offset: int) -> int:
-        """Where a row of the region stands now."""
+        """Where a row of the region is now."""
         return self.rows.index(self.row(offset))
 
     def add(self, row_id: int, pid: int, behind: int) -> Row:
@@ -189,7 +189,7 @@ def foreign(plant: Planting) -> None:
 
 
 def out_of_order(plant: Planting) -> None:
-    """Some rows stand behind one that comes after them."""
+    """Some rows come after one that comes after them."""
     count, behind = plant.rng.choice([1, 1, 3]), plant.rng.randint(4, 8)
     moved = [plant.row(offset) for offset in range(1, 1 + count)]
     for row in moved:
@@ -212,13 +212,13 @@ SETS: Final = (gap, fork, forked_branch, orphan, detached_part, duplicate, pid_n
 """What may be wrong with a set of rows, whatever their order."""
 
 ONCE: Final = (second_root,)
-"""Of these a chain gets one at most: two of them are one finding."""
+"""A chain gets one of these at most: two of them are one finding."""
 
 FAULTS_MAX: Final = 5
 
 
 def no_tail(planted: Planted, rng: random.Random) -> None:
-    """The last rows are missing: only the head tells."""
+    """The last rows are missing: only the head shows it."""
     count = rng.choice([1, 3])
     kept = planted.clean[-count - 1]
     planted.rows = planted.rows[: planted.rows.index(kept) + 1]

@@ -69,7 +69,7 @@ async def store(
 
 
 def fields_of(row: Row) -> tuple[Any, ...]:
-    """The columns of a row as they stand in a page."""
+    """The columns of a row as they are in a page."""
     return row.id, row.pid, row.key, row.event_time_ns, row.payload
 
 

@@ -77,7 +77,7 @@ def gap(index: int, until: int | None = None) -> dict[str, Any]:
 
 
 def late(first: int, last: int, behind: int) -> dict[str, Any]:
-    """The rows from `first` to `last` stand behind a later one."""
+    """The rows from `first` to `last` come after a later one."""
     return {
         "kind": Kind.OUT_OF_ORDER, "id": ROWS[first].id, "until_id": ROWS[last].id,
         "after_id": ROWS[behind].id, "count": last - first + 1,
@@ -347,8 +347,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED)
 def test_source_that_cannot_be_used_is_refused(verify_by: Mode, tmp_path: Path, name: str) -> None:
-    make, told = REFUSED[name]
-    with pytest.raises(InputError, match=told):
+    make, shown = REFUSED[name]
+    with pytest.raises(InputError, match=shown):
         verify_by(make(tmp_path / "source"))
 
 
@@ -441,11 +441,11 @@ def test_database_that_breaks_off_or_cannot_be_used_is_no_verdict_and_shows_no_p
     with pytest.raises(ChainMissing):
         verify_by(audit, chain_id=CHAIN_ID + 1)
     password = str(urlsplit(str(audit.database)).password)
-    for dsn, told in (
+    for dsn, shown in (
         ("postgresql://auditor:sesame@127.0.0.1:1/x", r"127\.0\.0\.1:1"),
         (str(audit.database).replace(password, "sesame"), "password"),
     ):
-        with pytest.raises(ConnectError, match=told) as refused:
+        with pytest.raises(ConnectError, match=shown) as refused:
             verify_by(DatabaseSource(database=dsn))
         assert "sesame" not in str(refused.value)
     asyncio.run(execute(database, f"REVOKE SELECT ON chain_page FROM {GAP_READER}"))  # noqa: S608

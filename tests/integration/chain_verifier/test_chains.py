@@ -33,7 +33,7 @@ def request_of(
     return VerifyRequest(chain_id=chain_id, sources=(source,), head=head_of(rows))
 
 
-def test_chains_with_each_another_outcome_are_told_apart_by_both_modes(
+def test_chains_with_each_another_outcome_are_kept_apart_by_both_modes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     known = Unverified(chain_id=5, is_refused=False, reason="known before")

@@ -87,7 +87,7 @@ Case = tuple[list[Row], list[Row], list[dict[str, Any]], dict[str, int]]
 CASES: dict[str, Case] = {
     "the same rows": (ROWS, ROWS, [], {}),
     "another order": (ROWS, [ROWS[1], ROWS[0], *ROWS[2:]], [], {"out_of_order": 1}),
-    # Of one column; of several; swapped between two rows; moved from one column to the next.
+    # One column; several; swapped between two rows; moved from one column to the next.
     "values changed": (
         changed(ROWS, **columns_of(11, key="ab", payload=b"c")),
         changed(

@@ -186,7 +186,7 @@ def test_seals_name_what_was_changed_and_nothing_else(
     assert report.is_clean is not bool(expected)
 
 
-def test_contradicted_mark_is_told_beside_what_the_seals_say_and_is_written_with_it(
+def test_contradicted_mark_is_reported_beside_what_the_seals_say_and_is_written_with_it(
     verified: Verified, change: Execute, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Seals are recomputed without being asked for: the mark says that something has changed."""
@@ -196,13 +196,13 @@ def test_contradicted_mark_is_told_beside_what_the_seals_say_and_is_written_with
         verified_at=datetime(2026, 1, 2, tzinfo=UTC), count=2,
     )  # fmt: skip
     report = verified(seals=False, contradicted_mark=mark)
-    told = finding(
+    shown = finding(
         Kind.CONTRADICTED_MARK, after_id=5, until_id=HEAD, count=2, expected_seal=(b"s" * 32).hex(),
         mark_id=3, verified_by="eve", verified_at="2026-01-02T00:00:00+00:00",
     )  # fmt: skip
-    assert set(report.findings) == {finding(Kind.SEAL_MISMATCH, **ends(2)), told}
-    assert "no batch ends there" in told.text
-    write_findings(spark, CHAIN_ID, gathered([told]), str(tmp_path))
+    assert set(report.findings) == {finding(Kind.SEAL_MISMATCH, **ends(2)), shown}
+    assert "no batch ends there" in shown.text
+    write_findings(spark, CHAIN_ID, gathered([shown]), str(tmp_path))
     parts = (tmp_path / "findings.json").glob("*.json")
     (written,) = (json.loads(line) for part in parts for line in part.read_text().splitlines())
     assert (written["mark_id"], written["verified_by"]) == (3, "eve")

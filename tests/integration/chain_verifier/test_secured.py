@@ -79,7 +79,7 @@ def test_options_of_a_topic_are_redacted_whatever_shows_them(
 def stored(
     secured_kafka: SecuredKafka, database: str, role_dsn: Callable[[str], str]
 ) -> tuple[str, DatabaseSource]:
-    """A chain in the database whose frames stand in a topic: the topic, and the database."""
+    """A chain in the database whose frames are in a topic: the topic, and the database."""
     asyncio.run(store(database, ROWS))
     topic = f"{PREFIX}{secrets.token_hex(6)}"
     secured_kafka.make_topic(topic)
@@ -101,9 +101,11 @@ def test_topic_is_verified_and_followed_by_login_and_by_certificate(
     report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(truth, source)), spark)
     assert report.is_clean, report.findings
     assert [found.rows for found in report.sources] == [len(ROWS), len(ROWS)]
-    told: list[Finding] = []
-    Follower(spark, source, truth, CHAIN_ID, tmp_path / "follower", told.append).run(until_end=True)
-    assert told == []
+    noted: list[Finding] = []
+    Follower(spark, source, truth, CHAIN_ID, tmp_path / "follower", noted.append).run(
+        until_end=True
+    )
+    assert noted == []
 
 
 def test_topic_by_a_wrong_config_is_refused_in_one_line_that_says_why(

@@ -24,7 +24,7 @@ from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import require_first
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, write_journal
 from tests.integration.chain_verifier.seeded import SEEDS, is_for_spark, is_journal, is_parquet
-from tests.integration.chain_verifier.seeded_rows import plant_rows, told, write_parquet
+from tests.integration.chain_verifier.seeded_rows import plant_rows, shown, write_parquet
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.integration.chain_verifier.planted_faults import Row
 
 CLEAN_BY_SPARK_EVERY = 5
-"""Of the sets that go through Spark, so many go through it clean, too."""
+"""So many of the sets that go through Spark go through it clean, too."""
 
 
 def source_of(folder: Path, rows: Sequence[Row], seed: int) -> Source:
@@ -77,7 +77,7 @@ def test_seeded_rows_give_every_planted_fault_and_nothing_else(
     if is_for_spark(seed):
         report = verify(request, session=spark)
         assert report.verdict is Verdict.BROKEN, f"seed {seed}"
-        assert Counter(map(told, report.findings)) == Counter(planted.expected), f"seed {seed}"
+        assert Counter(map(shown, report.findings)) == Counter(planted.expected), f"seed {seed}"
 
     clean = request_of(source_of(tmp_path, planted.clean, seed), planted.head, seed)
     reports = [verify_locally(clean)]

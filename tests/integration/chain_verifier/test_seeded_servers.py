@@ -34,7 +34,7 @@ from tests.integration.chain_verifier.seeded_batches import (
     sealed_chain,
 )
 from tests.integration.chain_verifier.seeded_frames import Topic, publish_plan
-from tests.integration.chain_verifier.seeded_rows import Told, finding_of, told
+from tests.integration.chain_verifier.seeded_rows import Shown, finding_of, shown
 from tests.stored_pages import LET_TAMPER
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def seeded(
         postgres_server.drop_database(name)
 
 
-def assert_found(report: Report, expected: list[Told], seed: int) -> None:
-    assert Counter(map(told, report.findings)) == Counter(expected), f"seed {seed}"
+def assert_found(report: Report, expected: list[Shown], seed: int) -> None:
+    assert Counter(map(shown, report.findings)) == Counter(expected), f"seed {seed}"
     verdict = Verdict.BROKEN if expected else Verdict.COMPLETE
     assert report.verdict is verdict, f"seed {seed}"
 

@@ -356,7 +356,7 @@ def test_pages_harmed_against_their_rules_are_found_by_exact_ids(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ALONE)
-def test_page_harmed_so_that_others_tell_it_is_found_by_exact_ids(
+def test_page_harmed_so_that_others_report_it_is_found_by_exact_ids(
     harmed: Callable[..., None], name: str
 ) -> None:
     within = within_rules(SPOTS[0])

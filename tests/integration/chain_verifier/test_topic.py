@@ -209,7 +209,7 @@ def test_topic_without_a_frame_of_the_chain_is_a_gap_up_to_a_known_head_and_else
     assert alone().verdict is Verdict.CONTIGUOUS
 
 
-def test_topic_that_tells_nothing_of_a_chain_with_rows_is_not_proven_beside_its_database(
+def test_topic_with_nothing_of_a_chain_with_rows_is_not_proven_beside_its_database(
     topic: Topic, both: Verified, frames: list[bytes], database: str
 ) -> None:
     """Nothing is known to be published yet, so nothing is lacking; nothing is compared either."""
@@ -228,13 +228,13 @@ def test_topic_that_is_not_there_or_has_no_broker_is_refused(
 ) -> None:
     missing = TopicSource(kafka=topic.servers, topic="missing")
     closed = TopicSource(kafka="127.0.0.1:1", topic=topic.name)
-    for source, error, told in (
+    for source, error, words in (
         (missing, TopicError, "missing, partition 0"),
         (closed, ConnectError, r"127\.0\.0\.1:1"),
     ):
         request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,))
         for verify_it in (partial(verify, request, spark), partial(verify_locally, request)):
-            with pytest.raises(error, match=told):
+            with pytest.raises(error, match=words):
                 verify_it()
 
 

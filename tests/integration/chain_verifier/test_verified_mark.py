@@ -1,4 +1,4 @@
-"""The verified mark: it moves forward alone, and tells when what it vouched for has changed."""
+"""The verified mark: it moves forward alone, and shows when what it vouched for has changed."""
 
 # ruff: noqa: S608 - every value in a statement is a number of this file
 

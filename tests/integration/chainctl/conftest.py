@@ -123,7 +123,7 @@ def may_run_here() -> bool:
 def refused(call: Call) -> Refused:
     """Calls `chainctl`, which must refuse: exit code 2, one line on stderr, and nothing else.
 
-    Returns the line. No password of `settings`, and none of `hidden`, may stand in it.
+    Returns the line. No password of `settings`, and none of `hidden`, may be in it.
     """
 
     def run(
@@ -255,7 +255,7 @@ def make_topic(admin: Admin) -> Callable[..., None]:
 
 @pytest.fixture
 def suffix() -> str:
-    """Of names that outlive the test, such as topics."""
+    """The end of names that outlive the test, such as topics."""
     return secrets.token_hex(4)
 
 

@@ -28,7 +28,7 @@ PAGES = [
     *(ROOT / "examples").glob("*.py"),
 ]
 INNER = {"OrderchainError"}
-"""The root of all: nobody has to tell it from others."""
+"""The root of all: no test has to name it."""
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_sequencing_guide_followed_from_an_empty_folder_leads_to_a_service_that_
     assert "futures 1000 True\nmany 1000\nconflict True\n" in done.stdout
     assert "each ['Ack', 'Ack', 'OrderError', 'KeyConflict']" in done.stdout
     assert "refused ['key', 'key']" in done.stdout
-    # The standby went on where the killed leader stood.
+    # The standby went on where the killed leader ended.
     standby = (folder / "standby.log").read_text(encoding="utf-8").split()
     assert standby[:2] == ["leading", "fred#2"]
     leader = (folder / "leader.log").read_text(encoding="utf-8").split()

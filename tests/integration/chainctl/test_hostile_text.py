@@ -41,7 +41,7 @@ def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
     shown = call(command, "--chain", 7, settings=settings)
     assert ESCAPED in shown.out
     assert all(line.isprintable() for line in shown.out.splitlines())
-    told = call(command, "--chain", 7, "--json", settings=settings)
+    noted = call(command, "--chain", 7, "--json", settings=settings)
     assert json.dumps(HOSTILE, ensure_ascii=False) in json.dumps(
-        json.loads(told.out), ensure_ascii=False
+        json.loads(noted.out), ensure_ascii=False
     )

@@ -28,7 +28,7 @@ def test_token_is_drawn_with_the_hash_that_the_file_holds(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "told"),
+    ("text", "options", "shown"),
     [
         (None, (), "No such file"),
         ("[[client]]\n", (), "name"),
@@ -37,7 +37,7 @@ def test_token_is_drawn_with_the_hash_that_the_file_holds(call: Call) -> None:
     ],
 )
 def test_bad_file_of_clients_is_refused_in_one_line(
-    call: Call, tmp_path: Path, text: str | None, options: tuple[str, ...], told: str
+    call: Call, tmp_path: Path, text: str | None, options: tuple[str, ...], shown: str
 ) -> None:
     path = tmp_path / "clients.toml"
     if text is not None:
@@ -45,13 +45,13 @@ def test_bad_file_of_clients_is_refused_in_one_line(
         path.chmod(0o600)
     done = call("messages", "serve", "--clients", path, *options, settings=SETTINGS)
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert shown in done.err
     assert len(done.err.splitlines()) == 1
     assert "secret" not in done.err
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         (("--callback",), "--check-topic was ''"),
         (("--callback", "--check-topic", "c"), "--confirm-topic was ''"),
@@ -62,12 +62,12 @@ def test_bad_file_of_clients_is_refused_in_one_line(
     ],
 )
 def test_bad_options_and_a_database_that_is_away_are_refused_in_one_line(
-    call: Call, tmp_path: Path, options: tuple[str, ...], told: str
+    call: Call, tmp_path: Path, options: tuple[str, ...], shown: str
 ) -> None:
     path = tmp_path / "clients.toml"
     path.write_text(f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\n')
     path.chmod(0o600)
     done = call("messages", "serve", "--clients", path, *options, settings=SETTINGS)
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert shown in done.err
     assert len(done.err.splitlines()) == 1

@@ -67,7 +67,6 @@ ELSEWHERE: Final = {
     r"^nginx\b": "outbox/service/test_proxy",
     r"^export CHAINCTL_KAFKA=broker|^export (CHAINCTL_KAFKA_|PG)": "test_secured",
     r"^export CHAINCTL_DATABASE=": "test_secured; the world has servers of its own",
-    r"^export PATH=|^printf ": "test_demo: the README's lines, as typed after a demo",
 }
 """Lines that are not run here, by a pattern, and which test or why."""
 
@@ -333,7 +332,7 @@ def leave_files(folder: Path, chain: int, seal: str) -> None:
     (folder / "clients.toml").chmod(0o600)
 
 
-RUN_EACH_MERGE: Final = {"README.md", "halted-receiver.md"}
+RUN_EACH_MERGE: Final = {"halted-receiver.md"}
 PAGES_TO_RUN: Final = [
     page
     for page in PAGES

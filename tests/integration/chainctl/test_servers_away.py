@@ -80,14 +80,14 @@ def test_database_that_refuses_is_named_without_its_password(
     parts = urlsplit(dsn)
     wrong = parts._replace(netloc=f"postgres:{SECRET}@{parts.hostname}:{parts.port}").geturl()
     closed = f"postgresql://u:{SECRET}@127.0.0.1:1/d"
-    for address, told in (
+    for address, shown in (
         (wrong, "wrong user or password"),
         (f"{dsn}_not", "expected a database that exists"),
         (closed, "expected a server that listens at 127.0.0.1:1"),
     ):
         settings = with_database(module_settings, address)
         for command in (["chain", "list"], ["fill", "--chain", 1, "--after", 0, "--until", 1]):
-            assert told in refused(*command, settings=settings, hidden=SECRET)
+            assert shown in refused(*command, settings=settings, hidden=SECRET)
 
 
 def test_database_whose_port_is_silent_is_refused_by_the_deadline(

@@ -72,7 +72,7 @@ class Parts:
         return process
 
     async def kill_after(self, name: str, lines: int) -> None:
-        """Start a part, and kill it once it has told of so many pieces of work."""
+        """Start a part, and kill it once it has reported so many pieces of work."""
         process = await self.start(name)
         for _ in range(lines):
             assert await stdout_of(process).readline(), f"{name} has ended by itself"
@@ -134,7 +134,7 @@ async def test_ledger_equals_the_trades_after_kills_of_every_part(
             # The sequencing service is killed in mid work, and gets the same orders once more.
             await parts.sequence(portions[0], kill_after=50)
             await parts.sequence(portions[0], kill_after=None)
-            # The trading service (matching, outbox and relay) is killed right behind a commit. It
+            # The trading service (matching, outbox and relay) is killed right after a commit. It
             # has made the topics by then.
             await parts.kill_after("trading", lines=1)
             clearing = await parts.start("clearing")

@@ -24,7 +24,6 @@ from outbox import (
     Destination,
     Relay,
     RelayConfig,
-    draw_message_ids,
     save_destinations,
 )
 from tests.certificates import Authority
@@ -115,57 +114,28 @@ def test_each_part_is_run_here_or_named_with_the_test_that_runs_it() -> None:
     assert pages == {
         "README.md", "docs/backup.md", "docs/choosing-a-delivery-mode.md", "docs/operations.md",
     }  # fmt: skip
-    assert len(HERE) == 7
+    assert len(HERE) == 5
 
 
-async def test_readme_sequences_an_order_and_matches_it(
-    stack_environment: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_readme_sequences_an_order_and_matches_it(stack_environment: dict[str, str]) -> None:
     chain = int.from_bytes(os.urandom(3)) + 1
     dsn, kafka = stack_environment["CHAINCTL_DATABASE"], stack_environment["CHAINCTL_KAFKA"]
     connection = await asyncpg.connect(dsn)
     await create_chain(connection, kafka, chain)
-    here = {"chain_id=1": f"chain_id={chain}", "localhost:9092": kafka}
-    await run(part("README.md", "open_sequencer"), {"dsn": dsn, "payload": b"an order"}, here)
-    assert capsys.readouterr().out == "1 0\n"
-
     book = Book()
     names = {
         "dsn": dsn,
         "read_only_dsn": stack_environment["CHAINCTL_GAP_DATABASE"],
+        "payload": b"an order",
         "connection": connection,
         "book": book,
     }
+    here = {"chain_id=1": f"chain_id={chain}", "localhost:9092": kafka}
     await until(
         book.done, asyncio.create_task(run(part("README.md", "open_receiver"), names, here))
     )
+    assert (names["ack"].id, names["ack"].pid) == (1, 0)
     assert book.seen == [b"an order"]
-    await connection.close()
-
-
-async def test_readme_sends_a_message_and_applies_it(
-    postgres_server: PostgresServer,
-    kafka_server: KafkaServer,
-    database_with: Callable[..., str],
-) -> None:
-    dsn = postgres_server.dsn(SUPERUSER, database_with("outbox", "inbox"))
-    topic, kafka = f"clearing-{os.urandom(4).hex()}", kafka_server.bootstrap
-    connection = await asyncpg.connect(dsn)
-    clearing = Destination(name="clearing", topic=topic, consumers=("clearing",))
-    async with connection.transaction():
-        await save_destinations(connection, [clearing], create_topics=kafka)
-    book = Book()
-    async with Relay(RelayConfig(database=dsn, kafka=kafka)) as relay:
-        names = {
-            "connection": connection,
-            "relay": relay,
-            "trade": b"a trade",
-            "trade_id": str(draw_message_ids(1)[0]),
-            "config": ConsumerConfig(name="clearing", topics=(topic,), kafka=kafka, database=dsn),
-            "book": book,
-        }
-        await until(book.done, asyncio.create_task(run(part("README.md", "Consumer"), names)))
-    assert book.seen == [b"a trade"]
     await connection.close()
 
 

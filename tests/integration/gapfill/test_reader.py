@@ -106,7 +106,7 @@ async def test_one_page_is_read_ahead(make_stored: MakeStored, reader: GapReader
     chain = stored.chain
     async with aclosing(reader.runs(chain.mark(0), chain.mark().id)) as runs:
         first = await anext(runs)
-        # Its connection is let go of when the page ahead has been read.
+        # Its connection is released when the page ahead has been read.
         while reader._connection._release is None:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)
         second_last = chain.ids[2 * len(first.events) - 1]
@@ -155,18 +155,18 @@ async def test_runs_hand_on_no_row_of_a_page_that_lacks_a_value_and_name_what_la
     assert given == ids[:STORED_PAGE_ROWS]
     assert (error.chain_id, error.first_id, error.last_id) == (7, page[0], page[-1])
     assert error.lacks.startswith(lacks)
-    # Of a range within the page, too, in which nothing lacks.
+    # Also of a range within the page, in which nothing lacks.
     if not change.startswith("ids"):
         given, error = await fill_and_fail(reader, chain.mark(page[3]), page[5], PageDamaged)
         assert (given, error.first_id, error.last_id) == ([], page[0], page[-1])
 
 
-async def test_database_without_a_schema_is_told(empty_database: str) -> None:
+async def test_database_without_a_schema_is_reported(empty_database: str) -> None:
     with pytest.raises(SchemaError, match="chainctl schema apply"):
         await standing_with(empty_database)
 
 
-async def test_schema_of_another_version_is_told(gap_dsn: str, admin: asyncpg.Connection) -> None:
+async def test_schema_of_another_version_is_shown(gap_dsn: str, admin: asyncpg.Connection) -> None:
     await admin.execute("UPDATE schema_version SET version = 99")
     with pytest.raises(SchemaError, match="99"):
         await standing_with(gap_dsn)

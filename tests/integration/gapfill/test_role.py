@@ -68,8 +68,8 @@ async def test_reader_with_a_login_that_may_not_read_names_the_login_the_role_an
     await admin.execute("REVOKE SELECT ON chain_batch, chain_page FROM gap_reader")
     with pytest.raises(ConnectError) as refused:
         await reader.standing(0)
-    told = "expected a login that is a member of gap_reader (login gap_reader: permission denied"
-    assert f"{told} for table chain_" in str(refused.value)
+    shown = "expected a login that is a member of gap_reader (login gap_reader: permission denied"
+    assert f"{shown} for table chain_" in str(refused.value)
 
 
 async def test_gap_reader_with_anything_but_a_fill_is_refused(

@@ -15,10 +15,10 @@ from chain_kernel.model import Mark, Run
 from chain_kernel.ports import GapSource
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-from local_stack.process import free_port
 from tests.builders.chains import ids_of
+from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
 
 from .conftest import MakeStored
@@ -28,18 +28,9 @@ from .conftest import MakeStored
 async def standby(
     postgres_server: PostgresServer, database_name: str, server_folder: Path
 ) -> AsyncIterator[PostgresServer]:
-    config = PostgresServerConfig(
-        directory=server_folder / "standby",
-        port=free_port(),
-        passwords=postgres_server.config.passwords,
-    )
-    server = PostgresServer(config)
-    await asyncio.to_thread(server.initialise_standby, postgres_server)
-    try:
-        await asyncio.to_thread(server.start)
+    server = await asyncio.to_thread(standby_of, postgres_server, server_folder / "standby")
+    with server:
         yield server
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 async def test_standby_that_lags_says_not_yet_and_then_gives_the_rows(

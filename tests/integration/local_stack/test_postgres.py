@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import asyncpg
+import msgspec
 import pytest
 
-from local_stack import (
-    FolderUnusable,
-    PostgresServer,
-    PostgresServerConfig,
-    ServerFailed,
-    StatementFailed,
-)
+from local_stack import PostgresServer, PostgresServerConfig
+from local_stack.errors import ServerFailed, StatementFailed
 from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -27,8 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 
-def make_server(folder: Path, password: str | None = None) -> PostgresServer:
-    passwords = {"postgres": password or secrets.token_hex(8), "auditor": secrets.token_hex(8)}
+def make_server(folder: Path) -> PostgresServer:
+    passwords = {"postgres": secrets.token_hex(8), "auditor": secrets.token_hex(8)}
     config = PostgresServerConfig(
         directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=32
     )
@@ -38,31 +33,24 @@ def make_server(folder: Path, password: str | None = None) -> PostgresServer:
 @pytest.fixture
 def server(server_folder: Path) -> Iterator[PostgresServer]:
     """One of its own for each test that breaks it."""
-    made = make_server(server_folder / "postgres")
-    try:
-        made.start()
+    with make_server(server_folder / "postgres") as made:
         yield made
-    finally:
-        made.stop()
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("fsync", "on"),
-        ("full_page_writes", "on"),
-        ("synchronous_commit", "on"),
-        ("data_checksums", "on"),
-        ("wal_level", "replica"),
-        ("listen_addresses", "127.0.0.1"),
-        ("unix_socket_directories", ""),
-        ("server_encoding", "UTF8"),
-        ("password_encryption", "scram-sha-256"),
-        ("max_connections", "100"),
-    ],
-)
-def test_setting(postgres_server: PostgresServer, setting: str, expected: str) -> None:
-    assert postgres_server.execute(f"SHOW {setting}") == expected
+def test_settings_are_safe_and_on_loopback(postgres_server: PostgresServer) -> None:
+    expected = {
+        "fsync": "on",
+        "full_page_writes": "on",
+        "synchronous_commit": "on",
+        "data_checksums": "on",
+        "wal_level": "replica",
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "server_encoding": "UTF8",
+        "password_encryption": "scram-sha-256",
+        "max_connections": "100",
+    }
+    assert {name: postgres_server.execute(f"SHOW {name}") for name in expected} == expected
 
 
 def test_server_does_not_run_as_root(postgres_server: PostgresServer) -> None:
@@ -71,7 +59,7 @@ def test_server_does_not_run_as_root(postgres_server: PostgresServer) -> None:
     assert status.st_uid == postgres_server.account.user_id != 0
 
 
-@pytest.mark.parametrize("role", ["postgres", "auditor"])
+@pytest.mark.parametrize("role", ["postgres", "auditor", "nobody"])
 async def test_connect_with_a_wrong_password_is_refused(
     postgres_server: PostgresServer, role: str
 ) -> None:
@@ -80,17 +68,6 @@ async def test_connect_with_a_wrong_password_is_refused(
             host=LOOPBACK,
             port=postgres_server.config.port,
             user=role,
-            password="wrong",
-            database="postgres",
-        )
-
-
-async def test_connect_as_an_unknown_user_is_refused(postgres_server: PostgresServer) -> None:
-    with pytest.raises(asyncpg.InvalidPasswordError):
-        await asyncpg.connect(
-            host=LOOPBACK,
-            port=postgres_server.config.port,
-            user="nobody",
             password="wrong",
             database="postgres",
         )
@@ -119,46 +96,42 @@ def test_prepare_roles_twice_changes_nothing(postgres_server: PostgresServer) ->
     assert postgres_server.execute(query) == before
 
 
-def test_stop_and_start_keeps_data_and_port(server: PostgresServer) -> None:
+def test_stop_and_start_keeps_data_and_takes_another_setting(server: PostgresServer) -> None:
     server.execute("CREATE TABLE kept AS SELECT 42 AS x")
     server.stop()
     assert not server.is_running()
     assert not server.is_answering()
-    server.start()
-    assert server.execute("SELECT x FROM kept") == "42"
+    config = msgspec.structs.replace(server.config, settings={"max_connections": "17"})
+    with PostgresServer(config) as again:
+        assert again.execute("SELECT x FROM kept") == "42"
+        assert again.execute("SHOW max_connections") == "17"
 
 
-def test_kill_with_a_busy_backend_then_start_recovers(server: PostgresServer) -> None:
+async def test_kill_with_a_busy_backend_ends_its_connection_and_a_start_recovers(
+    server: PostgresServer,
+) -> None:
     server.execute("CREATE TABLE kept AS SELECT 42 AS x")
+    connection = await asyncpg.connect(server.dsn())
     with socket.create_connection((LOOPBACK, server.config.port)):
         server.kill()
         assert not server.is_running()
         server.start()
+    with pytest.raises((asyncpg.ConnectionDoesNotExistError, ConnectionError, OSError)):
+        await connection.execute("SELECT 1")
+    connection.terminate()
     assert server.execute("SELECT x FROM kept") == "42"
-    assert "was not properly shut down; automatic recovery in progress" in (
-        server.log_path.read_text()
-    )
+    log = server.log_path.read_text()
+    assert "was not properly shut down; automatic recovery in progress" in log
 
 
-async def test_kill_ends_the_connections(server: PostgresServer) -> None:
-    connection = await asyncpg.connect(server.dsn())
-    try:
-        server.kill()
-        with pytest.raises((asyncpg.ConnectionDoesNotExistError, ConnectionError, OSError)):
-            await connection.execute("SELECT 1")
-    finally:
-        connection.terminate()
-
-
-def test_freeze_and_thaw(server: PostgresServer) -> None:
+def test_frozen_server_answers_nothing_until_it_is_thawed_or_killed(
+    server: PostgresServer,
+) -> None:
     server.freeze()
     assert server.is_running()
     assert not server.is_answering(timeout_s=1)
     server.thaw()
     assert server.is_answering()
-
-
-def test_kill_of_a_frozen_server_then_start(server: PostgresServer) -> None:
     server.freeze()
     server.kill()
     server.start()
@@ -175,54 +148,11 @@ def test_start_on_a_taken_port_says_so(server_folder: Path) -> None:
     assert "Address already in use" in caught.value.log_tail
 
 
-def test_start_after_an_interrupted_initdb_begins_anew(server_folder: Path) -> None:
+def test_start_after_an_interrupted_initdb_begins_again(server_folder: Path) -> None:
     server = make_server(server_folder / "postgres")
     half_done = server.directory / "data.new"
     half_done.mkdir(parents=True)
     server.directory.chmod(0o755)
     (half_done / "PG_VERSION").write_text("18\n")
-    try:
-        server.start()
+    with server:
         assert server.execute("SELECT 1") == "1"
-    finally:
-        server.stop()
-
-
-def test_start_with_another_setting_takes_it(server: PostgresServer) -> None:
-    server.stop()
-    again = PostgresServer(
-        PostgresServerConfig(
-            directory=server.directory,
-            port=server.config.port,
-            passwords=server.config.passwords,
-            shared_buffers_mb=32,
-            settings={"max_connections": "17"},
-        )
-    )
-    try:
-        again.start()
-        assert again.execute("SHOW max_connections") == "17"
-    finally:
-        again.stop()
-
-
-def test_standby_follows_its_primary(server: PostgresServer, server_folder: Path) -> None:
-    standby = make_server(server_folder / "standby", server.config.passwords["postgres"])
-    standby.initialise_standby(server)
-    try:
-        standby.start()
-        assert standby.execute("SELECT pg_is_in_recovery()") == "t"
-        server.execute("CREATE TABLE followed AS SELECT 7 AS x")
-        wait_for(standby, "SELECT to_regclass('followed') IS NOT NULL")
-        assert standby.execute("SELECT x FROM followed") == "7"
-        with pytest.raises(FolderUnusable, match="exists already"):
-            standby.initialise_standby(server)
-    finally:
-        standby.stop()
-
-
-def wait_for(server: PostgresServer, query: str, deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while server.execute(query) != "t":
-        assert time.monotonic() < end, f"not within {deadline_s} s: {query}"
-        time.sleep(0.05)

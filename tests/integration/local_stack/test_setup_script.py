@@ -47,24 +47,16 @@ class Machine:
         (self.project / "pyproject.toml").write_text("[project]\n")
         (self.project / "constraints.txt").write_text("# none\n")
         (self.project / "constraints-hashed.txt").write_text("# none\n")
-        self.has_program("python3.14", "exit 1")
-        self.has_program("python3.13", "exit 1")
-        self.has_program("python3.12", "exit 1")
+        for version in ("3.14", "3.13", "3.12"):
+            self.has_program(f"python{version}", "exit 1")
         self.has_program("python3.11", PYTHON)
         self.has_program("java", "echo 'openjdk version \"17.0.1\"' >&2")
         self.has_program("sudo", "exit 1")
         self.has_program("apt-cache", "exit 1")
         self.has_program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
         self.has_program("id", "echo 1000")
-        for program in (
-            "redis-server",
-            "pgbouncer",
-            "promtool",
-            "initdb",
-            "chromium",
-            "nginx",
-            "curl",
-        ):
+        servers = "redis-server pgbouncer promtool initdb chromium nginx curl"
+        for program in servers.split():
             self.has_program(program, "exit 1")
         self.redis_server = "redis-server"
         self.chromium = "chromium"
@@ -79,21 +71,9 @@ class Machine:
         marker.touch() if there else marker.unlink()
 
     def set_up(self, script: str = "setup.sh", *level: str) -> subprocess.CompletedProcess[str]:
+        command: list[str | Path] = [self.project / "tools" / script, *level]
         return subprocess.run(
-            [self.project / "tools" / script, *level],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=self.environment(),
-        )
-
-    def start(self, level: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [self.project / "tools/setup.sh", level],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment(),
+            command, capture_output=True, text=True, env=self.environment(), check=False
         )
 
     def environment(self) -> dict[str, str]:
@@ -220,7 +200,10 @@ def test_setup_that_fails_names_the_cause_last(machine: Machine, said: str, caus
 def test_setup_with_ctrl_c_says_one_line_and_ends_what_it_began(machine: Machine) -> None:
     blocked = 'echo $$ >"$CALLS.blocked"; exec sleep 600; echo pip >'
     machine.has_program("python3.11", PYTHON.replace("echo pip >", blocked))
-    process = machine.start("light")
+    process = subprocess.Popen(
+        [machine.project / "tools/setup.sh", "light"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=machine.environment(),
+    )  # fmt: skip
     marker = Path(f"{machine.calls_path}.blocked")
     with process:
         until(lambda: marker.exists() and marker.read_text().endswith("\n"))
@@ -243,12 +226,6 @@ def test_setup_after_a_change_installs_again_into_the_same_venv(
         file.write("# changed\n")
     assert machine.set_up().returncode == 0
     assert set(machine.calls()) == EVERYTHING - {"venv"}
-
-
-def test_setup_of_an_unknown_level_is_refused(machine: Machine) -> None:
-    done = machine.set_up("setup.sh", "some")
-    assert done.returncode == 2
-    assert done.stderr == "setup: the level was 'some', expected light, demo, site or all\n"
 
 
 def test_setup_of_a_moved_project_makes_a_new_venv(machine: Machine) -> None:
@@ -279,45 +256,36 @@ def test_setup_as_root_installs_what_is_missing(machine: Machine) -> None:
     assert installs[1].endswith(" install -y --no-install-recommends default-jre-headless")
 
 
-def test_servers_of_the_tests_are_left_alone_where_they_are(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("missing", "apt_get", "installed", "said"),
+    [
+        ([], "exit 1", [], ""),
+        (["redis_server"], 'echo "apt-get $*" >>"$CALLS"', ["redis-server"], ""),
+        (["redis_server"], "exit 100", [],
+         "not installed: redis-server; the tests that need them are skipped"),
+        (["redis_server", "chromium"],
+         'echo "apt-get $*" >>"$CALLS"; case "$*" in *chromium*) exit 100 ;; esac',
+         ["redis-server chromium", "redis-server", "chromium"], ""),
+    ],
+)  # fmt: skip
+def test_servers_of_the_tests_that_are_missing_are_installed_by_root_or_named(
+    missing: list[str], apt_get: str, installed: list[str], said: str, machine: Machine
+) -> None:
     machine.has_program("id", "echo 0")
-    done = machine.set_up("test_servers.sh")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert machine.calls() == []
-
-
-def test_server_of_the_tests_that_is_missing_is_installed_by_root(machine: Machine) -> None:
-    machine.has_program("id", "echo 0")
-    machine.redis_server = "redis-server-of-nobody"
-    done = machine.set_up("test_servers.sh")
-    assert done.returncode == 0, done.stderr
-    (install,) = [call for call in machine.calls() if call.startswith("apt-get")]
-    assert install.endswith(" install -y --no-install-recommends redis-server")
-
-
-def test_server_of_the_tests_that_cannot_be_installed_is_named(machine: Machine) -> None:
-    machine.has_program("id", "echo 0")
-    machine.redis_server = "redis-server-of-nobody"
-    machine.has_program("apt-get", "exit 100")
-    done = machine.set_up("test_servers.sh")
-    assert done.returncode == 0, done.stderr
-    assert "not installed: redis-server; the tests that need them are skipped" in done.stderr
-
-
-def test_server_that_a_distribution_lacks_keeps_no_other_one_away(machine: Machine) -> None:
-    machine.has_program("id", "echo 0")
-    machine.chromium = "chromium-of-nobody"
-    machine.redis_server = "redis-server-of-nobody"
-    machine.has_program(
-        "apt-get", 'echo "apt-get $*" >>"$CALLS"; case "$*" in *chromium*) exit 100 ;; esac'
-    )
+    machine.has_program("apt-get", apt_get)
+    for server in missing:
+        setattr(machine, server, "a-server-of-nobody")
     done = machine.set_up("test_servers.sh")
     assert done.returncode == 0, done.stderr
-    installs = [call.rpartition("recommends ")[2] for call in machine.calls() if "install" in call]
-    assert installs == ["redis-server chromium", "redis-server", "chromium"]
+    assert said in done.stderr
+    calls = [call.rpartition("recommends ")[2] for call in machine.calls() if "install" in call]
+    assert calls == installed
 
 
-def test_setup_without_a_suitable_python_says_so(machine: Machine) -> None:
+def test_setup_without_a_suitable_python_or_of_an_unknown_level_says_so(machine: Machine) -> None:
+    done = machine.set_up("setup.sh", "some")
+    assert done.returncode == 2
+    assert done.stderr == "setup: the level was 'some', expected light, demo, site or all\n"
     machine.has_program("python3.11", "exit 1")
     machine.has_program("python3", "exit 1")
     done = machine.set_up()

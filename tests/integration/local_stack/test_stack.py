@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from chain_kernel.sql import LOGIN_ROLES
-from local_stack import FolderUnusable, LocalStack, StackMissing
+from local_stack import LocalStack
+from local_stack.errors import FolderUnusable, StackMissing
 from local_stack.process import LOOPBACK
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
     state_path = stack.directory / "state.json"
     assert stat.S_IMODE(state_path.stat().st_mode) == 0o600
 
-    told: list[str] = []
-    again = stack_in(stack.directory).up(told.append)
-    assert told == ["PostgreSQL and Kafka are running already"]
+    lines: list[str] = []
+    again = stack_in(stack.directory).up(lines.append)
+    assert lines == ["PostgreSQL and Kafka are running already"]
     assert process_ids(again) == process_ids(first)
 
     for role in LOGIN_ROLES:
@@ -79,15 +80,11 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
         stack.environment()
 
 
-def test_stack_up_after_a_crash_of_both(stack: LocalStack) -> None:
+def test_stack_up_side_by_side_after_a_crash_of_both_starts_once(stack: LocalStack) -> None:
     stack.up()
     stack.postgres().kill()
     stack.kafka().kill()
     assert [server.running for server in stack.status().servers] == [False, False]
-    assert stack.up().up
-
-
-def test_stack_up_side_by_side_starts_once(stack: LocalStack) -> None:
     found: list[StackStatus] = []
     threads = [
         threading.Thread(target=lambda: found.append(stack_in(stack.directory).up()))
@@ -106,11 +103,11 @@ def test_stack_up_with_a_port_taken_meanwhile_moves(stack: LocalStack) -> None:
     stack.up()
     stack.down()
     port = stack.postgres().config.port
-    told: list[str] = []
+    lines: list[str] = []
     with socket.create_server((LOOPBACK, port)):
-        assert stack.up(told.append).up
+        assert stack.up(lines.append).up
     assert stack.postgres().config.port != port
-    assert f"Port {port} is taken by another program" in told[0]
+    assert f"Port {port} is taken by another program" in lines[0]
 
 
 def test_stack_that_was_never_up(stack: LocalStack) -> None:

@@ -80,7 +80,7 @@ async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_retur
     publish: Publish,
     records: str,
 ) -> None:
-    """The topic is deleted and made anew: no offset means anything any more."""
+    """The topic is deleted and made again: no offset means anything any more."""
     async with make_receiver() as receiver:
         before = 20 if records == "fewer" else 2
         for _ in range(before):

@@ -30,7 +30,7 @@ TRIES = 3
 
 
 class Parts:
-    """What a receiver is given; each part tells when its close was done to the end."""
+    """What a receiver is given; each part notes when its close was done to the end."""
 
     def __init__(self, role_dsn: RoleDsn, chain_id: int, name: str) -> None:
         self.frames = MemoryFrames()

@@ -94,7 +94,7 @@ async def test_frames_of_an_older_leader_are_believed_without_a_read(
     async with make_receiver(**QUIET, until=batch.last_id) as receiver:
         head = before.pid
         await taken(receiver, batch.last_id)
-    # A receiver that stands before both batches, and hears the older leader's frame late.
+    # A receiver that is before both batches, and hears the older leader's frame late.
     start = stored.chain.mark(head)
     async with make_receiver(**QUIET, start=start, name="late") as receiver:
         reads = receiver.stats().reads

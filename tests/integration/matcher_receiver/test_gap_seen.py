@@ -1,4 +1,4 @@
-"""A gap over a real database that does not answer: it is told from the moment it is seen."""
+"""A gap over a real database that does not answer: it is shown from the moment it is seen."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ async def test_receiver_halts_before_a_batch_whose_rows_were_changed(
     *,
     is_gap: bool,
 ) -> None:
-    """Their links are whole; only the seal tells."""
+    """Their links are whole; only the seal differs."""
 
     async def commit_and_change() -> Batch:
         batch = await stored.commit(5)

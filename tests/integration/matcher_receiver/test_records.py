@@ -57,8 +57,8 @@ async def test_rows_behind_a_planted_boundary_are_archived_by_error_and_ledger(
         await receive()
     assert caught.value.until_id == boundary.last_id
     row = await admin.fetchrow("SELECT * FROM receiver_gap")
-    told = row["after_id"], row["outcome"], row["row_count"], row["cause"]
-    assert told == (first.events[1].id, "archived", 0, "start")
+    shown = row["after_id"], row["outcome"], row["row_count"], row["cause"]
+    assert shown == (first.events[1].id, "archived", 0, "start")
     assert row["until_id"] >= boundary.last_id
 
 

@@ -89,7 +89,7 @@ class Sender:
 
     @asynccontextmanager
     async def relay(self, **settings: Any) -> AsyncIterator[Relay]:
-        """A relay that sweeps when it is woken or told to."""
+        """A relay that sweeps when it is woken or asked to."""
         logs = settings.pop("consumer_logs", None)
         clock = settings.pop("clock", None)
         relay = Relay(self.config(**settings), consumer_logs=logs, clock=clock)
@@ -115,7 +115,7 @@ class Sender:
         payload: bytes = b"x",
         claim: UUID | None = None,
     ) -> list[UUID]:
-        """Store messages that no relay has been told of, in one transaction; return their ids."""
+        """Store messages that no relay has been handed, in one transaction; return their ids."""
         business = await self.connect()
         chosen = list(ids) or draw_message_ids(count)
         async with business.transaction():
@@ -136,9 +136,9 @@ class Sender:
         )
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something holds that only the database or the broker can tell."""
+        """Wait until something holds that only the database or the broker can show."""
         async with deadline():
-            while not await holds():  # noqa: ASYNC110 - nothing tells when another process did it
+            while not await holds():  # noqa: ASYNC110 - nothing shows when another process did it
                 await asyncio.sleep(0.02)
 
     async def until_true(self, query: str, *values: object) -> None:
@@ -161,7 +161,7 @@ class Sender:
         """Wait until a message has `status`; of several consumers the last one's delivery."""
 
         async def holds() -> bool:
-            # Of this message alone: there may be a hundred thousand of them.
+            # This message alone: there may be a hundred thousand of them.
             found = await self.admin.fetchval(
                 """
                 SELECT status FROM (
@@ -238,8 +238,8 @@ class Sender:
             )
             for each in message_ids
         ]  # fmt: skip
-        told = [Progress(destination.topic, n, offset) for n, offset in enumerate(progress)]
-        value = encode_confirms(consumer, confirms, told)
+        shown = [Progress(destination.topic, n, offset) for n, offset in enumerate(progress)]
+        value = encode_confirms(consumer, confirms, shown)
         await self.send_record(destination.confirm_topic, value, consumer.encode())
 
 

@@ -74,12 +74,12 @@ def cutting_tasks(qualified_name: str, at: int, then: Callable[[], object]) -> I
             task.cancel()
             then()
 
-        def told() -> None:
+        def shown() -> None:
             reached.append(at)
             loop.call_soon(cut)
 
         async def run() -> Any:
-            return await Counted(work, at, told)
+            return await Counted(work, at, shown)
 
         task = asyncio.Task(run(), loop=loop, **named)
         return task

@@ -239,7 +239,7 @@ async def test_sessions_keep_their_synchronous_commit_through_a_reload(own: Data
 async def test_message_of_a_session_without_synchronous_commit_waits_for_the_sweep(
     own: Database,
 ) -> None:
-    """Sent at once, it would outlive the change that it tells of."""
+    """Sent at once, it would outlive the change that it reports."""
     sender = own.sender
     clearing = await sender.set_up()
     business = await sender.connect()
@@ -343,12 +343,12 @@ async def test_service_answers_503_for_what_the_standby_may_lack_also_when_asked
         for _ in ("stored", "found"):
             sending = asyncio.create_task(raw(service.address, "POST", "/v1/messages/send", body))
             await own.cut_waits_of(sending)
-            status, _, told = await sending
-            assert (status, told["error"]) == (503, "unavailable")
+            status, _, shown = await sending
+            assert (status, shown["error"]) == (503, "unavailable")
             assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 1
         await own.regain_standby()
-        status, _, told = await raw(service.address, "POST", "/v1/messages/send", body)
-        assert (status, told["repeated"]) == (200, 1)
+        status, _, shown = await raw(service.address, "POST", "/v1/messages/send", body)
+        assert (status, shown["repeated"]) == (200, 1)
 
 
 async def test_effect_is_confirmed_only_once_the_standby_has_it(own: Database) -> None:

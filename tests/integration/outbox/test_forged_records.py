@@ -1,4 +1,4 @@
-"""Whoever may write to a destination's topic has nothing applied, and nothing written elsewhere."""
+"""A forger on a destination's topic has nothing applied, and nothing written elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every record says what may still come, so that its consumer's inbox need not grow for ever."""
+"""Every record says what may still come, so that its consumer's inbox need not grow forever."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def floors(sender: Sender, destination: Destination) -> dict[UUID, UUID | 
     return {each.message_id: each.oldest_unfinished for each in found}
 
 
-def check_floors(told: dict[UUID, UUID | None], ids: list[UUID]) -> None:
-    assert sorted(told) == ids
-    for message_id, floor in told.items():
+def check_floors(shown: dict[UUID, UUID | None], ids: list[UUID]) -> None:
+    assert sorted(shown) == ids
+    for message_id, floor in shown.items():
         assert floor is not None, "it does not say"
         assert floor <= message_id, "the message itself is not finished"
         assert made_at(message_id) - made_at(floor) < LONG_AGO_SECONDS

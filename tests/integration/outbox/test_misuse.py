@@ -112,7 +112,7 @@ async def test_rows_that_serialise_can_be_locked_by_no_login(
 async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
     all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]]
 ) -> None:
-    section = PAGE.read_text().split("## Outbox, inbox and decisions: what a DBA does")[1]
+    section = PAGE.read_text().split("**Close what PostgreSQL leaves open")[1]
     steps = section.split("```sql\n")[1].split("```")[0].replace(" orders ", f" {all_parts.name} ")
     await all_parts.admin.execute(steps)
     for role, statement in product(ROLES, FILLS_THE_DISK):

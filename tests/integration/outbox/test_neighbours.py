@@ -243,8 +243,8 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
             await sender.until_status(each, Status.CONFIRMED)
         for proof in (bytes(16), b"\xff" * 16):
             confirm = Confirm(forged.bytes, APPLIED, 0, 0, 0, proof)
-            told = [outbox.Progress(clearing.topic, 0, 1_000)]
-            value = encode_confirms(CONSUMER, [confirm], told)
+            shown = [outbox.Progress(clearing.topic, 0, 1_000)]
+            value = encode_confirms(CONSUMER, [confirm], shown)
             await sender.send_record(clearing.confirm_topic, value, CONSUMER.encode())
         await sender.confirm(clearing, true)
         await sender.until_status(true, Status.CONSUMED)

@@ -1,4 +1,4 @@
-"""Messages from programs that do not use asyncpg: the lines of the guide, as they stand there."""
+"""Messages from programs that do not use asyncpg: the lines of the guide, as they are there."""
 
 from __future__ import annotations
 

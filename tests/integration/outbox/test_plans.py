@@ -158,7 +158,7 @@ async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
         await sender.until_status(ids[-1], outbox.Status.CONFIRMED)
         await relay.settle()
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1"
-    told = "SELECT n_tup_upd >= 2000 FROM pg_stat_user_tables WHERE relname = 'outbox_pending'"
-    await sender.until_true(told)
+    shown = "SELECT n_tup_upd >= 2000 FROM pg_stat_user_tables WHERE relname = 'outbox_pending'"
+    await sender.until_true(shown)
     row = await sender.admin.fetchrow(counts, "outbox_pending")
     assert row["n_tup_hot_upd"] == row["n_tup_upd"] == 2_000

@@ -127,7 +127,7 @@ async def test_random_work_moves_deliveries_only_along_the_table(sender: Sender,
             name = await walk.step()
             rows = [*await sender.pending(), *await sender.done()]
             now = {row["message_id"]: Status(row["status"]) for row in rows}
-            assert len(now) == len(rows) == len(walk.ids)  # each stands in one place, none is lost
+            assert len(now) == len(rows) == len(walk.ids)  # each is in one place, none is lost
             for message_id, status in now.items():
                 old = before.get(message_id, Status.INIT)
                 if old is not status:

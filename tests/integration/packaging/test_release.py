@@ -26,7 +26,7 @@ PERMISSIVE = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that the repository tracks, committed and tagged anew, as a release of its own."""
+    """All that the repository tracks, committed and tagged again, as a release of its own."""
     folder = tmp_path_factory.mktemp("release") / "project"
     listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):

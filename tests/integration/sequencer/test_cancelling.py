@@ -22,7 +22,7 @@ PLACES_MAX = 200
 """More waits than any call here has."""
 
 LET_GO = "UPDATE chain_lease SET released = true"
-"""Of a leader that could not hand over: the next start would watch its lease."""
+"""A leader that could not hand over does not do it: the next start would watch its lease."""
 
 
 def orders(name: str, count: int = 100) -> list[Order]:

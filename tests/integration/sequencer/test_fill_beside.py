@@ -55,7 +55,7 @@ async def test_fills_beside_a_writer_at_full_speed_end_and_the_writer_goes_on(
             await sequencer.submit_many(batch(number))
         writing = asyncio.create_task(write_on(sequencer, ROWS // BATCH_ROWS))
         head = sequencer.stats().head_persisted
-        # Ends once both have come on; a writer that stood still during fills would never get there.
+        # Ends once both have come on; a writer that stopped during fills would never get there.
         while sequencer.stats().head_persisted < head + WRITTEN_MEANWHILE:
             filled = await asyncio.gather(*(fill_all(config) for _ in range(READERS)))
             assert filled == [list(range(1, ROWS + 1))] * READERS

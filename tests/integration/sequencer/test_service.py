@@ -44,7 +44,7 @@ async def test_idle_chain_says_that_everything_is_published(make_chain: MakeChai
     chain = await make_chain()
     async with open_sequencer(chain.config) as sequencer, deadline():
         ack = await sequencer.submit("a", b"one")
-        # No commit follows, which would store it. Another process has to see it: no event tells.
+        # No commit follows, which would store it. Another process has to see it: there is no event.
         while (await chain.head())["published_id"] != ack.id:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -160,7 +160,7 @@ async def test_idle_sequencer_publishes_heartbeats_of_its_head(make_chain: MakeC
     async with open_sequencer(chain.config) as sequencer:
         ack = await sequencer.submit("a", b"1")
         before = sequencer.stats().heartbeats
-        while sequencer.stats().heartbeats < before + 3:  # noqa: ASYNC110 - only the counter tells
+        while sequencer.stats().heartbeats < before + 3:  # noqa: ASYNC110 - only the counter shows it
             await asyncio.sleep(0.005)
     headers = [decode_header(record) for record in await chain.records()]
     heartbeats = [header for header in headers if header.is_heartbeat]

@@ -31,7 +31,7 @@ FORGED = b"00-\xff\xffnot a trace"
 
 
 class Losing:
-    """The frames of a chain, of which it drops as many as it was told."""
+    """The frames of a chain, of which it drops as many as it was asked to."""
 
     def __init__(self, frames: FrameSource) -> None:
         self.frames = frames

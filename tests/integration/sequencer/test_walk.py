@@ -1,4 +1,4 @@
-"""The way of one order through the house: as short as promised, and as the page tells it."""
+"""The way of one order through the house: as short as promised, and as on the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 TOOLS = Path(__file__).parents[3] / "tools"
 
 
-async def test_way_of_an_order_is_as_the_page_tells_it(
+async def test_way_of_an_order_is_as_on_the_page(
     make_chain: MakeChain, role_dsn: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))

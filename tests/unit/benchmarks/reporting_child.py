@@ -1,4 +1,4 @@
-"""A process of a benchmark that tells its arguments, and what all can read of its command line."""
+"""A process of a benchmark that shows its arguments, and what all can read of its command line."""
 
 from __future__ import annotations
 

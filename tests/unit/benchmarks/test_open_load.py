@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from benchmarks.open_load import timed_from_due
+from benchmarks.runs.open_load import timed_from_due
 
 STALL_SECONDS = 0.1
 

@@ -17,17 +17,17 @@ KAFKA = KafkaConfig(
     sasl_username="user",
     sasl_password="swordfish",
 )
-SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {})
+SITE = Site(DATABASE, DATABASE, DATABASE, DATABASE, KAFKA, "/nowhere", {})
 
 
 async def test_process_gets_its_arguments_and_shows_no_password() -> None:
     async with call(reporting_child.tell, site=SITE, chain_id=1) as end:
         await end.expect(b"ready")
-        told = await end.result()
-    assert msgspec.convert(told["site"], Site) == SITE
-    assert told["chain_id"] == 1
-    assert reporting_child.__name__ in told["shown"]
-    assert not [secret for secret in ("sesame", "swordfish") if secret in told["shown"]]
+        shown = await end.result()
+    assert msgspec.convert(shown["site"], Site) == SITE
+    assert shown["chain_id"] == 1
+    assert reporting_child.__name__ in shown["shown"]
+    assert not [secret for secret in ("sesame", "swordfish") if secret in shown["shown"]]
     assert end.process.returncode == 0
 
 

@@ -128,7 +128,7 @@ def test_body_that_moves_into_the_header_takes_no_mac_with_it() -> None:
     record = encode_frame(frame_header(events), events, KEY)
     fields, mac = record[: HEADER_BYTES - MAC_BYTES], record[HEADER_BYTES - MAC_BYTES :][:MAC_BYTES]
     body = record[HEADER_BYTES:]
-    # The same bytes in the same order, told apart elsewhere.
+    # The same bytes in the same order, parted elsewhere.
     moved = inner + fields + mac + body[: -len(inner)]
     assert int.from_bytes(moved[6:8], "big") == len(inner + fields + mac)
     assert not is_signed(moved, KEY)
@@ -151,7 +151,7 @@ def test_frame_with_the_largest_values_comes_back() -> None:
 
 
 def with_appended_field(record: bytes, field: bytes) -> bytes:
-    """What a later writer would send: the field stands behind ours, the MAC stays last."""
+    """What a later writer would send: the field comes after ours, the MAC stays last."""
     header = bytearray(record[: HEADER_BYTES - MAC_BYTES] + field)
     pack_into(">H", header, 6, len(header) + MAC_BYTES)
     body = record[HEADER_BYTES:]

@@ -55,7 +55,7 @@ def refusal_of(record: bytes | None) -> str:
     with pytest.raises(FrameError) as caught:
         decode_body(record or b"", accepted(record))
     assert str(caught.value).startswith(caught.value.reason + ": ")
-    # Whoever wants linked rows gets the same answer.
+    # A reader that wants linked rows gets the same answer.
     with pytest.raises(FrameError) as linked:
         decode_linked_body(record or b"", accepted(record))
     assert linked.value.reason == caught.value.reason
@@ -169,8 +169,8 @@ def test_foreign_record_is_refused_for_its_reason(record: bytes | None, reason: 
     ("version", "older"), [(0, "sequencer"), (1, "sequencer"), (3, "receiver"), (255, "receiver")]
 )
 def test_frame_with_unknown_version_says_what_to_upgrade(version: int, older: str) -> None:
-    told = f"^version: was {version}, expected 2: upgrade the {older}$"
-    with pytest.raises(FrameError, match=told) as caught:
+    shown = f"^version: was {version}, expected 2: upgrade the {older}$"
+    with pytest.raises(FrameError, match=shown) as caught:
         decode_header(signed(with_bytes(4, bytes([version]))))
     assert caught.value.reason == "version"
 

@@ -115,19 +115,11 @@ def test_document_table_reads_the_fields_of_each_vector(vector: dict[str, Any]) 
             ), name
 
 
-@pytest.mark.parametrize(
-    "vector", [*VECTORS["frames"], *VECTORS["refused"]], ids=lambda vector: vector["name"]
-)
-def test_document_shows_the_vector(vector: dict[str, Any]) -> None:
-    title = re.escape(vector["name"])
-    (block,) = re.findall(rf"^### {title}\n.*?```text\n(.*?)```", DOCUMENT, re.M | re.S)
-    assert "".join(block.split()) == vector["frame"]
-
-
-def test_document_shows_nothing_but_the_vectors() -> None:
-    assert len(re.findall(r"^### ", DOCUMENT, re.M)) == len(VECTORS["frames"]) + len(
-        VECTORS["refused"]
-    )
+def test_document_shows_vectors_as_they_are() -> None:
+    shown = re.findall(r"^### (.*?)\n.*?```text\n(.*?)```", DOCUMENT, re.M | re.S)
+    assert len(shown) == DOCUMENT.count("\n### ") > 0
+    kept = {vector["name"]: vector["frame"] for vector in VECTORS["frames"]}
+    assert all("".join(block.split()) == kept[name] for name, block in shown)
 
 
 def test_vectors_carry_the_seals_of_the_seal_vectors() -> None:

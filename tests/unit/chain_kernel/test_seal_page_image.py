@@ -88,7 +88,7 @@ def rows(*payload_sizes: int) -> list[Event]:
 
 
 ROW_BYTES = 12 + 12 + 5 + 12 + 4
-"""Of a row with a key of one byte and no payload."""
+"""The bytes of a row with a key of one byte and no payload."""
 
 
 @pytest.mark.parametrize(

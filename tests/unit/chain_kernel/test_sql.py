@@ -13,7 +13,7 @@ TEXT = """\
 SELECT last_id FROM chain_head
  WHERE chain_id = $1;
 
--- rows: rows behind an id
+-- rows: rows after an id
 -- (a comment inside the block)
 SELECT id FROM chain_event WHERE id > $1
 """

@@ -18,7 +18,7 @@ ANY_TEXT = st.text(st.characters())  # surrogates, controls and all
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("plain text", "plain text"),
         ("", ""),
@@ -37,17 +37,17 @@ ANY_TEXT = st.text(st.characters())  # surrogates, controls and all
         (None, "None"),
     ],
 )
-def test_printable_escapes_what_is_not_as_repr_does(text: object, told: str) -> None:
-    assert printable(text) == told
+def test_printable_escapes_what_is_not_as_repr_does(text: object, shown: str) -> None:
+    assert printable(text) == shown
 
 
 @given(ANY_TEXT)
 def test_printable_of_any_text_is_one_printable_line_that_can_be_written(text: str) -> None:
-    told = printable(text, NO_LIMIT)
-    assert told.isprintable()
-    assert len(told.splitlines()) <= 1
-    told.encode()
-    assert not any(unicodedata.category(each) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for each in told)
+    shown = printable(text, NO_LIMIT)
+    assert shown.isprintable()
+    assert len(shown.splitlines()) <= 1
+    shown.encode()
+    assert not any(unicodedata.category(each) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for each in shown)
 
 
 def test_printable_of_a_long_text_is_cut_with_dots_between_whole_escapes() -> None:

@@ -1,4 +1,4 @@
-"""The page for people: what it says, that it stands alone, and that hostile text stays text."""
+"""The page for people: what it says, that it is complete, and that hostile text stays text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ EMPTY = replace(
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "shown"),
     [
         (CLEAN, ["None.", "Command" + MADE.command, "Versionorderchain 1.2.3",
                  "Made2026-05-01 12:00:00 UTC", "starting Spark"]),
@@ -131,9 +131,9 @@ EMPTY = replace(
     ],
     ids=["clean", "broken", "large", "with seals", "empty"],
 )  # fmt: skip
-def test_page_tells_what_a_report_holds(report: Report, told: list[str]) -> None:
+def test_page_reports_what_a_report_holds(report: Report, shown: list[str]) -> None:
     page = page_of(report)
-    assert [each for each in told if each not in page.text] == []
+    assert [each for each in shown if each not in page.text] == []
     assert (
         page.text.index(report.verdict) < page.text.index("Findings") < page.text.index("Sources")
     )
@@ -182,7 +182,7 @@ def test_page_shows_hostile_text_makes_no_tag_of_it_and_needs_nothing_beside_its
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def test_page_of_several_chains_tells_each_verdict_first_and_then_all_of_each() -> None:
+def test_page_of_several_chains_reports_each_verdict_first_and_then_all_of_each() -> None:
     gone = Unverified(chain_id=3, is_refused=False, reason=HOSTILE)
     chains = ChainsReport(
         outcomes=(CLEAN, replace(broken(), chain_id=8), gone), spark_start_seconds=0, seconds=3.0

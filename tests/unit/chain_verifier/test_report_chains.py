@@ -45,7 +45,7 @@ def test_chains_are_clean_only_if_each_was_read_to_its_end_without_a_finding() -
         assert report.is_clean is is_clean
 
 
-def test_chains_are_told_one_by_one_and_counted_at_the_end() -> None:
+def test_chains_are_reported_one_by_one_and_counted_at_the_end() -> None:
     lines = ALL.lines()
     assert [line for line in lines if line.startswith("chain ")] == [
         "chain 1: complete (start 0, head 9), keys not compared",

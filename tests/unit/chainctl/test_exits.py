@@ -129,7 +129,7 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
         (["sequnce"], "chainctl: No such command 'sequnce'"),
         (["chain", "crate"], "chainctl: No such command 'crate'"),
@@ -153,11 +153,11 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
     ],
 )
 def test_command_line_with_a_wrong_use_is_refused_in_one_line(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == ExitCode.REFUSED
     out, err = capsys.readouterr()
-    assert err.startswith(told)
+    assert err.startswith(shown)
     assert err.count("\n") == 1
     assert out == ""
 

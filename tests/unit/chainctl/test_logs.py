@@ -1,4 +1,4 @@
-"""What is logged while a command runs is one printable line per record, whatever stands in it."""
+"""What is logged while a command runs is one printable line per record, whatever is in it."""
 
 from __future__ import annotations
 

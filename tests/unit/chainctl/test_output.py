@@ -113,7 +113,12 @@ def test_progress_is_drawn_on_a_terminal_alone(
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(output, "_draw", lambda line: "5 (50%), 0 s\\x1b" in line and drawn.set())
+
+    def draw(line: str) -> None:
+        if "work: 5 (50%), 0 s \\x1b[2J" in line:
+            drawn.set()
+
+    monkeypatch.setattr(output, "_draw", draw)
     with output.progress("work", 10) as bar:
         bar.move_to(5, "\x1b[2J")
         assert drawn.wait(60)

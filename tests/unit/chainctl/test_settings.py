@@ -92,7 +92,7 @@ def test_named_file_is_read_in_the_place_of_the_one_in_the_folder(folder: Path) 
         (b"#" * (2 * 1024 * 1024), "more than 1048576 bytes"),
         ("databse = 'x'\n", "databse', expected database, most likely"),
         ("xyz = 'x'\n", "xyz', expected one of those that chainctl config show lists"),
-        ("[database]\nurl = 'x'\n", "database"),
+        ("[database]\nurl = 'p%40ss:w'\n", "database in chainctl.toml was 'dict'"),
         ("kafka = " + "[" * 100_000, "TOML"),
         (f'database = "postgresql://u:{SECRET}@h/d\n', "TOML"),
         ("batch_rows = 'many'\n", "CHAINCTL_BATCH_ROWS"),
@@ -104,12 +104,12 @@ def test_named_file_is_read_in_the_place_of_the_one_in_the_folder(folder: Path) 
 def test_file_with_a_fault_is_refused_without_showing_a_secret(
     text: str | bytes, part: str
 ) -> None:
-    told = refusal(file=text)
-    assert part in told
-    assert SECRET not in told
+    noted = refusal(file=text)
+    assert part in noted
+    assert SECRET not in noted
 
 
-@pytest.mark.parametrize("path", ["missing.toml", ".", "a\0b"])
+@pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_file_that_cannot_be_read_is_refused(path: str) -> None:
     assert "--config" in refusal("--config", path)
 
@@ -129,12 +129,12 @@ def test_flag_or_variable_that_is_refused_is_named_with_its_value(
     name: str, text: str, expected: str
 ) -> None:
     flag, variable = "--" + name.replace("_", "-"), name.upper()
-    for told in (refusal(flag, text), refusal(variables={variable: text})):
-        assert all(part in told for part in (flag, variable, repr(text), expected)), told
+    for noted in (refusal(flag, text), refusal(variables={variable: text})):
+        assert all(part in noted for part in (flag, variable, repr(text), expected)), noted
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("batch_rows", 0), ("queue_bytes", 1_000), ("lease_seconds", 0.1)]
+    ("field", "value"), [("batch_rows", 0), ("queue_bytes", 1_000), ("lease_seconds", 4e3)]
 )
 def test_value_out_of_bounds_is_refused_by_what_it_configures(field: str, value: float) -> None:
     settings = Settings(database=DSN, kafka="h:1", **{field: value})  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ def test_config_show_shows_spans_of_time_exactly(capsys: pytest.CaptureFixture[s
     assert [rows[name] for name in names] == ["0.004", "2.5", "0.25", "15"]
 
 
-def test_unknown_variables_are_told_apart_from_settings() -> None:
+def test_unknown_variables_are_kept_apart_from_settings() -> None:
     environ = {"CHAINCTL_DATABSE": "x", "CHAINCTL_KAFKA": "h:1", "CHAINCTL_CONFIG": "f", "HOME": ""}
     assert unknown_variables(environ) == ["CHAINCTL_DATABSE"]
 

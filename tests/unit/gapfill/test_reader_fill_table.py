@@ -150,7 +150,7 @@ TABLE: list[tuple[Callable[[Server7], None], Found, Found, int]] = [
     TABLE,
     ids=[line[0].__name__ for line in TABLE],
 )
-def test_what_a_fill_finds_is_told_by_its_kind_behind_a_linked_run(
+def test_what_a_fill_finds_is_reported_by_its_kind_behind_a_linked_run(
     break_it: Callable[[Server7], None],
     on_primary: Found,
     on_standby: Found,
@@ -173,7 +173,9 @@ def test_what_a_fill_finds_is_told_by_its_kind_behind_a_linked_run(
 
 @pytest.mark.parametrize("is_standby", [False, True], ids=["primary", "standby"])
 @pytest.mark.parametrize("archive", [Server7.archive, Server7.archive_behind_our_row])
-def test_archived_rows_are_told(archive: Callable[[Server7], None], *, is_standby: bool) -> None:
+def test_archived_rows_are_reported(
+    archive: Callable[[Server7], None], *, is_standby: bool
+) -> None:
     server = Server7(is_standby=is_standby)
     archive(server)
     ids, error = server.fill()

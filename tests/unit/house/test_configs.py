@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import ast
+import typing
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -25,21 +16,18 @@ from msgspec import Meta
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.errors import SettingError
 from outbox import RelayConfig
+from tests.sources import PRODUCT, modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chain_kernel.config import Config
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("chain_kernel", "sequencer", "matcher_receiver", "gapfill", "outbox", "chain_verifier")
-
 CHECKED_BY_THEMSELVES = {"KafkaConfig", "DatabaseConfig"}
 """Their fields depend on each other throughout, and some hold secrets: tests/unit/chain_kernel."""
 NOT_SETTINGS = {"SessionConfig"}
 """Made by code of ours alone, of settings that were checked."""
 
-RELAY = RelayConfig(database="postgresql://db/x", kafka="broker:9092")
 GOOD: dict[str, object] = {
     "chain_id": 1,
     "check_topic": "checks",
@@ -51,7 +39,7 @@ GOOD: dict[str, object] = {
     "kafka": "broker:9092",
     "name": "clearing",
     "path": "journal.jsonl",
-    "relay": RELAY,
+    "relay": RelayConfig(database="postgresql://db/x", kafka="broker:9092"),
     "seal": b"s" * 32,
     "sender": "trading",
     "sources": (),
@@ -63,32 +51,26 @@ GOOD: dict[str, object] = {
 """A value for each field that has no default, in whatever config."""
 
 
-def classes_of(path: Path) -> Iterator[ast.ClassDef]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+def classes() -> Iterator[tuple[str, str, set[str]]]:
+    """Yield module, name and bases of each class of the product."""
+    for module in modules(*PRODUCT):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                yield module.import_name, node.name, bases
 
 
-def bases_of(node: ast.ClassDef) -> set[str]:
-    return {base.id for base in node.bases if isinstance(base, ast.Name)}
+CLASSES = list(classes())
 
 
 def all_configs() -> list[type[Config]]:
-    """Every class whose bases lead to Config, whichever package it is in."""
-    declared = {
-        (path, node.name): bases_of(node)
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for node in classes_of(path)
-    }
+    """Return every class whose bases lead to Config, whichever package it is in."""
     names = {"Config"}
-    while more := {name for (_, name), bases in declared.items() if bases & names} - names:
+    while more := {name for _, name, bases in CLASSES if bases & names} - names:
         names |= more
-    found = []
-    for (path, name), bases in declared.items():
-        if bases & names:
-            module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-            found.append(getattr(module, name))
-    return found
+    return [
+        getattr(import_module(module), name) for module, name, bases in CLASSES if bases & names
+    ]
 
 
 CONFIGS = all_configs()
@@ -147,17 +129,13 @@ def bad_numbers(kind: type, meta: Meta) -> Iterator[object]:
 
 
 def fields_of(config: type[Config]) -> dict[str, Any]:
-    hints = get_type_hints(config, include_extras=True)
+    hints = typing.get_type_hints(config, include_extras=True)
     return {name: hints[name] for name in msgspec.structs.asdict(make(config))}
 
 
 def test_every_config_of_the_house_checks_itself() -> None:
     unchecked = {
-        node.name
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        for node in classes_of(path)
-        if node.name.endswith("Config") and "Struct" in bases_of(node)
+        name for _, name, bases in CLASSES if name.endswith("Config") and "Struct" in bases
     }
     assert unchecked == {"Config", *CHECKED_BY_THEMSELVES, *NOT_SETTINGS}
     assert len(CONFIGS) > 15

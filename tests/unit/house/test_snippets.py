@@ -12,9 +12,6 @@ import subprocess
 import tomllib
 from typing import TYPE_CHECKING
 
-import pytest
-import yaml
-
 from chainctl.settings import load_settings
 from tests.cases import case
 from tests.command_lines import command_lines, refusal_of
@@ -36,13 +33,10 @@ def of_language(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
 
 
-def test_each_block_says_in_which_language_it_is() -> None:
-    for page in PAGES:
-        with case(page):
-            blocks = blocks_of(page)
-            assert {block.language for block in blocks} <= LANGUAGES
-            fences = re.findall(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert len(fences) == 2 * len(blocks), "a fence that is none"
+def test_each_block_has_a_language_and_each_fence_a_block() -> None:
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert sum(len(re.findall(r"^ *```", text, re.MULTILINE)) for text in texts) == 2 * len(BLOCKS)
 
 
 def test_calls_of_chainctl_are_taken() -> None:
@@ -72,9 +66,7 @@ def test_targets_of_make_exist() -> None:
     """`make -n` says what it would do, and does nothing."""
     lines = {line.partition("#")[0].strip() for block in of_language("sh")
              for line in block.text.splitlines() if line.startswith("make ")}  # fmt: skip
-    for page in PAGES:
-        named = re.findall(r"`(make \w+)`", page.read_text(encoding="utf-8"))
-        lines |= set(named)
+    lines |= {name for page in PAGES for name in re.findall(r"`(make \w+)`", page.read_text())}
     assert lines
     for line in sorted(lines):
         done = subprocess.run(
@@ -90,7 +82,7 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_python_is_python() -> None:
-    """A part of a program may stand in a coroutine, or before a function."""
+    """A part of a program may be in a coroutine, or before a function."""
     for block in of_language("python"):
         with case(block):
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
@@ -98,22 +90,23 @@ def test_python_is_python() -> None:
             compile(text, str(block), "exec", flags=flags, dont_inherit=True)
 
 
-@pytest.mark.parametrize("block", of_language("toml"), ids=str)
-def test_toml_is_taken(block: Block, tmp_path: Path) -> None:
-    found = tomllib.loads(block.text)
-    if "client" in found:
-        return  # the file of the message service's clients: test_clients reads it
-    path = tmp_path / "chainctl.toml"
-    path.write_text(block.text, encoding="utf-8")
-    loaded = load_settings(["--config", str(path)])
-    assert {name for name, source in loaded.sources.items() if source == str(path)} == found.keys()
+def test_toml_is_taken(tmp_path: Path) -> None:
+    for block in of_language("toml"):
+        found = tomllib.loads(block.text)
+        if "client" in found:
+            continue  # the file of the message service's clients: test_clients reads it
+        with case(block):
+            path = tmp_path / "chainctl.toml"
+            path.write_text(block.text, encoding="utf-8")
+            taken = load_settings(["--config", str(path)]).sources
+            assert {name for name in taken if taken[name] == str(path)} == found.keys()
 
 
-@pytest.mark.parametrize("block", of_language("json"), ids=str)
-def test_json_is_json(block: Block) -> None:
-    documents = block.text.splitlines() if block.title.endswith(".jsonl") else [block.text]
-    for document in documents:
-        json.loads(document)
+def test_json_is_json() -> None:
+    for block in of_language("json"):
+        with case(block):
+            for text in block.text.splitlines() if block.title.endswith("l") else [block.text]:
+                json.loads(text)
 
 
 def test_no_page_installs_from_an_index() -> None:
@@ -122,14 +115,3 @@ def test_no_page_installs_from_an_index() -> None:
         with case(page):
             text = page.read_text(encoding="utf-8")
             assert not re.search(r"(pip|uv|pipx) (install|add)[^`\n]*['\" ]orderchain\b(?!-)", text)
-
-
-def test_navigation_of_the_site_names_each_page_once_or_for_two_readers() -> None:
-    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    names = re.findall(r"([\w/-]+\.md)$", site, flags=re.MULTILINE)
-    pages = {
-        str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")
-    }
-    assert pages <= set(names)
-    tabs = [next(iter(tab)) for tab in yaml.safe_load(site)["nav"]]
-    assert {"Engineers", "Operators", "DBAs", "Auditors", "Contributors"} <= set(tabs)

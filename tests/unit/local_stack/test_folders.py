@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from local_stack.folders import (
     Account,
     default_cache_directory,
     default_directory,
+    exclusive,
     first_closed,
     make_folder,
     require_reachable,
@@ -27,63 +29,47 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.fixture
-def open_folder(server_folder: Path) -> Path:
-    """A folder below which only our own folders decide who may pass."""
-    if first_closed(server_folder, SOMEBODY) is not None:
-        pytest.skip("the temporary folder of this machine is closed to other users")
-    return server_folder
-
-
-def test_default_directory_with_the_variable_is_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert str(default_directory({"CHAINCTL_STACK_DIR": "/srv/stack"})) == "/srv/stack"
-
-
-def test_default_directory_as_root_is_the_systems_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert str(default_directory({"XDG_DATA_HOME": "/x"})) == "/var/lib/orderchain"
-    assert str(default_cache_directory({"XDG_CACHE_HOME": "/x"})) == "/var/cache/orderchain"
-
-
-def test_default_directory_as_a_user_follows_the_xdg_rules(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("user_id", "environ", "data", "cache"),
+    [
+        (0, {}, "/var/lib/orderchain", "/var/cache/orderchain"),
+        (0, {"XDG_DATA_HOME": "/x"}, "/var/lib/orderchain", "/var/cache/orderchain"),
+        (0, {"CHAINCTL_STACK_DIR": "/srv/stack"}, "/srv/stack", "/var/cache/orderchain"),
+        (1000, {}, "/home/me/.local/share/orderchain", "/home/me/.cache/orderchain"),
+        (1000, {"XDG_DATA_HOME": "/data"}, "/data/orderchain", "/home/me/.cache/orderchain"),
+        (1000, {"XDG_DATA_HOME": "relative"}, "/home/me/.local/share/orderchain",
+         "/home/me/.cache/orderchain"),
+    ],
+)  # fmt: skip
+def test_default_directories_are_the_systems_or_follow_the_xdg_rules(
+    user_id: int, environ: dict[str, str], data: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: user_id)
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(default_directory({"XDG_DATA_HOME": "/data"})) == "/data/orderchain"
-    assert str(default_directory({})) == "/home/me/.local/share/orderchain"
-    assert str(default_directory({"XDG_DATA_HOME": "relative"})) == (
-        "/home/me/.local/share/orderchain"
-    )
-    assert str(default_cache_directory({})) == "/home/me/.cache/orderchain"
+    assert str(default_directory(environ)) == data
+    assert str(default_cache_directory(environ)) == cache
 
 
-def test_make_folder_with_a_narrow_umask_has_the_mode_asked_for(tmp_path: Path) -> None:
+def test_make_folder_gives_a_new_one_its_mode_and_leaves_an_old_one_alone(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         make_folder(tmp_path / "new", 0o755)
     finally:
         os.umask(before)
     assert mode_of(tmp_path / "new") == 0o755
-
-
-def test_make_folder_that_exists_leaves_it_alone(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    theirs.chmod(0o711)
-    make_folder(theirs, 0o755)
-    assert mode_of(theirs) == 0o711
-
-
-def test_make_folder_where_a_file_stands_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "new", 0o700)
+    assert mode_of(tmp_path / "new") == 0o755
     (tmp_path / "file").touch()
     with pytest.raises(FolderUnusable, match="cannot make the folder"):
         make_folder(tmp_path / "file", 0o755)
 
 
-def test_first_closed_names_the_closed_parent(open_folder: Path) -> None:
-    closed = open_folder / "closed"
+def test_first_closed_names_the_closed_parent_and_asks_nothing_for_ourselves(
+    server_folder: Path,
+) -> None:
+    if first_closed(server_folder, SOMEBODY) is not None:
+        pytest.skip("the temporary folder of this machine is closed to other users")
+    closed = server_folder / "closed"
     inner = closed / "inner"
     inner.mkdir(parents=True)
     closed.chmod(0o700)
@@ -91,15 +77,8 @@ def test_first_closed_names_the_closed_parent(open_folder: Path) -> None:
     assert first_closed(inner, SOMEBODY) == closed.resolve()
     with pytest.raises(FolderUnusable, match="the system user somebody cannot pass through"):
         require_reachable(inner, SOMEBODY)
-
-
-def test_first_closed_with_every_parent_open_is_none(open_folder: Path) -> None:
-    assert first_closed(open_folder, SOMEBODY) is None
-
-
-def test_first_closed_for_ourselves_asks_nothing(tmp_path: Path) -> None:
     ourselves = Account(name="me", user_id=1, group_id=1, switched=False)
-    assert first_closed(tmp_path / "missing", ourselves) is None
+    assert first_closed(server_folder / "missing", ourselves) is None
 
 
 def test_write_file_replaces_the_whole_file(tmp_path: Path) -> None:
@@ -109,3 +88,36 @@ def test_write_file_replaces_the_whole_file(tmp_path: Path) -> None:
     assert path.read_text() == "short\n"
     assert mode_of(path) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_exclusive_with_a_holder_says_so_once_and_gives_up_at_the_deadline(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with (
+        exclusive(tmp_path / "lock", deadline_s=1),
+        pytest.raises(FolderUnusable, match="another process has held"),
+        exclusive(tmp_path / "lock", deadline_s=0.3, progress=lines.append),
+    ):
+        pass
+    assert len(lines) == 1
+    with (
+        pytest.raises(FolderUnusable, match="cannot open"),
+        exclusive(tmp_path / "no/lock", deadline_s=1),
+    ):
+        pass
+
+
+def test_exclusive_waits_until_the_holder_is_done(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    waiting, got = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with exclusive(lock, deadline_s=30, progress=lambda _: waiting.set()):
+            got.set()
+
+    thread = threading.Thread(target=second)
+    with exclusive(lock, deadline_s=1):
+        thread.start()
+        assert waiting.wait()
+        assert not got.is_set()
+    thread.join()
+    assert got.is_set()

@@ -25,35 +25,28 @@ def make_java(folder: Path, version: str) -> Path:
     return program
 
 
-def test_find_java_prefers_java_home(tmp_path: Path) -> None:
-    home = make_java(tmp_path / "home", "21.0.4")
-    on_path = make_java(tmp_path / "path", "17.0.15")
-    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(on_path.parent)}
-    assert jars.find_java(environ) == home
+@pytest.mark.parametrize(
+    ("home", "on_path", "installed", "found"),
+    [
+        ("21.0.4", "17.0.15", "25-ea", "home"),
+        ("11.0.2", "17", "25-ea", "path"),
+        ("1.8.0_402", "9-internal", "25-ea", "jvm/java"),
+    ],
+)
+def test_find_java_takes_the_first_that_is_new_enough(
+    home: str, on_path: str, installed: str, found: str, tmp_path: Path
+) -> None:
+    make_java(tmp_path / "home", home)
+    make_java(tmp_path / "path", on_path)
+    make_java(tmp_path / "jvm/java", installed)
+    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path/bin")}
+    assert jars.find_java(environ) == tmp_path / found / "bin/java"
 
 
-@pytest.mark.parametrize("old", ["11.0.2", "1.8.0_402", "9-internal"])
-def test_find_java_passes_over_an_old_one(tmp_path: Path, old: str) -> None:
-    make_java(tmp_path / "home", old)
-    on_path = make_java(tmp_path / "path", "17")
-    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(on_path.parent)}
-    assert jars.find_java(environ) == on_path
-
-
-def test_find_java_looks_where_the_system_installs(tmp_path: Path) -> None:
-    installed = make_java(tmp_path / "jvm/java-25-openjdk", "25-ea")
-    assert jars.find_java({"PATH": str(tmp_path / "empty")}) == installed
-
-
-def test_find_java_passes_over_one_out_of_reach(tmp_path: Path) -> None:
+def test_find_java_with_none_in_reach_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     closed = make_java(tmp_path / "home", "21")
     (tmp_path / "home").chmod(0o700)
     account = Account(name="somebody", user_id=54_321, group_id=54_321, switched=True)
-    with pytest.raises(SetupNeeded):
-        jars.find_java({"PATH": str(closed.parent)}, account)
-
-
-def test_find_java_with_none_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(SetupNeeded, match="apt-get install default-jre-headless") as caught:
-        jars.find_java({"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)})
+        jars.find_java({"PATH": str(closed.parent)}, account)
     assert "\n" not in str(caught.value)

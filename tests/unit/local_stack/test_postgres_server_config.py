@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from local_stack import PostgresServer, PostgresServerConfig, StackError
+from local_stack import PostgresServer, PostgresServerConfig
+from local_stack.errors import StackError
 from local_stack.folders import Account
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
@@ -21,18 +22,12 @@ def make_server(settings: dict[str, str] | None = None) -> PostgresServer:
     return PostgresServer(config, account=OURSELVES)
 
 
-def test_dsn_escapes_the_password() -> None:
+def test_dsn_escapes_the_password_which_the_config_hides() -> None:
     expected = "postgresql://postgres:p%2Fw%401@127.0.0.1:20123/orderchain"
     assert make_server().dsn(database="orderchain") == expected
-
-
-def test_dsn_for_an_unknown_role_names_the_known_ones() -> None:
+    assert "secret-two" not in repr(make_server().config)
     with pytest.raises(StackError, match="no role nobody here, known are: auditor, postgres"):
         make_server().dsn("nobody")
-
-
-def test_repr_of_the_config_hides_passwords() -> None:
-    assert "secret-two" not in repr(make_server().config)
 
 
 def test_settings_of_the_caller_win_and_are_quoted() -> None:

@@ -64,20 +64,13 @@ def server(tmp_path: Path) -> Iterator[Script]:
     made.kill()
 
 
-def test_start_twice_keeps_the_process(server: Script) -> None:
-    server.start()
-    first = server.process
-    server.start()
-    assert server.process == first
-
-
-def test_start_tells_the_process_before_it_is_ready(tmp_path: Path) -> None:
-    told: list[ProcessIdentity] = []
-    server = Script(tmp_path, on_launch=told.append)
+def test_start_names_the_process_before_it_is_ready(tmp_path: Path) -> None:
+    launched: list[ProcessIdentity] = []
+    server = Script(tmp_path, on_launch=launched.append)
     server.script = "exec sleep 60"
     with pytest.raises(ServerFailed, match="was not ready within 0 s"):
         server.start(deadline_s=0.2)
-    assert told == [server.process]
+    assert launched == [server.process]
     server.kill()
 
 
@@ -97,20 +90,15 @@ def test_start_that_may_pass_is_tried_again(server: Script) -> None:
     assert server.is_ready()
 
 
-def test_start_with_a_program_that_is_missing_says_so(
-    server: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "command", lambda: ["/nonexistent/program"])
-    with pytest.raises(ServerFailed, match="cannot be run"):
-        server.start()
-
-
 def test_another_object_with_the_same_process_knows_it_again(
     server: Script, tmp_path: Path
 ) -> None:
+    server.stop()
     server.start()
     again = Script(tmp_path, process=server.process)
-    assert again.is_ready()
+    again.start()
+    assert again.process == server.process
+    again.stop()
     again.stop()
     assert not server.is_running()
 
@@ -120,14 +108,6 @@ def test_stop_of_a_server_that_ignores_the_first_signal_goes_on_to_the_next(
 ) -> None:
     server.script = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
     server.start()
-    server.stop()
-    assert not server.is_running()
-
-
-def test_stop_without_a_process_and_twice_does_nothing(server: Script) -> None:
-    server.stop()
-    server.start()
-    server.stop()
     server.stop()
     assert not server.is_running()
 

@@ -21,20 +21,16 @@ STATE = StackState(
 )
 
 
-def test_save_state_then_load_state_gives_it_back(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_again_readable_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
+    assert load_state(path) is None
     save_state(path, STATE)
     assert load_state(path) == STATE
-
-
-def test_save_state_is_readable_for_the_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    save_state(path, STATE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_load_state_without_a_file_is_none(tmp_path: Path) -> None:
-    assert load_state(tmp_path / "state.json") is None
+    assert "secret-one" not in repr(STATE)
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(FolderUnusable, match="has format 2, expected 1"):
+        load_state(path)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "x"}', "\xff"])
@@ -43,15 +39,3 @@ def test_load_state_with_a_damaged_file_says_so(tmp_path: Path, text: str) -> No
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(FolderUnusable, match="is damaged or of another version"):
         load_state(path)
-
-
-def test_load_state_with_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    save_state(path, STATE)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(FolderUnusable, match="has format 2, expected 1"):
-        load_state(path)
-
-
-def test_repr_of_the_state_hides_passwords() -> None:
-    assert "secret-one" not in repr(STATE)

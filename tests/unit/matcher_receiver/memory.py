@@ -210,6 +210,6 @@ class MemoryRecords(MemoryCheckpoints):
         self.halts.append((type(error).__name__, at_id))
 
     def record_gap(self, gap: Gap) -> None:
-        """Of one place the last word counts."""
+        """The last report of one place counts."""
         self.gaps = [kept for kept in self.gaps if kept.after_id != gap.after_id]
         self.gaps.append(gap)

@@ -49,7 +49,7 @@ def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
 
 
 def core_at(chain: Chain, at_id: int) -> ReceiveCore:
-    """A core that stands at a row, lives, and knows the leader."""
+    """A core that is at a row, lives, and knows the leader."""
     core = ReceiveCore(chain.chain_id, chain.mark(at_id))
     core.judge_standing(standing_of(chain, at_id), "start")
     core.go_live()
@@ -118,7 +118,7 @@ def test_standby_makes_no_nonce_known(chain: Chain, *, is_primary: bool) -> None
 
 
 def contradicting(chain: Chain, fault: str, *, is_primary: bool) -> Standing:
-    """What a server says that contradicts whoever stands at the end of the chain."""
+    """What a server says that contradicts those who are at the end of the chain."""
     standing = standing_of(chain, chain.mark().id, is_primary=is_primary)
     replace = msgspec.structs.replace
     return {
@@ -237,7 +237,7 @@ def test_seal_wrong_with_other_rows_halts(chain: Chain) -> None:
     assert error_of(core.compare(forged, run.end), SealMismatch)
 
 
-def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has_told(chain: Chain) -> None:
+def test_run_of_frames_never_ends_with_a_seal_that_only_a_frame_has(chain: Chain) -> None:
     """Also when the frames after it agree with the wrong one."""
     core = core_at(chain, chain.batches[0].last_id)
     header, events = chain.headers(chain.batches[1], 6)[0]

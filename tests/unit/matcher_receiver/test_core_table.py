@@ -144,9 +144,9 @@ def test_first_line_that_fits_decides_whatever_else_fits(chain: Chain) -> None:
     assert seen.keys() == LINES.keys(), "a line that no header meets"
 
 
-def test_page_tells_the_same_decisions_line_by_line() -> None:
+def test_page_reports_the_same_decisions_line_by_line() -> None:
     section = PROTOCOL.read_text(encoding="utf-8").partition("### A frame\n")[2]
     found = re.findall(r"^\| (\d+) \| .*? \| (.*?) \| .*? ?\|$", section, flags=re.MULTILINE)
-    told = {int(number): decision for number, decision in found}
-    assert told.pop(1).startswith("drop, counted by its reason")  # the frame codec's own tests
-    assert told == {number: line.written for number, line in LINES.items()}
+    shown = {int(number): decision for number, decision in found}
+    assert shown.pop(1).startswith("drop, counted by its reason")  # the frame codec's own tests
+    assert shown == {number: line.written for number, line in LINES.items()}

@@ -1,4 +1,4 @@
-"""What is told of a receiver: halts that outlive it, the gap ledger, the lag."""
+"""What is reported of a receiver: halts that outlive it, the gap ledger, the lag."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_halt_that_could_not_be_stored_says_so_and_is_stored_at_the_next_c
     ],
 )
 @virtual
-async def test_gap_not_filled_is_told_by_its_kind(error: Exception, outcome: str) -> None:
+async def test_gap_not_filled_is_reported_by_its_kind(error: Exception, outcome: str) -> None:
     rig, records = with_records([4])
     async with rig.live(standby_wait_seconds=2.0) as receiver:
         place = receiver.head_delivered
@@ -55,7 +55,7 @@ async def test_gap_not_filled_is_told_by_its_kind(error: Exception, outcome: str
         for _ in range(2):
             with pytest.raises(type(error)):
                 await anext(receiver)
-        (gap,) = receiver.gaps  # asked twice, told once
+        (gap,) = receiver.gaps  # asked twice, reported once
         end = rig.chain.batches[-2].last_id
         until_id = end if isinstance(error, NotYetReadable) else 9
         assert until_id <= end
@@ -79,7 +79,7 @@ def raising(error: Exception) -> Callable[[], None]:
 
 
 @virtual
-async def test_stats_tell_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
+async def test_stats_report_the_lag_while_a_fill_is_under_way_and_where_rows_came_from() -> None:
     rig, _ = with_records([4])
     async with rig.live() as receiver:
         assert receiver.stats().source == "primary"

@@ -128,7 +128,7 @@ async def stand_before_a_gap(rig: Rig, receiver: Receiver, seconds: float) -> tu
 
 
 @virtual
-async def test_gap_that_shows_while_the_database_is_away_is_told_from_then_on() -> None:
+async def test_gap_that_shows_while_the_database_is_away_is_reported_from_then_on() -> None:
     rig = Rig([4])
     async with rig.receiver() as receiver:
         gap = await stand_before_a_gap(rig, receiver, 120.0)
@@ -175,7 +175,7 @@ async def test_database_that_hangs_while_it_is_to_prove_does_not_hold_up_live_fr
 
 
 @virtual
-async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_tells() -> None:
+async def test_rows_of_a_frame_that_were_never_committed_halt_when_the_seal_differs() -> None:
     """A leader that publishes other rows than it commits: the next batch's seal shows it."""
     rig = Rig([4])
     async with rig.live() as receiver:

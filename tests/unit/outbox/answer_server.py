@@ -1,4 +1,4 @@
-"""A server that answers whatever it is told to, for tests of HTTP clients."""
+"""A server that answers whatever it is asked to, for tests of HTTP clients."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def test_call_shows_its_secrets_in_no_log_and_to_no_proxy(
     assert "abc" not in caplog.text
 
 
-async def test_refusal_is_told_with_status_and_body_and_not_the_query() -> None:
+async def test_refusal_is_reported_with_status_and_body_and_not_the_query() -> None:
     answer = b'HTTP/1.1 404 Not Found\r\nContent-Length: 11\r\n\r\n{"error":1}'
     async with answering(answer) as (url, _):
         with pytest.raises(CallRefused, match="404") as caught:

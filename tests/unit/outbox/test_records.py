@@ -61,9 +61,9 @@ def test_own_headers_come_first_so_that_ours_cannot_be_overridden() -> None:
     """Past the checks, as from a row that was stored without them."""
     message_id, token = UUID(int=7), bytes(range(16))
     own = {name: "forged" for name in (MESSAGE_ID, DESTINATION, CONFIRM_TOPIC, CONFIRM_TOKEN)}
-    told = record_headers(message_id, own, common_headers(CLEARING, None), token)
-    assert [value for _, value in told[:4]] == [b"forged"] * 4
-    found = read_headers(told)
+    shown = record_headers(message_id, own, common_headers(CLEARING, None), token)
+    assert [value for _, value in shown[:4]] == [b"forged"] * 4
+    found = read_headers(shown)
     assert (found.message_id, found.destination) == (message_id, "clearing")
     assert (found.confirm_topic, found.confirm_token) == ("t.confirms", token)
 

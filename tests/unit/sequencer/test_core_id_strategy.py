@@ -24,7 +24,7 @@ from tests.builders.orders import make_orders
 from .builders import WALL_NS, make_term
 
 WALL_MS = WALL_NS // 1_000_000
-# Clocks that stand still, step back by years, and lie beyond what an id can tell.
+# Clocks that stop, step back by years, and lie beyond what an id can hold.
 clocks = st.lists(
     st.one_of(st.just(WALL_NS), st.integers(0, 2**63 - 1), st.integers(-(10**18), 10**10)),
     min_size=1,
@@ -39,7 +39,7 @@ def time_core(
     return SequencerCore(term, takeover_skip_ids=skip_ids, id_strategy="time")
 
 
-def test_time_based_id_tells_the_millisecond_of_its_batch() -> None:
+def test_time_based_id_holds_the_millisecond_of_its_batch() -> None:
     batch = time_core().assemble(make_orders(3), WALL_NS)
     assert batch.first_id == WALL_MS << 20
     assert [event.id - batch.first_id for event in batch.events] == [0, 1, 2]

@@ -28,7 +28,7 @@ from .builders import WALL_NS, World, make_term
 SKIP = SequencerTuning().takeover_skip_ids
 HEAD = 5_000
 HEAD_US = WALL_NS // 1_000
-LOST_ORDERS = 2_000
+LOST_ORDERS = 200
 SECOND_NS = 10**9
 
 spreads = st.integers(0, TERM_SPREAD_IDS - 1)
@@ -54,8 +54,8 @@ def ids_of(
 )  # fmt: skip
 def test_later_life_begins_above(spread: int, other: int, elapsed_ns: int, later_ns: int) -> None:
     lost = ids_of(life(spread), WALL_NS + elapsed_ns)
-    # However many orders a second it went on to take, below a thousand times of what is possible.
-    # Times are told in microseconds, so of those one may be missing.
+    # However many orders per second it went on to take, below a thousand times of what is possible.
+    # Times are stored in microseconds, so of those one may be missing.
     given_since = ((later_ns - SECOND_NS) // 1_000 - 1) * IDS_PER_SECOND // 10**6
     again = ids_of(life(other), WALL_NS + elapsed_ns + later_ns)
     assert again.start >= lost.start + given_since - 1

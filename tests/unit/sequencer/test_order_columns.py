@@ -1,4 +1,4 @@
-"""Columns of several calls: the same whether they are joined or made anew."""
+"""Columns of several calls: the same whether they are joined or made again."""
 
 from __future__ import annotations
 

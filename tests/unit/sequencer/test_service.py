@@ -124,7 +124,7 @@ async def test_submit_many_beyond_a_batch_is_refused_whole(world: World) -> None
 async def test_batch_before_a_fence_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its callers are told while the next commit is on its way, and that one fails."""
+    """Its callers are answered while the next commit is on its way, and that one fails."""
     begin, begun = world.store.begin, []
 
     async def fenced_at_the_second(batch: Batch, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Orders of one call that stand each for themselves, with and without an intake."""
+"""Orders of one call that count each for themselves, with and without an intake."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_intake_stores_what_was_refused_where_it_stands(world: World) -> N
 @pytest.mark.parametrize("window", [0, 1_000])
 @pytest.mark.parametrize("previous", [None, 2, 4, 9])
 async def test_mark_that_follows_none(world: World, previous: int | None, window: int) -> None:
-    """Of a second intake of the source, or of one that passes by orders that were not taken."""
+    """The mark of a second intake, or one that passes by orders that were not taken."""
     async with world.sequencer(key_window_rows=window) as sequencer:
         await sequencer.submit_each([Order("a", b"")], intake=mark(3), positions=[0])
         stale = sequencer.submit_each(

@@ -120,7 +120,7 @@ async def test_answer_that_is_not_read_holds_no_connection() -> None:
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(GET % b"large")
             async with deadline():
-                while not server.connections:  # noqa: ASYNC110 - no event tells of it
+                while not server.connections:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.01)
                 while server.connections:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.01)

@@ -183,7 +183,7 @@ async def test_receivers_login_reads_and_cannot_write(secured_kafka: SecuredKafk
         await consumer.beginning_offsets([TopicPartition(TOPIC, 0)])
 
 
-async def test_hidden_topic_is_told_from_a_missing_one(secured_kafka: SecuredKafka) -> None:
+async def test_hidden_topic_differs_from_a_missing_one(secured_kafka: SecuredKafka) -> None:
     config = secured_kafka.login(RECEIVER)
     async with started(config, make_admin(config, "test")) as admin:
         with pytest.raises(ConnectError, match="that may Describe and DescribeConfigs topic other"):

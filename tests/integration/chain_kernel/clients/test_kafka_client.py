@@ -27,7 +27,7 @@ def connections() -> int:
 
 
 class HeldUp(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """A member of a group that holds up its rebalance until it is let go."""
+    """A member of a group that holds up its rebalance until it is released."""
 
     def __init__(self) -> None:
         self.has_joined = asyncio.Event()

@@ -15,13 +15,13 @@ from chain_kernel.errors import ConnectError, OrderchainError, RetryError
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from tests.builders.standbys import standby_of
 from tests.certificates import Authority, pkcs8
 from tests.deadlines import LONG_SECONDS
 from tests.secured_postgres import (
     CERTIFIED,
     TRADER,
     SecuredPostgres,
-    SystemPostgres,
     secured_postgres_in,
 )
 from tests.silent_server import silent_server
@@ -170,16 +170,9 @@ async def test_primary_of_several_is_found(secured: SecuredPostgres, session_fol
     config = secured.server.config
     folder = session_folder / "secured-standby"
     folder.mkdir(mode=0o755)
-    standby = SystemPostgres(
-        type(config)(
-            directory=folder / "postgres",
-            port=free_port(),
-            passwords=config.passwords,
-            max_wal_size_mb=128,
-            settings=config.settings,
-        )
+    standby = standby_of(
+        secured.server, folder / "postgres", max_wal_size_mb=128, settings=config.settings
     )
-    standby.initialise_standby(secured.server)
     with standby:
         ports = f"{standby.config.port},{secured.port}"
         in_recovery = "SELECT pg_is_in_recovery()"

@@ -1,13 +1,12 @@
-"""The whole path over a PostgreSQL that asks for TLS, by password and by certificate.
+"""Messages over a PostgreSQL that asks for TLS, by password and by certificate.
 
-Spark's part stands in `tests/integration/chain_verifier/test_secured.py`, the command line's in
-`tests/integration/chainctl/test_secured_database.py`.
+A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part in
+`tests/integration/chain_verifier/test_secured.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from typing import Any
 from uuid import UUID
@@ -16,17 +15,9 @@ import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import connect
-from chain_kernel.sql import OWNER
-from chain_verifier.config import DatabaseSource, VerifyRequest
-from chain_verifier.local.verify import verify_locally
-from chain_verifier.verified_mark import read_extent
-from chainctl.admin import create_chain
-from chainctl.database import connected_to
 from chainctl.schema import parts as schema
-from chainctl.settings import Settings
 from local_stack import KafkaServer
 from local_stack.postgres import SUPERUSER
-from orderchain import Order, ReceiverConfig, SequencerConfig, open_receiver, open_sequencer
 from outbox import (
     Consumer,
     ConsumerConfig,
@@ -48,14 +39,12 @@ from outbox.roles import ROLES_OF
 from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
-from tests.certificates import HOST
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-ROWS = 100
 CONSUMER = "ledger"
 NO_CALLS = HttpSenderCalls(lambda _: client("nobody"), 1.0)
 
@@ -90,47 +79,6 @@ def reached(
     for name, value in secured.environment.items():
         monkeypatch.setenv(name, value)
     return secured.url(database_name)
-
-
-async def make_chain(secured: SecuredPostgres, database_name: str, kafka: KafkaServer) -> int:
-    """Create a chain as an operator does; the broker is shared, so its number is of this test."""
-    chain_id = random.SystemRandom().randrange(1_000, 2**31)
-    database = secured.server.dsn(SUPERUSER, database_name).replace("127.0.0.1", HOST)
-    settings = Settings(database=database)
-    async with connected_to(settings.database_dsn(), 10.0, OWNER) as connection:
-        assert (await create_chain(connection, kafka.bootstrap, chain_id)).chain_created
-    return chain_id
-
-
-async def test_chain_is_sequenced_received_filled_and_verified(
-    secured: SecuredPostgres, database_name: str, reached: Reached, kafka_server: KafkaServer
-) -> None:
-    chain_id = await make_chain(secured, database_name, kafka_server)
-    kafka = kafka_server.bootstrap
-    sent = [b"%d" % number for number in range(ROWS)]
-    received: list[bytes] = []
-    orders = [Order(f"client#{number}", payload) for number, payload in enumerate(sent)]
-    async with deadline():
-        async with open_sequencer(
-            SequencerConfig(chain_id=chain_id, database=reached, kafka=kafka)
-        ) as sequencer:
-            await sequencer.submit_many(orders)
-        # Whatever was published before it came is filled from the database.
-        config = ReceiverConfig(
-            chain_id=chain_id, name="any", database=reached, kafka=kafka, until="head"
-        )
-        async with open_receiver(config) as receiver:
-            async for run in receiver:
-                received += [event.payload for event in run.events]
-                await receiver.checkpoint(run)
-            assert receiver.stats().rows_live == 0
-    assert received == sent
-    request = VerifyRequest(chain_id=chain_id, sources=(DatabaseSource(database=reached),))
-    report = await asyncio.to_thread(verify_locally, request)
-    assert report.is_clean, report.findings
-    assert report.sources[0].rows == ROWS
-    standing = await asyncio.to_thread(read_extent, reached, chain_id)
-    assert standing.head == report.head
 
 
 async def test_message_is_relayed_served_consumed_and_confirmed(

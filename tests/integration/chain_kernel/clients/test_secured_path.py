@@ -1,6 +1,7 @@
-"""The whole path over a Kafka that asks for TLS and a login, and lets each do no more than it must.
+"""Intake and messages over a Kafka that asks for TLS and a login.
 
-Spark's part stands in `tests/integration/chain_verifier/test_secured.py`.
+A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part in
+`tests/integration/chain_verifier/test_secured.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,16 @@ import pytest
 import outbox
 from chain_kernel.clients.kafka import make_producer, started
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.sql import AUDITOR, GAP_READER, OWNER, SEQUENCER_WRITER
-from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
-from chain_verifier.local.verify import verify_locally
+from chain_kernel.sql import OWNER, SEQUENCER_WRITER
 from chainctl.admin import create_chain
 from chainctl.database import connected_to
 from chainctl.settings import Settings
-from gapfill import GapReader, GapReaderConfig
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
 from outbox import Consumer, ConsumerConfig, Status
 from outbox.consumer.delivery import Delivery
 from outbox.roles import OUTBOX_WRITER
 from sequencer import (
-    Order,
     SequencerConfig,
     TopicIntake,
     TopicIntakeConfig,
@@ -46,7 +42,6 @@ RoleDsn = Callable[[str], str]
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 CHAIN_ID = 7
-ROWS = 100
 
 ways = pytest.mark.parametrize("way", ["login", "mutual"])
 
@@ -77,41 +72,6 @@ async def make_chain(database: str, kafka: KafkaConfig) -> str:
         done = await create_chain(connection, settings.kafka_config(), CHAIN_ID, topic=topic)
     assert done.topic_created
     return topic
-
-
-@ways
-async def test_chain_is_sequenced_received_and_verified(
-    secured_kafka: SecuredKafka, database: str, role_dsn: RoleDsn, way: str
-) -> None:
-    leader, reader = configs(secured_kafka, way)
-    topic = await make_chain(database, leader)
-    frames = KafkaFrameSource(KafkaSourceConfig(kafka=reader, topic=topic))
-    gaps = GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=CHAIN_ID))
-    config = SequencerConfig(chain_id=CHAIN_ID, database=role_dsn(SEQUENCER_WRITER), kafka=leader)
-    receiver = Receiver(ReceiverConfig(chain_id=CHAIN_ID, name="any"), frames, gaps)
-    sent: list[bytes] = []
-    received: list[bytes] = []
-    async with deadline(), receiver, open_sequencer(config) as sequencer:
-        # Rows that were committed before it looked come from the database: go on until some do not.
-        while not receiver.stats().rows_live:
-            new = [Order(f"client#{n}", b"%d" % n) for n in range(len(sent), len(sent) + ROWS)]
-            await sequencer.submit_many(new)
-            sent += [order.payload for order in new]
-            async for run in receiver:
-                received += [event.payload for event in run.events]
-                if len(received) == len(sent):
-                    break
-    assert received == sent
-    request = VerifyRequest(
-        chain_id=CHAIN_ID,
-        sources=(
-            DatabaseSource(database=role_dsn(AUDITOR)),
-            TopicSource(kafka=reader, topic=topic),
-        ),
-    )
-    report = await asyncio.to_thread(verify_locally, request)
-    assert report.is_clean, report.findings
-    assert [source.rows for source in report.sources] == [len(sent), len(sent)]
 
 
 @ways

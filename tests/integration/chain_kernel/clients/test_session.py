@@ -1,4 +1,4 @@
-"""A session opens when it is needed, gives up after an error, and lets go after a while."""
+"""A session opens when it is needed, gives up after an error, and closes after a while."""
 
 from __future__ import annotations
 

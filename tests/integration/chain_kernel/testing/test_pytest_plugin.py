@@ -38,7 +38,7 @@ def make_receiver(chain, **settings):
 
 
 class Service:
-    """Its effects and its checkpoint stand or fall together."""
+    """Its effects and its checkpoint succeed or fail together."""
 
     def __init__(self, chain):
         self.chain = chain
@@ -120,7 +120,7 @@ def test_memory_chain_with_faults_shows_a_service_that_is_right(project: pytest.
 
 
 def test_checkpoint_outside_of_a_transaction_fails_a_test(project: pytest.Pytester) -> None:
-    """As over PostgreSQL: there the effect stands and the place does not, after a crash between."""
+    """As over PostgreSQL: there the effect stays and the place does not, after a crash between."""
     project.makepyfile(
         """
         import pytest

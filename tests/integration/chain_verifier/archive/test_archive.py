@@ -152,9 +152,9 @@ DAMAGES: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_archive_of_a_damaged_database_adds_no_part(chain: Chain, name: str) -> None:
-    statements, told = DAMAGES[name]
+    statements, noted = DAMAGES[name]
     chain.execute(*statements)
-    with pytest.raises(SourceBroken, match=told):
+    with pytest.raises(SourceBroken, match=noted):
         chain.archive()
     manifest = load_manifest(chain.folder, CHAIN_ID)
     assert manifest is not None
@@ -197,9 +197,9 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
 
 
 class Refusal(NamedTuple):
-    """What keeps rows in the database, up to where they may go, and what is told."""
+    """What keeps rows in the database, up to where they may go, and what is reported."""
 
-    told: str
+    noted: str
     limit: int
     receivers: dict[str, Any] = {}  # noqa: RUF012 - never changed
     statement: str = "SELECT 1"
@@ -242,7 +242,7 @@ def test_retention_above_what_somebody_needs_is_refused(chain: Chain, name: str)
     for receiver, at in case.receivers.items():
         chain.checkpoint(receiver, **at)
     chain.execute(case.statement)
-    with pytest.raises(SettingError, match=f"at most {case.limit}, {case.told}"):
+    with pytest.raises(SettingError, match=f"at most {case.limit}, {case.noted}"):
         chain.retain(case.limit + 1)
     assert chain.retain(case.limit, is_dry_run=True).boundary_id <= case.limit
 
@@ -256,8 +256,8 @@ def test_retention_within_the_window_of_keys_is_refused_without_any_page_of_keys
     behind = [sum(counts[at + 1 :]) for at in range(len(BATCHES))]
     limit = max((end for end, left in zip(ENDS, behind, strict=True) if left >= rows), default=0)
     limit = min(limit, MARK)
-    told = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
-    with pytest.raises(SettingError, match=f"at most {limit}, .*{told}"):
+    shown = "the verified mark" if limit == MARK else f"the window of keys of {rows:,} rows"
+    with pytest.raises(SettingError, match=f"at most {limit}, .*{shown}"):
         chain.retain(limit + 1, key_window_rows=rows)
     assert chain.retain(limit, key_window_rows=rows, is_dry_run=True).boundary_id <= limit
 

@@ -185,6 +185,6 @@ def test_database_that_forbids_nulls_is_not_asked_for_them(
 ) -> None:
     rows = DatabaseTable(spark, audit, CHAIN_ID).rows
     plan: Any = rows.agg(F.count_if(HAS_NULL), F.sum("id"))
-    told = plan._jdf.queryExecution().executedPlan().toString()
-    assert told.rpartition("ReadSchema: ")[2].strip() == "struct<id:bigint>", told
+    shown = plan._jdf.queryExecution().executedPlan().toString()
+    assert shown.rpartition("ReadSchema: ")[2].strip() == "struct<id:bigint>", shown
     assert plan.collect()[0][0] == 0

@@ -1,4 +1,4 @@
-"""Following a real topic: what each frame shows is told once, across restarts too."""
+"""Following a real topic: what each frame shows is reported once, across restarts too."""
 
 # ruff: noqa: S608 - every value in a statement is a number of this file
 
@@ -48,15 +48,15 @@ def follow(make_follower: MakeFollower) -> Follow:
     """Follows the topic to its present end with a fresh follower on the same folder."""
 
     def run() -> list[Finding]:
-        told: list[Finding] = []
-        make_follower(told.append).run(until_end=True)
-        return told
+        shown: list[Finding] = []
+        make_follower(shown.append).run(until_end=True)
+        return shown
 
     return run
 
 
 @pytest.mark.nightly
-def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
+def test_follower_reports_each_fault_once_and_goes_on_after_a_restart(
     topic: Topic, frames: list[bytes], follow: Follow
 ) -> None:
     topic.send(*frames[:2])
@@ -64,13 +64,13 @@ def test_follower_tells_each_fault_once_and_goes_on_after_a_restart(
     changed = [replace(ROWS[40], key="other"), *ROWS[41:50]]
     foreign = replace(ROWS[0], id=HEAD + 10**6, pid=HEAD)
     topic.send(frames[1], frames[3], b"{}", frame_of(changed), frame_of([foreign]), *frames[4:])
-    told = {(one.kind, one.id, one.after_id, one.until_id) for one in follow()}
-    assert told == {
+    shown = {(one.kind, one.id, one.after_id, one.until_id) for one in follow()}
+    assert shown == {
         (Kind.GAP, None, ROWS[19].id, ROWS[29].id),
         (Kind.DIFFERING, ROWS[40].id, None, None),
         (Kind.SURPLUS, HEAD + 10**6, None, None),
     }
-    # Nothing of what was told is told again, and the lost frame that arrives now is.
+    # Nothing is reported twice, and the lost frame that arrives now is.
     topic.send(frames[2])
     assert [(one.kind, one.id) for one in follow()] == [(Kind.OUT_OF_ORDER, ROWS[20].id)]
 
@@ -95,7 +95,7 @@ def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     assert [(one.kind, one.id) for one in follow()] == [(Kind.SURPLUS, ROWS[3].id)]
 
 
-def test_follow_tells_of_a_contradicted_mark_before_it_looks_at_the_topic(
+def test_follow_reports_a_contradicted_mark_before_it_looks_at_the_topic(
     spark: SparkSession,
     topic: Topic,
     frames: list[bytes],

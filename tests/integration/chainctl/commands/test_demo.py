@@ -56,53 +56,24 @@ def environment(stack_folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
-    def run_chainctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CHAINCTL, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    """Runs `chainctl` to its end."""
+    return lambda *line: called([CHAINCTL, *line], env=environment)
 
-    return run_chainctl
+
+def called(line: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, capture_output=True, text=True, check=False, **options)
 
 
 def typed(command: str, summary: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run a command of the summary as it is printed, in a shell that knows nothing else."""
-    return subprocess.run(
-        ["bash", "-c", summary["commands"][command]],
-        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    return called(["bash", "-c", summary["commands"][command]], env=environment)
 
 
 def lines_after_a_demo() -> list[str]:
     """Return the README's calls that look at what the last demo has left."""
     lines = [line for block in blocks_of(ROOT / "README.md") for line in block.text.splitlines()]
     return [line.partition("#")[0].strip() for line in lines if "--demo" in line]
-
-
-def typed_of_the_readme(environment: dict[str, str], folder: Path) -> str:
-    """Follow the README's path from the shell, as typed after a demo; return what it shows."""
-    (path,) = [
-        block.text
-        for block in blocks_of(ROOT / "README.md")
-        if "chainctl chain create" in block.text
-    ]
-    (folder / ".venv").symlink_to(CHAINCTL.parent.parent)
-    done = subprocess.run(
-        ["bash", "-ec", path],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def see_console(environment: dict[str, str]) -> Any:
@@ -123,14 +94,9 @@ def see_console(environment: dict[str, str]) -> Any:
             process.terminate()
 
 
-def lines_of(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
 @pytest.mark.spark
 def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
-    run: Run, environment: dict[str, str], tmp_path: Path
+    run: Run, environment: dict[str, str]
 ) -> None:
     done = run("demo", "--orders", "20000", "--seed", str(SEED), "--json")
     assert done.returncode == 0, done.stderr
@@ -138,7 +104,6 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
 
     assert summary["whole"] is True
     assert (summary["orders"], summary["seed"]) == (20_000, SEED)
-    assert (summary["first_id"], summary["last_id"]) == (1, 20_000)
     assert summary["digest"] == summary["digest_straight"]
     assert summary["book"]["events"] == 20_000
     assert summary["book"]["trades"] > 1_000
@@ -147,17 +112,15 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert link["last_dropped"] == 1
     assert link["dropped"] > 10
     assert min(link["repeated"], link["reordered"]) > 0
-    # Of what is sent while nobody listens, nothing comes; that may be nothing.
+    # What is sent while nobody listens does not come; that may be nothing.
     assert summary["frames_sent"] >= link["frames"] > 0
     assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
     assert receiver["rows_caught_up"] > 0
     assert summary["last_gap_shown_by"] in {"heartbeat", "poll"}
 
-    assert summary["restarts"] == 1
-    assert summary["rows_delivered"] >= 20_000
     assert (summary["verified_by"], summary["verified_clean"]) == ("Spark", True)
     assert [source["rows"] for source in summary["verified"]["sources"]] == [20_000, 20_000]
-    assert lines_of(Path(summary["journal"])) == 20_000
+    assert Path(summary["journal"]).read_bytes().count(b"\n") == 20_000
 
     seen = typed("status", summary)
     assert seen.returncode == 0, seen.stderr
@@ -176,46 +139,29 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     chains = see_console(environment)["chains"]
     assert [chain["head_persisted"] for chain in chains.values()] == [20_000]
 
-    assert "chain 100: complete" in typed_of_the_readme(environment, tmp_path)
-
 
 @pytest.mark.nightly
-def test_demo_without_spark_is_verified_by_the_local_verifier(
+def test_demo_with_other_columns_and_no_spark_is_whole_and_says_so_in_its_table(
     run: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Also where neither Java's Spark nor its Python package can be found."""
     environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "pyspark.py").write_text("raise SystemExit('Spark was imported')")
-    done = run("demo", "--orders", "2000", "--no-spark", "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["whole"] is True
-    assert (summary["verified_by"], summary["verified_clean"]) == ("--local", True)
-    assert [source["rows"] for source in summary["verified"]["sources"]] == [2_000, 2_000]
-    verified = typed("verify", summary)
-    assert "--demo --local" in summary["commands"]["verify"]
-    assert verified.returncode == 0, verified.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.spark
-def test_demo_with_other_columns_is_whole_and_says_so_in_its_table(
-    run: Run, tmp_path: Path
-) -> None:
     path = tmp_path / "readings.jsonl.gz"
     with gzip.open(path, "wt") as file:
         for number in range(300):
             file.write(json.dumps({"sensor": f"s{number % 7}", "value": number}) + "\n")
-    arguments = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
-    done = run("demo", "--input", str(path), *arguments)
+    faults = ("--loss", "0", "--duplicate", "0", "--reorder", "0")
+    done = run("demo", "--no-spark", "--input", str(path), *faults)
     assert done.returncode == 0, done.stderr
     summary, _, commands = done.stdout.partition("\n\n")
     table = dict(re.split(r"  +", line, maxsplit=1) for line in summary.splitlines())
     assert table["book"].startswith("events 300, refused 300, trades 0,")
     assert table["frames dropped"].startswith("0 of ")
+    assert table["verified by --local"] == "database and journal whole and equal"
     assert table["verdict"] == "WHOLE"
-    for command in ("status", "receive", "verify", "console"):
-        assert f"chainctl {command} --demo   " in commands
+    for command in ("status --demo", "receive --demo", "verify --demo --local", "console --demo"):
+        assert f"chainctl {command}  " in commands
 
 
 class Started:
@@ -241,7 +187,7 @@ class Started:
     def services(self) -> dict[str, int]:
         """Process ids of the demo's own processes by module, once the second service runs."""
         found: dict[str, int] = {}
-        while "matching_service" not in found:
+        while "matching" not in found:
             for process_id in children_of(self.process.pid):
                 with contextlib.suppress(FileNotFoundError):
                     command = Path(f"/proc/{process_id}/cmdline").read_bytes().decode()
@@ -282,7 +228,7 @@ def is_there(process_id: int) -> bool:
 
 
 @pytest.mark.nightly
-def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
+def test_demo_with_ctrl_c_ends_its_programs_and_leaves_the_stack_up(
     demo: Started, run: Run
 ) -> None:
     demo.wait_for("Killed the matching service")
@@ -299,7 +245,7 @@ def test_demo_with_ctrl_c_ends_its_processes_and_leaves_the_stack_up(
 @pytest.mark.nightly
 def test_demo_with_a_service_that_dies_says_so_and_could_not_complete(demo: Started) -> None:
     demo.wait_for("Killed the matching service")
-    os.kill(demo.services()["matching_service"], signal.SIGKILL)
+    os.kill(demo.services()["matching"], signal.SIGKILL)
     stdout, stderr = demo.process.communicate()
     assert demo.process.returncode == 3
     assert stdout == ""
@@ -322,7 +268,7 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "noted"),
     [
         (["--loss", "1.5"], "'--loss': 1.5 is not a share from 0 to 1"),
         (["--duplicate", "nan"], "'--duplicate': nan is not a share from 0 to 1"),
@@ -338,11 +284,11 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     ],
 )
 def test_demo_with_wrong_arguments_is_refused_in_one_line_and_starts_nothing(
-    arguments: list[str], told: str, call: Call, tmp_path: Path
+    arguments: list[str], noted: str, call: Call, tmp_path: Path
 ) -> None:
     done = call("demo", *arguments, settings={"CHAINCTL_STACK_DIR": str(tmp_path / "none")})
     assert done.code == 2
-    assert told in done.err
+    assert noted in done.err
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
     assert not (tmp_path / "none").exists()
@@ -360,3 +306,30 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
         == f"chainctl: --demo was {str(folder)!r}, expected the folder of a stack with a demo\n"
     )
     assert not folder.exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "content", "heard"),
+    [
+        ("empty.csv", b"", "empty.csv"),
+        ("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 999, mtime=0)[:-9], "cut.csv.gz"),
+        ("columns.csv", b"a,b\n1,2\n1,2,3\n", "line 3"),
+    ],
+)
+def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
+    name: str, content: bytes, heard: str, call: Call, stack_up: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    settings = {"CHAINCTL_STACK_DIR": str(stack_up)}
+    left_before = set((stack_up / "demo").glob("*"))
+    done = call("demo", "--input", path, settings=settings)
+    assert done.code == 2, done
+    last_line = done.err.splitlines()[-1]
+    assert last_line.startswith("chainctl: ")
+    assert heard in last_line
+    assert "Traceback" not in done.err
+    assert "Sequencing" not in done.err
+    assert set((stack_up / "demo").glob("*")) == left_before
+    assert call("stack", "status", settings=settings).code == 0

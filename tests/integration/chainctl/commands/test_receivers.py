@@ -102,7 +102,7 @@ def test_gaps_are_shown_and_chosen(
     assert ("archived" in one, "filled" in one) == (True, False)
 
 
-def test_unhalt_lets_a_receiver_start_again_and_tells_who_and_why(
+def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
     call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def halt_and_start() -> None:
@@ -138,7 +138,7 @@ def test_unhalt_lets_a_receiver_start_again_and_tells_who_and_why(
     assert "a halted receiver" in refused(*arguments, "again", settings=settings)
 
 
-def test_status_tells_stored_from_reported_places_and_who_has_halted(
+def test_status_parts_stored_from_reported_places_and_who_has_halted(
     call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def leave() -> None:

@@ -31,7 +31,7 @@ def json_of(call: Call, settings: Settings, *arguments: object) -> Any:
     return json.loads(done.out)
 
 
-def test_show_tells_all_that_is_stored_of_an_order(
+def test_show_reports_all_that_is_stored_of_an_order(
     call: Call, module_settings: Settings, filled_once: int
 ) -> None:
     chain = ("--chain", filled_once)

@@ -80,9 +80,9 @@ def test_schema_applied_by_two_at_once_is_applied_once(
     start: object, settings: dict[str, str]
 ) -> None:
     both = [start("schema", "apply", settings=settings) for _ in range(2)]  # type: ignore[operator]
-    told = sorted(process.communicate()[1] for process in both)
-    assert [process.returncode for process in both] == [0, 0], told
-    assert told == [
+    shown = sorted(process.communicate()[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0], shown
+    assert shown == [
         f"chainctl: {VERSION} applied\n",
         f"chainctl: {VERSION} is already there, nothing done\n",
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
 
-def test_stack_that_was_never_up_is_told_of(call: Call, refused: Refused, tmp_path: Path) -> None:
+def test_stack_that_was_never_up_is_reported(call: Call, refused: Refused, tmp_path: Path) -> None:
     settings = {"CHAINCTL_STACK_DIR": str(tmp_path / "stack")}
     status = call("stack", "status", "--json", settings=settings)
     assert status.code == 1

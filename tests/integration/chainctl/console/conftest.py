@@ -125,7 +125,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 def until(holds: Callable[[], Any]) -> Any:
-    """Return what `holds` returns once it is true: nothing tells when another process did it."""
+    """Return what `holds` returns once it is true: nothing shows when another process did it."""
     bound = Deadline()
     while not (found := holds()):
         assert bound.left() > 0

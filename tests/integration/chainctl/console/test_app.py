@@ -284,8 +284,8 @@ def test_reading_from_elsewhere_needs_the_token(
     # 0.0.0.0 listens on loopback, too: no other interface is needed here.
     console = run_console("--host", "0.0.0.0", "--token-file", token_file, token=TOKEN)  # noqa: S104
     assert console.get("/livez").status == 200
-    wrong = ({}, by_password("wrong"), by_password(""), {"Authorization": f"Bearer {TOKEN}"},
-             {"Authorization": "Basic w\xfcrg"}, {"Authorization": "Basic"})  # fmt: skip
+    wrong: list[dict[str, str]] = [{}, by_password("wrong"), by_password("")]
+    wrong += [{"Authorization": each} for each in (f"Bearer {TOKEN}", "Basic w\xfcrg", "Basic")]
     for path in ("/", "/static/console.js", "/api/state", "/events", "/report"):
         for headers in wrong:
             answer = console.get(path, **headers)

@@ -110,7 +110,7 @@ async def test_save_whose_wait_was_cancelled_may_still_land_and_is_gone_on_from(
             async with asyncio.timeout(0.1):
                 await store.save(10, mark(end))
     await blocker.rollback()
-    # Of the two it was the first that took place.
+    # It was the first of the two that took place.
     await admin.execute(
         "UPDATE receiver_checkpoint SET head_delivered = 20, batch_last_id = 20 "
         "WHERE chain_id = $1",

@@ -27,7 +27,7 @@ async def test_reported_head_stands_beside_the_checkpoints_and_may_fall(
 ) -> None:
     await stored.commit(4)
     last = stored.chain.mark()
-    for place in (last, stored.chain.mark(0)):  # a journal that was removed begins anew
+    for place in (last, stored.chain.mark(0)):  # a journal that was removed begins again
         async with PostgresHeadReports(config("journal")) as reports:
             await reports.load()
             await reports.save(0, place)
@@ -40,7 +40,7 @@ async def test_reported_head_stands_beside_the_checkpoints_and_may_fall(
 async def test_report_and_checkpoint_of_one_name_never_take_each_others_row(
     stored: StoredChain, admin: asyncpg.Connection, config: Callable[[str], CheckpointConfig]
 ) -> None:
-    """Whoever started from the other one's row would skip what is not in its own state."""
+    """A receiver that started from the other one's row would skip what is not in its own state."""
     await stored.commit(4)
     last = stored.chain.mark()
     async with PostgresHeadReports(config("a")) as reports:

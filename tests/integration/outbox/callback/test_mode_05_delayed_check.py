@@ -44,7 +44,7 @@ PASSWORD = "a-password-of-tests"
 RULES = AskRules(again_seconds=300, again_seconds_max=600, unanswered_seconds=10)
 
 # A stop that comes right after a start cancels clients that are still connecting, and both of ours
-# leave their socket to the collector then. It is told of here, not in whatever test comes next.
+# leave their socket to the collector then. It is reported here, not in whatever test comes next.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
@@ -111,7 +111,7 @@ class Rig:
 
     @asynccontextmanager
     async def callback(self) -> AsyncIterator[CallbackService]:
-        """A callback service that takes records in; tests tell it when to ask and to return."""
+        """A callback service that takes records in; tests decide when it asks and returns."""
         service = CallbackService(self.config(), self.calls, clock=self.clock)
         intake = CallbackIntake(self.config(), service, clock=self.clock)
         task = asyncio.create_task(intake.run())
@@ -195,10 +195,10 @@ async def test_check_record_stands_before_the_messages_and_names_them(
     begun_ns = rig.clock.wall_ns()
     ids = await rig.send(5)
     (record,) = await sender.records(rig.check_topic)
-    told = decode_checks(record.value)
-    assert (told.sender, told.consumers) == (ME, [CONSUMER])
-    assert told.due_unix_ns == begun_ns + int(DELAY) * 10**9
-    assert told.message_ids == [each.bytes for each in ids]
+    shown = decode_checks(record.value)
+    assert (shown.sender, shown.consumers) == (ME, [CONSUMER])
+    assert shown.due_unix_ns == begun_ns + int(DELAY) * 10**9
+    assert shown.message_ids == [each.bytes for each in ids]
 
 
 async def test_sender_is_asked_exactly_for_what_was_not_confirmed(rig: Rig, sender: Sender) -> None:
@@ -329,7 +329,7 @@ async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -
             await sender.until_status(each, Status.CONSUMED)
 
 
-async def test_sender_that_can_not_be_reached_is_asked_and_told_later(
+async def test_sender_that_can_not_be_reached_is_asked_and_informed_later(
     rig: Rig, sender: Sender
 ) -> None:
     async with rig.callback() as service:
@@ -520,6 +520,6 @@ async def test_callback_service_of_the_message_service_reaches_a_sender_over_htt
             ("ours", b"x" * (2 * 2**20 + 1), 413),
             ("ours", body, 200),
         ):
-            told = await raw(url, "POST", "/resend", content, token=token)
-            assert told[0] == status, told
-        assert told[2] == {"replies": {str(ids[9]): "ended"}}, "it has no such consumer"
+            shown = await raw(url, "POST", "/resend", content, token=token)
+            assert shown[0] == status, shown
+        assert shown[2] == {"replies": {str(ids[9]): "ended"}}, "it has no such consumer"

@@ -41,18 +41,18 @@ class RedisServer:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._process.stdout is not None
-        told = b""
+        shown = b""
         for line in self._process.stdout:
-            told += line
+            shown += line
             if READY in line:
                 return
-        raise AssertionError(f"redis-server has ended: {told.decode()}")
+        raise AssertionError(f"redis-server has ended: {shown.decode()}")
 
     def command(self, *words: str) -> bytes:
         """Run one command, and return the answer as it came."""
-        told = b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
+        shown = b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
         with socket.create_connection(("127.0.0.1", self.port), timeout=LONG_SECONDS) as line:
-            line.sendall(b"*%d\r\n%s" % (len(words), told))
+            line.sendall(b"*%d\r\n%s" % (len(words), shown))
             return line.recv(65_536)
 
     def kill(self) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
 TOKEN = bytes(range(16))
-"""Of every message: what its sender makes it from is no business of a consumer's."""
+"""Every message has one: what its sender makes it from is no business of a consumer's."""
 APPLY = "INSERT INTO effect VALUES ($1, $2)"
 
 
@@ -73,7 +73,7 @@ class Rig:
         common = common_headers(self.destination, oldest)
         offset = -1
         for message in messages:
-            told = await self.producer.send_and_wait(
+            shown = await self.producer.send_and_wait(
                 self.topic,
                 message.payload,
                 key=None if message.key is None else message.key.encode(),
@@ -81,7 +81,7 @@ class Rig:
                 headers=record_headers(message.message_id, message.headers, common, TOKEN),
                 timestamp_ms=timestamp_ms,
             )
-            offset = told.offset
+            offset = shown.offset
         return offset
 
     async def send_raw(self, value: bytes, headers: list[tuple[str, bytes]]) -> None:

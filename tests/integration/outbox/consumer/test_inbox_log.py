@@ -36,7 +36,7 @@ async def log(database: str) -> AsyncIterator[InboxLog]:
     await made.close()
 
 
-async def test_log_tells_which_messages_the_consumer_has_applied(
+async def test_log_reports_which_messages_the_consumer_has_applied(
     log: InboxLog, applied: list[UUID]
 ) -> None:
     unknown = draw_message_ids(2)

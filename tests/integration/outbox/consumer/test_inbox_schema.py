@@ -92,8 +92,8 @@ async def test_operator_acts_on_dead_letters_with_no_other_rights(
     """All statements of the acts run as the role; what they do is tested elsewhere."""
     inbox = await Inbox.open(admin, "clearing", 10.0)
     for message_id in draw_message_ids(2):
-        letter = delivery(message_id, b"K")
-        await inbox.bury(admin, letter, failures=1, reason=REFUSED, error="no")
+        given = delivery(message_id, b"K")
+        await inbox.bury(admin, given, failures=1, reason=REFUSED, error="no")
     await admin.execute("SET ROLE outbox_operator")
     letters = DeadLetters(admin)
     first, second = await letters.list(DeadLetterFilter(consumer="clearing"))
@@ -176,7 +176,7 @@ async def test_retire_keeps_what_a_sender_may_send_again(
         assert await inbox.claim(admin, [delivery(unfinished)]) == {unfinished}
 
 
-async def test_retire_keeps_all_while_one_sender_does_not_tell(
+async def test_retire_keeps_all_while_one_sender_does_not_report(
     admin: asyncpg.Connection, inbox: Inbox
 ) -> None:
     await inbox.know_topics(admin, ["trades", "fees"])

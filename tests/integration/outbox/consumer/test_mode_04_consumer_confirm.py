@@ -27,7 +27,7 @@ async def test_confirm_follows_the_commit_of_the_effect(rig: Rig) -> None:
 
 
 async def test_nothing_is_confirmed_as_applied_before_the_commit(rig: Rig) -> None:
-    """The handler fails behind its effect: what is told is a retry, never an effect."""
+    """The handler fails behind its effect: what is sent is a retry, never an effect."""
     message = rig.message("one")
     await rig.send(message)
     failed = asyncio.Event()
@@ -74,15 +74,15 @@ async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -
         await consumer.run_many(handler)
     records = await rig.confirm_records(500)
     assert len(records) < 50  # many a record
-    told: set[int] = set()
+    shown: set[int] = set()
     for record in records:
-        told.update(confirm.offset for confirm in record.confirms)
+        shown.update(confirm.offset for confirm in record.confirms)
         for progress in record.progress:
             if (progress.topic, progress.partition) == (rig.topic, 1):
                 # What lies below the progress was confirmed with it, or before it: a sender that
                 # finds an unconfirmed one there knows that it is lost.
-                assert told.issuperset(range(progress.offset))
-    assert told == set(range(500))
+                assert shown.issuperset(range(progress.offset))
+    assert shown == set(range(500))
 
 
 async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) -> None:

@@ -31,7 +31,7 @@ SOON = RetryLevels(levels_seconds=(1.0,), tries_max=2)
 
 
 class Recorder:
-    """A handler that fails for some notes, and tells of each call."""
+    """A handler that fails for some notes, and reports each call."""
 
     def __init__(self, clock: HandClock, *poison: str) -> None:
         self.calls: asyncio.Queue[tuple[str, int, int]] = asyncio.Queue()
@@ -110,7 +110,7 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
     assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
 
 
-async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_again(
+async def test_each_failure_reports_until_when_and_a_repeat_reports_it_again(
     rig: Rig,
 ) -> None:
     clock = HandClock(START_NS)
@@ -121,9 +121,9 @@ async def test_each_failure_tells_the_sender_until_when_and_a_repeat_tells_it_ag
     await rig.send(poison, behind, poison, last)
     consumer = rig.consumer(clock=clock, filter=Filter())
     assert await rig.work_off(consumer, until=last, handle=handler) == ["poison", "last"]
-    told = [one for one in await rig.confirms(4) if one.kind == RETRYING]
+    shown = [one for one in await rig.confirms(4) if one.kind == RETRYING]
     ten_seconds = START_NS + 10 * SECOND
-    assert [(one.message_id, one.until_unix_ns) for one in told] == [
+    assert [(one.message_id, one.until_unix_ns) for one in shown] == [
         (poison.message_id.bytes, ten_seconds),
         (behind.message_id.bytes, ten_seconds),
         (poison.message_id.bytes, ten_seconds),
@@ -137,7 +137,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
     rig: Rig,
 ) -> None:
     clock = HandClock(START_NS)
-    is_mended = False
+    is_fixed = False
     handled: list[str] = []
     kept = [rig.message(f"K {number}", "K") for number in range(60)]
     others = [rig.message(f"L {number}", "L") for number in range(60)]
@@ -145,7 +145,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
 
     async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
         notes = [delivery.payload.decode() for delivery in deliveries]
-        if "K 0" in notes and not is_mended:
+        if "K 0" in notes and not is_fixed:
             raise ValueError("poison")
         await apply_many(deliveries, connection)
         handled.extend(notes)
@@ -162,7 +162,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
         await until(rig, "SELECT count(*) = 60 FROM inbox_parked")
         assert await rig.admin.fetchval("SELECT count(due_at) FROM inbox_parked") == 1
         ends.clear()
-        is_mended = True
+        is_fixed = True
         clock.now_ns += 10 * SECOND
         await ends.wait()
         consumer.stop()

@@ -46,12 +46,12 @@ async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterato
 
 
 async def lines(process: Process, *expected: str) -> None:
-    """Return once the process has told all of this, in whatever order."""
+    """Return once the process has reported all of this, in whatever order."""
     missing = set(expected)
     async with deadline():
         while missing:
             line = await stdout_of(process).readline()
-            assert line, f"the worker has ended, and not told {missing}"
+            assert line, f"the worker has ended, and not reported {missing}"
             missing.discard(line.decode().strip())
 
 
@@ -95,7 +95,7 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
             process.kill()
             await process.wait()
             applied = sum((await rig.effects()).values())
-    assert 40 - 4 <= applied <= len(notes), "all that was told, but for what was in hand"
+    assert 40 - 4 <= applied <= len(notes), "all that was reported, but for what was in hand"
     last = rig.message("last")
     await rig.send(last, partition=0)
     await rig.send(last, partition=1)

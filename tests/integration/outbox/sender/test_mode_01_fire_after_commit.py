@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
 async def quiet(sender: Sender) -> Destination:
-    """A destination that stands in no table."""
+    """A destination that is in no table."""
     destination = Destination(name="prices", topic=f"prices.{sender.name}", confirm="none")
     await make_topics(sender.kafka, destination.topic)
     return destination

@@ -11,6 +11,7 @@ import pytest
 
 import outbox
 from outbox import Message, Status, draw_message_ids
+from tests.builders.listeners import proxied_ports
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
@@ -54,9 +55,8 @@ async def test_acknowledgement_lost_after_the_broker_stored_it_leads_to_a_duplic
 ) -> None:
     sender = sender_to_break
     clearing = await sender.set_up()
-    listener = kafka_to_break.config.proxied
-    assert listener is not None
-    async with Proxy(listener.port, kafka_requests, port=listener.advertised_port) as proxy:
+    port, proxy_port = proxied_ports(kafka_to_break.config)
+    async with Proxy(port, kafka_requests, port=proxy_port) as proxy:
         config = {"kafka": f"127.0.0.1:{proxy.port}", "send_seconds": 5.0}
         async with sender.relay(**config) as relay:
             trap = proxy.set_trap(is_produce, lets_through=True)
@@ -92,7 +92,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
         await sender.until_status(message_id, Status.CONFIRMED)
         assert relay.stats().resent == 1
     (row,) = await sender.pending()
-    assert row["send_count"] == 1  # nobody wrote what became of the first: no try, but a claim
+    assert row["send_count"] == 1  # nobody wrote the outcome of the first: no try, but a claim
     assert await sender.sent(clearing) == [message_id] * 2
 
 

@@ -146,7 +146,7 @@ async def test_message_that_its_consumer_tries_again_itself_is_not_sent_meanwhil
         assert row["next_send_at"].timestamp() >= until_ns / 1e9 - 0.001
         assert (row["status"], row["send_count"]) == (Status.CONFIRMED, 1)
         assert await relay.sweep() == 0
-        # A nonsensical time neither hides a message for ever nor breaks the intake.
+        # A nonsensical time neither hides a message forever nor breaks the intake.
         await sender.confirm(clearing, message_id, kind=1, until_ns=2**63 - 1)
         await sender.until_counted(relay, retrying=2)
         bound = "SELECT next_send_at < now() + interval '8 days' FROM outbox_pending"

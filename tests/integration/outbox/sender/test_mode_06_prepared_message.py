@@ -1,6 +1,6 @@
 """Mode 6: prepared, then decided by the sender; and asked about where no decision comes.
 
-The sender's decisions and the outbox stand in one database here, reached over connections of their
+The sender's decisions and the outbox are in one database here, reached over connections of their
 own; nothing uses that they do. The clock of the checks is moved by the tests.
 """
 
@@ -167,7 +167,7 @@ async def test_prepared_with_its_answer_lost_is_cancelled_and_never_sent(
     assert await desk.check_after(29) == 0
     assert await desk.check_after(1) == 1
     assert await desk.status(message_id) is Status.CANCELLED
-    # Whoever would run it now is refused: the check has written the decision.
+    # A sender that would run it now is refused: the check has written the decision.
     with pytest.raises(DecisionRefused) as caught:
         await business.do(message_id)
     assert caught.value.found == "not done"
@@ -213,14 +213,14 @@ async def test_decision_stored_late_ends_the_abnormal_message(
         assert await desk.check_after(1) == 1
         assert await desk.status(message_id) is Status.ABNORMAL
     assert business.asked == [message_id] * 3
-    told_why = (await desk.row(message_id))["last_error"]
-    assert told_why == "its sender was asked 3 times, and did not know"
+    reported_why = (await desk.row(message_id))["last_error"]
+    assert reported_why == "its sender was asked 3 times, and did not know"
     assert await desk.check_after(86_400) == 0, "an abnormal one is not asked about"
-    told = await desk.desk.decide(ME, change, [message_id])
-    assert (told.decided, told.repeated) == (1, 0)
+    shown = await desk.desk.decide(ME, change, [message_id])
+    assert (shown.decided, shown.repeated) == (1, 0)
     assert await desk.status(message_id) is expected
-    told = await desk.desk.decide(ME, change, [message_id])
-    assert (told.decided, told.repeated) == (0, 1), "the same decision again is no error"
+    shown = await desk.desk.decide(ME, change, [message_id])
+    assert (shown.decided, shown.repeated) == (0, 1), "the same decision again is no error"
 
 
 async def test_sender_dead_for_an_hour_finds_its_message_as_it_left_it(

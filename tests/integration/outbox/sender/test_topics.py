@@ -1,4 +1,4 @@
-"""Whoever writes to a topic says once when one broker's disk is all that holds what it sends."""
+"""A writer to a topic says once when one broker's disk is all that holds what it sends."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
-from local_stack.process import send_to_child
 from outbox.sender.check_back import CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Client, ServiceConfig, hash_token
 from tests.deadlines import deadline, in_time
+from tests.pipes import send_to_child
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -78,8 +78,8 @@ async def raw(
         answered = await reader.read()
         writer.close()
         await writer.wait_closed()
-    told, _, content = answered.partition(b"\r\n\r\n")
-    status, *lines = told.decode().split("\r\n")
+    shown, _, content = answered.partition(b"\r\n\r\n")
+    status, *lines = shown.decode().split("\r\n")
     found = {
         name.strip().lower(): value.strip()
         for name, _, value in (line.partition(":") for line in lines)
@@ -123,13 +123,13 @@ async def served(
 
 async def _address(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
-    told = b""
+    shown = b""
     async with deadline():
         async for line in process.stderr:
-            told += line
+            shown += line
             if SERVED in line:
                 return line.partition(SERVED)[2].decode().strip()
-    raise AssertionError(f"the service has ended: {told.decode()}")
+    raise AssertionError(f"the service has ended: {shown.decode()}")
 
 
 def write_clients(path: Path, *clients: Client) -> Path:

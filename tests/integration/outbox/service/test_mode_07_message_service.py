@@ -55,7 +55,7 @@ CONSUMER = "clearing-service"
 SEED = int(os.environ.get("ORDERCHAIN_SEED", random.randrange(2**32)))
 
 # A stop that comes right after a start cancels clients that are still connecting, and both of ours
-# leave their socket to the collector then. It is told of here, not in whatever test comes next.
+# leave their socket to the collector then. It is reported here, not in whatever test comes next.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
@@ -97,10 +97,10 @@ async def test_message_sent_over_http_arrives_and_is_consumed(sender: Sender) ->
             await sender.until_status(message.message_id, Status.CONFIRMED)
         assert sorted(await sender.sent(destination)) == [each.message_id for each in given]
         ids = [message.message_id for message in given]
-        told = await caller(service, "shop").confirm(CONSUMER, ids)
-        assert (told.consumed, told.repeated) == (20, 0)
-        told = await caller(service, "shop").confirm(CONSUMER, ids[:3])
-        assert (told.consumed, told.repeated) == (0, 3)
+        noted = await caller(service, "shop").confirm(CONSUMER, ids)
+        assert (noted.consumed, noted.repeated) == (20, 0)
+        noted = await caller(service, "shop").confirm(CONSUMER, ids[:3])
+        assert (noted.consumed, noted.repeated) == (0, 3)
         shown = await caller(service).get(ids[7])
         assert (shown.payload, shown.key, shown.headers) == (b"pay 7", "key 2", {"trace": "7"})
         assert [(each.consumer, each.status) for each in shown.deliveries] == [
@@ -123,8 +123,8 @@ async def test_prepared_message_is_sent_once_committed_and_never_once_rolled_bac
         with pytest.raises(CallRefused, match="decided_otherwise") as caught:
             await caller(service).commit([other.message_id])
         assert caught.value.status == 409
-        told = await caller(service).commit([one.message_id])
-        assert (told.decided, told.repeated) == (0, 1)
+        noted = await caller(service).commit([one.message_id])
+        assert (noted.decided, noted.repeated) == (0, 1)
     assert await sender.sent(destination) == [one.message_id]
 
 
@@ -261,10 +261,10 @@ async def test_bad_body_gets_a_reason_and_nothing_is_stored(
         for operation in ("send", "prepare"):
             with case((operation, content[:200])):
                 path = f"/v1/messages/{operation}"
-                told = await raw(bad_requests.address, "POST", path, content)
-                assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
-                assert error is None or told[2]["error"] == error, told
-                assert field is None or told[2]["field"] == field, told
+                noted = await raw(bad_requests.address, "POST", path, content)
+                assert (noted[0], noted[1]["content-type"]) == (status, "application/json"), noted
+                assert error is None or noted[2]["error"] == error, noted
+                assert field is None or noted[2]["field"] == field, noted
     assert await sender.admin.fetchval("SELECT count(*) FROM outbox_message") == 0
     refusals = sum(bad_requests.app.refusals.values())
     assert refusals == 2 * len(BAD_BODIES), "they are counted"
@@ -309,9 +309,9 @@ async def test_bad_requests_get_a_4xx_with_a_reason(sender: Sender) -> None:
             (404, await raw(at, "GET", "/v2")),
             (405, await raw(at, "DELETE", "/v1/messages")),
         ]
-        for status, told in refused:
-            assert (told[0], told[1]["content-type"]) == (status, "application/json"), told
-            assert told[2]["error"], told
+        for status, noted in refused:
+            assert (noted[0], noted[1]["content-type"]) == (status, "application/json"), noted
+            assert noted[2]["error"], noted
         assert refused[0][1][1]["www-authenticate"] == "Bearer"
         confirm["consumer"] = "ledger"
         unknown = await raw(at, "POST", "/v1/messages/confirm", msgspec.json.encode(confirm))
@@ -323,12 +323,12 @@ async def test_bad_requests_get_a_4xx_with_a_reason(sender: Sender) -> None:
 async def test_health_and_description_need_no_token(sender: Sender) -> None:
     async with running(sender) as service:
         for path in ("/livez", "/readyz", "/openapi.json"):
-            status, _, told = await raw(service.address, "GET", path, token=None)
-            assert status == 200, told
-        assert set(told["paths"]) >= {"/v1/messages/send", "/v1/messages/{message_id}"}
+            status, _, noted = await raw(service.address, "GET", path, token=None)
+            assert status == 200, noted
+        assert set(noted["paths"]) >= {"/v1/messages/send", "/v1/messages/{message_id}"}
         await sender.admin.execute("ALTER TABLE outbox_version RENAME TO outbox_version_away")
-        status, _, told = await raw(service.address, "GET", "/readyz", token=None)
-        assert (status, told["error"]) == (503, "unavailable")
+        status, _, noted = await raw(service.address, "GET", "/readyz", token=None)
+        assert (status, noted["error"]) == (503, "unavailable")
         status, _, _ = await raw(service.address, "GET", "/livez", token=None)
         assert status == 200
 
@@ -341,9 +341,9 @@ async def test_database_away_is_503_with_the_ids_to_repeat_it_by(
     desk = MessageApi(service_config(sender, relay=relay), SystemClock())
     app = MessageApp(service_config(sender), Clients([client("payments")]), desk)
     async with endpoint(app.asgi) as url:
-        status, headers, told = await raw(url, "POST", "/v1/messages/send", body())
-        assert (status, told["error"], headers["retry-after"]) == (503, "unavailable", "1")
-        assert len(told["message_ids"]) == 1
+        status, headers, noted = await raw(url, "POST", "/v1/messages/send", body())
+        assert (status, noted["error"], headers["retry-after"]) == (503, "unavailable", "1")
+        assert len(noted["message_ids"]) == 1
         with pytest.raises(RetryError):
             await MessageClient([url], "payments-token").send(messages(1))
     await desk.close()
@@ -443,15 +443,15 @@ async def metrics_of(address: str) -> dict[str, float]:
     def read() -> str:
         with urllib.request.urlopen(request) as response:  # noqa: S310 - the same
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            told: str = response.read().decode()
-            return told
+            noted: str = response.read().decode()
+            return noted
 
     lines = (await asyncio.to_thread(read)).splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
 
 
-async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender: Sender) -> None:
+async def test_metrics_report_what_was_sent_consumed_refused_and_what_waits(sender: Sender) -> None:
     destination = await sender.set_up()
     known = client("payments"), client("shop"), client("watcher", metrics=True)
     async with running(sender, *known) as service:
@@ -461,8 +461,8 @@ async def test_metrics_tell_what_was_sent_consumed_refused_and_what_waits(sender
             await sender.until_status(message.message_id, Status.CONFIRMED)
         await sender.confirm(destination, *(message.message_id for message in given[:3]))
         await sender.until_counted(service.relay, consumed=3)
-        status, _, told = await raw(service.address, "GET", "/metrics")
-        assert (status, told["error"]) == (403, "not_allowed")
+        status, _, heard = await raw(service.address, "GET", "/metrics")
+        assert (status, heard["error"]) == (403, "not_allowed")
         labels = '{destination="clearing",status="confirmed"}'
 
         async def are_counted() -> bool:  # at the second look

@@ -51,12 +51,12 @@ class Wire:
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
         """Read all until the end of the connection; return the first answer."""
-        told = bytearray()
+        shown = bytearray()
         # A server that closes on what it has not read ends the connection by a reset.
         with suppress(ConnectionResetError):
             while part := await self.reader.read(65_536):
-                told += part
-        head, _, body = told.partition(b"\r\n\r\n")
+                shown += part
+        head, _, body = shown.partition(b"\r\n\r\n")
         return int(head.split()[1]), msgspec.json.decode(body)
 
 
@@ -87,11 +87,11 @@ async def test_unfinished_bodies_take_no_more_memory_than_set_and_shut_nobody_ou
         for count in (10, 38_000):
             each = await wires.enter_async_context(wire(service))
             await each.write(begun("payments", 39_000) + b" " * (count - 1))
-        while service.app.body_bytes < 38_010:  # noqa: ASYNC110 - no event tells of it
+        while service.app.body_bytes < 38_010:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         large = BODY + b" " * 30_000
-        status, headers, told = await raw(service.address, "POST", SEND, large, token="shop-token")
-        assert (status, told["error"], headers["connection"]) == (503, "unavailable", "close")
+        status, headers, noted = await raw(service.address, "POST", SEND, large, token="shop-token")
+        assert (status, noted["error"], headers["connection"]) == (503, "unavailable", "close")
         assert (await raw(service.address, "POST", SEND, BODY, token="shop-token"))[0] == 200
     assert service.app.body_bytes == 0
 
@@ -107,9 +107,9 @@ async def test_connection_that_never_asks_is_ended(
             assert await slow.reader.read() == b""
             return
         trickle = asyncio.create_task(_trickle(slow))
-        status, told = await slow.answer()
+        status, shown = await slow.answer()
         trickle.cancel()
-        assert (status, told["error"]) == (408, "too_slow")
+        assert (status, shown["error"]) == (408, "too_slow")
 
 
 async def _trickle(slow: Wire) -> None:
@@ -146,10 +146,10 @@ async def test_relay_sends_while_the_thread_of_http_hangs(
 
 async def test_two_authorizations_are_refused(sender: Sender) -> None:
     async with running(sender) as service:
-        status, _, told = await raw(
+        status, _, shown = await raw(
             service.address, "POST", SEND, BODY, headers="Authorization: Bearer shop-token\r\n"
         )
-        assert (status, told["field"], told["expected"]) == (400, "Authorization", "one")
+        assert (status, shown["field"], shown["expected"]) == (400, "Authorization", "one")
 
 
 async def test_method_that_a_path_has_not_is_405_with_those_that_it_has(sender: Sender) -> None:
@@ -161,8 +161,8 @@ async def test_method_that_a_path_has_not_is_405_with_those_that_it_has(sender: 
             ("PUT", "/v1/messages/0197c0de-0000-7000-8000-000000000000", {"GET", "HEAD"}),
             ("POST", "/livez", {"GET", "HEAD"}),
         ):
-            status, headers, told = await raw(service.address, method, path)
-            assert (status, told["error"]) == (405, "unknown_method")
+            status, headers, shown = await raw(service.address, method, path)
+            assert (status, shown["error"]) == (405, "unknown_method")
             assert set(headers["allow"].split(", ")) == allow
 
 
@@ -176,6 +176,6 @@ async def test_defect_of_the_service_is_json_too(
 
         monkeypatch.setattr(service._api, "get", broken)
         path = "/v1/messages/0197c0de-0000-7000-8000-000000000000"
-        status, headers, told = await raw(service.address, "GET", path)
+        status, headers, shown = await raw(service.address, "GET", path)
         assert (status, headers["content-type"]) == (500, "application/json")
-        assert told["error"] == "failed"
+        assert shown["error"] == "failed"

@@ -32,5 +32,5 @@ async def test_missing_privilege_names_table_login_and_role(make_chain: MakeChai
         await sequencer.submit("key", b"payload")
     with pytest.raises(OrderchainError):  # it ends with what stopped it
         await sequencer.__aexit__(None, None, None)
-    told = "(login sequencer_writer: permission denied for table chain_batch)"
-    assert f"expected a login that is a member of sequencer_writer {told}" in str(refused.value)
+    shown = "(login sequencer_writer: permission denied for table chain_batch)"
+    assert f"expected a login that is a member of sequencer_writer {shown}" in str(refused.value)

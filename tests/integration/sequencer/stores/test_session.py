@@ -1,4 +1,4 @@
-"""What a leader's sessions depend on: pinned, refused, or watched; and what stands in between."""
+"""What a leader's sessions depend on: pinned, refused, or watched; and what is in between."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ async def test_pooler_is_refused(make_chain: MakeChain, postgres_server: Postgre
         config = msgspec.structs.replace(chain.config, database=through(chain.config, port))
         with pytest.raises(ConnectError) as raised:
             await open_sequencer(config).__aenter__()
-    told = "a direct connection to PostgreSQL (this one goes through a pooler"
-    assert told in str(raised.value)
+    shown = "a direct connection to PostgreSQL (this one goes through a pooler"
+    assert shown in str(raised.value)
     assert "which hides the process that serves it" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert (await chain.head())["epoch"] == 0

@@ -51,7 +51,9 @@ def test_schema_refusal_names_what_is_missing_and_how_to_apply(error: Exception)
         (asyncpg.InterfaceError(f"with {SECRET}"), ConnectError, "InterfaceError"),
     ],
 )
-def test_failed_connect_is_told(error: Exception, kind: type[OrderchainError], words: str) -> None:
+def test_failed_connect_is_reported(
+    error: Exception, kind: type[OrderchainError], words: str
+) -> None:
     refusal = connect_refusal(error, CONFIG, "db.example", 6432)
     assert type(refusal) is kind
     assert words in str(refusal)
@@ -85,7 +87,7 @@ def test_failed_connect_is_told(error: Exception, kind: type[OrderchainError], w
         (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
     ],
 )
-def test_failed_statement_is_told(error: Exception, kind: type[Exception], words: str) -> None:
+def test_failed_statement_is_reported(error: Exception, kind: type[Exception], words: str) -> None:
     refusal = statement_refusal(error, CONFIG, "gap_reader")
     assert type(refusal) is kind
     assert words in str(refusal)

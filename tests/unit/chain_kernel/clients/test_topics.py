@@ -12,7 +12,6 @@ def topic(replicas: int, minimum: str | None, name: str = "orders") -> TopicDesc
 
 @pytest.mark.parametrize(
     ("replicas", "minimum", "copies"),
-    # The table of docs/operations.md.
     [(1, "1", 1), (3, "1", 1), (3, "2", 2), (3, "3", 3), (2, "2", 2), (1, "2", 0), (2, None, 1)],
 )
 def test_only_certain_copies_count(replicas: int, minimum: str | None, copies: int) -> None:

@@ -103,7 +103,7 @@ def test_archive_with_a_file_harmed_is_not_whole(archive: Path, kind: str, harm:
 
 
 @pytest.mark.parametrize(
-    ("column", "change", "told"),
+    ("column", "change", "shown"),
     [
         ("key", lambda key: key + "x", "does not have the seal of its rows"),
         ("payload", lambda payload: payload + b"x", "does not have the seal of its rows"),
@@ -113,10 +113,10 @@ def test_archive_with_a_file_harmed_is_not_whole(archive: Path, kind: str, harm:
     ],
 )
 def test_archive_with_a_value_and_its_hash_rewritten_fails_by_links_or_seal(
-    archive: Path, column: str, change: Any, told: str
+    archive: Path, column: str, change: Any, shown: str
 ) -> None:
     rewritten(archive, 1, column, change)
-    assert told in str(verify_archive(archive, CHAIN_ID).fault)
+    assert shown in str(verify_archive(archive, CHAIN_ID).fault)
 
 
 def test_archive_without_a_part_in_between_is_not_whole(archive: Path) -> None:
@@ -158,7 +158,7 @@ def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"prev_last_id": 1}, "follows 1, expected 0"),
         ({"row_count": 99}, "rows, expected 99"),
@@ -171,10 +171,10 @@ def test_archive_of_no_chain_is_refused(tmp_path: Path) -> None:
         ({"seal": bytes(32)}, "does not have the seal"),
     ],
 )
-def test_batch_that_does_not_fit_its_rows_is_told(change: dict[str, Any], told: str) -> None:
+def test_batch_that_does_not_fit_its_rows_is_named(change: dict[str, Any], words: str) -> None:
     batch, rows = as_stored(BATCHES[0])
     run = SealRun(CHAIN_ID, 0, GENESIS)
-    assert told in str(run.fault(replace(batch, **change), rows))
+    assert words in str(run.fault(replace(batch, **change), rows))
     assert (run.at_id, run.seal) == (0, GENESIS)
     assert run.fault(batch, rows) is None
 

@@ -148,23 +148,23 @@ async def test_nothing_leaves_an_archive_that_is_harmed_anywhere_up_to_the_bound
 async def test_nothing_leaves_an_archive_of_other_rows_whose_hashes_and_seals_agree(
     tmp_path: Path,
 ) -> None:
-    """Whoever writes another chain of the same length cannot arrive at the database's seal."""
+    """A forger of another chain of the same length cannot arrive at the database's seal."""
     other = sealed_chain(random.Random(6), CHAIN_ID, DATABASE_ID)
     rows = [as_stored(batch)[1] for batch in other.batches]
     assert rows
     archive = ArchivedRows(write_archive(tmp_path, other, (6, 9, len(other.batches))), CHAIN_ID)
     edge = other.batches[11]
-    told = Mark(id=edge.last_id, batch_last_id=edge.last_id, seal=BOUNDARY.seal, epoch=1)
+    shown = Mark(id=edge.last_id, batch_last_id=edge.last_id, seal=BOUNDARY.seal, epoch=1)
     with pytest.raises(InputError, match="seal of the archive after"):
-        await archive.mark_at(0, standing_at(told))
+        await archive.mark_at(0, standing_at(shown))
 
 
 async def test_an_archive_that_does_not_hold_the_rows_says_what_it_holds(tmp_path: Path) -> None:
     archive = ArchivedRows(write_archive(tmp_path, CHAIN, (9,), first=3), CHAIN_ID)
     with pytest.raises(RowsArchived) as caught:
         await archive.mark_at(0, EDGE)
-    told = f"holds the rows after {BATCHES[2].last_id} up to {BATCHES[8].last_id}"
-    assert told in caught.value.__notes__[0]
+    shown = f"holds the rows after {BATCHES[2].last_id} up to {BATCHES[8].last_id}"
+    assert shown in caught.value.__notes__[0]
     with pytest.raises(RowsArchived):  # it ends before the boundary
         await archive.mark_at(BATCHES[4].last_id, EDGE)
     near = standing_at(mark_after(BATCHES[7]))

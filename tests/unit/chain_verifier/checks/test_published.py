@@ -101,8 +101,8 @@ def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -
     cut = Topic(*records, first=5, head=40)
     assert cut.narrowed(HORIZON) == Horizon(chain_id=7, start=10, head=30)
     assert "retention has removed the rows up to 10" in cut.notes_on(HORIZON, HORIZON)
-    told = Topic(*records, frame(7, 35, 35, is_heartbeat=True), head=40)
-    assert told.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
+    shown = Topic(*records, frame(7, 35, 35, is_heartbeat=True), head=40)
+    assert shown.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
     assert Topic(*records).narrowed(HORIZON) == HORIZON
     assert Topic(first=9, head=40).narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=0)
 

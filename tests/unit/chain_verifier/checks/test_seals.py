@@ -100,7 +100,7 @@ def test_batch_in_several_pages_has_the_same_seal() -> None:
 def test_batch_whose_columns_do_not_fit_each_other_is_never_the_one_that_was_sealed(
     number: int, header: tuple[int, ...]
 ) -> None:
-    """Where a column ends and the next begins is not told by the bytes that a seal covers."""
+    """Where a column ends and the next begins is not shown by the bytes that a seal covers."""
     stored = pages(rows())
     at = number * 20
     stored["headers"] = (
@@ -143,7 +143,7 @@ GENESIS = b"g" * 32
         ([3, 4], [], [3, 4]),
         ([2, 4, 8], [], [2, 4, 8]),
         ([3], [4], [3, 4]),
-        ([3], [3], [3, 4]),  # the seal that it had can be told no more
+        ([3], [3], [3, 4]),  # the seal that it had can be known no more
         ([4], [3], [3, 4]),
         ([], [3, 4, 7], [3, 4, 7]),
     ],

@@ -30,7 +30,7 @@ def test_walk_with_retention_begins_at_the_first_frame() -> None:
     assert walk.marks == {2: FrameMark(60, ((40, 50),))}
 
 
-def test_walk_with_a_falling_epoch_tells_it_of_new_rows_only() -> None:
+def test_walk_with_a_falling_epoch_reports_it_of_new_rows_only() -> None:
     walk = walked((0, 5), (5, 9), (0, 5), (9, 12), epochs={1: 3, 3: 2})
     assert [(frame.first_id, frame.epoch, due) for frame, due in walk.falls] == [(10, 2, 3)]
 

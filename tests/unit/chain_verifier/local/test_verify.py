@@ -143,16 +143,16 @@ def test_local_with_a_source_that_breaks_off_is_no_verdict(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         ({"master": "local[2]"}, "without Spark"),
         ({"findings_folder": "found"}, "the local mode names the first fault, Spark writes all"),
     ],
 )
 def test_local_refuses_what_only_spark_can_do(
-    journal: JournalSource, options: dict[str, Any], told: str
+    journal: JournalSource, options: dict[str, Any], shown: str
 ) -> None:
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=shown):
         verified(written(journal, ROWS), **options)
     with pytest.raises(SettingError, match="not a URL"):
         verified(ParquetSource(path="s3a://bucket/rows"))

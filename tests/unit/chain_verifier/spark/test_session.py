@@ -14,15 +14,15 @@ def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "shown"),
     [("Error occurred\nModule jdk.x not found\n\n", "Module jdk.x not found"), ("", "exited")],
 )
-def test_start_error_with_a_java_that_fails_tells_its_last_words(log: str, told: str) -> None:
+def test_start_error_with_a_java_that_fails_reports_its_last_words(log: str, shown: str) -> None:
     error = start_error(log, "exited", "")
     assert isinstance(error, SettingError)
-    assert error.value == told
+    assert error.value == shown
 
 
-def test_a_process_that_spark_submit_runs_is_told_by_its_gateway() -> None:
+def test_a_process_that_spark_submit_runs_is_known_by_its_gateway() -> None:
     assert is_submitted({"PYSPARK_GATEWAY_PORT": "40001"})
     assert not is_submitted({"PYSPARK_PYTHON": "python3", "SPARK_HOME": "/opt/spark"})

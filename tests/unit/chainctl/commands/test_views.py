@@ -25,7 +25,7 @@ def test_span_and_size_have_a_unit(kind: click.ParamType, text: str, value: floa
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts", "told"),
+    ("kind", "texts", "shown"),
     [
         (Span(), ("", "0", "-1", "1w", "nan", "inf", "1e9", "5 m", "999999d"), "a time span such"),
         (Span(366 * 86_400, unit="h"), ("367d",), "up to 366d"),
@@ -35,10 +35,10 @@ def test_span_and_size_have_a_unit(kind: click.ParamType, text: str, value: floa
 def test_bad_span_or_size_is_refused(
     kind: click.ParamType,  # type: ignore[type-arg]
     texts: tuple[str, ...],
-    told: str,
+    shown: str,
 ) -> None:
     for text in texts:
-        with pytest.raises(click.BadParameter, match=told):
+        with pytest.raises(click.BadParameter, match=shown):
             kind.convert(text, None, None)
 
 

@@ -60,7 +60,7 @@ async def test_only_the_last_snapshots_are_kept(store: FileSnapshotStore, tmp_pa
 
 
 @pytest.mark.parametrize("left", range(0, 200, 7))
-async def test_torn_snapshot_is_told_and_the_one_before_it_wins(
+async def test_torn_snapshot_is_reported_and_the_one_before_it_wins(
     store: FileSnapshotStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
     await store.save(snapshot_at(10))
@@ -76,7 +76,7 @@ async def test_torn_snapshot_is_told_and_the_one_before_it_wins(
 async def test_broken_snapshots_are_no_empty_state(
     store: FileSnapshotStore, tmp_path: Path
 ) -> None:
-    """Else a service would begin where it was told to without a state, and might skip."""
+    """Else a service would begin where it was asked to without a state, and might skip."""
     for row_id in (10, 20):
         await store.save(snapshot_at(row_id))
         path_at(tmp_path, row_id).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""A receiver whose place is kept elsewhere tells the chain's database where it stands."""
+"""A receiver whose place is kept elsewhere reports its place to the chain's database."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ CONFIG = CheckpointConfig(database="postgresql://nowhere/none", chain_id=7, name
 
 
 class MemoryReports(MemoryRecords):
-    """A store that keeps no place, and what it was told."""
+    """A store that keeps no place, and what was reported to it."""
 
     keeps_place = False
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig.chain.chain_id, rig.chain.database_id)
-        self.told: list[int] = []
+        self.shown: list[int] = []
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         del first_pid
         assert connection is None
-        self.told.append(end.id)
+        self.shown.append(end.id)
 
 
 def reporting(reports: MemoryReports, rig: Rig, **settings: Any) -> Receiver:
@@ -45,13 +45,13 @@ async def test_receiver_reports_its_start_and_what_was_worked_off() -> None:
     rig = Rig([3, 3, 3])
     start = rig.chain.mark(rig.chain.batches[0].last_id)
     async with reporting(reports := MemoryReports(rig), rig, start=start) as receiver:
-        assert reports.told == [start.id]
+        assert reports.shown == [start.id]
         (run,) = await take(receiver, start.id + 1)
-        assert reports.told == [start.id]  # handed on, but not worked off
+        assert reports.shown == [start.id]  # handed on, but not worked off
         await receiver.checkpoint(run)
-        assert reports.told == [start.id, run.last_id]
+        assert reports.shown == [start.id, run.last_id]
         await receiver.checkpoint(run)
-    assert reports.told == [start.id, run.last_id]
+    assert reports.shown == [start.id, run.last_id]
     assert reports.is_closed
 
 
@@ -64,10 +64,10 @@ async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_o
         transaction = object()
         await receiver.checkpoint(one, connection=transaction)
         await receiver.checkpoint(one, connection=transaction)  # it was rolled back
-        assert one.last_id not in reports.told, "it is not known whether that was committed"
+        assert one.last_id not in reports.shown, "it is not known whether that was committed"
         await receiver.checkpoint(two)
-    assert reports.told[-1] == two.last_id
-    assert one.last_id not in reports.told
+    assert reports.shown[-1] == two.last_id
+    assert one.last_id not in reports.shown
 
 
 class Answers:

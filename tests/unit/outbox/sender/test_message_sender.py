@@ -50,7 +50,7 @@ def test_topic_that_several_sends_find_in_trouble_together_gets_one_pause() -> N
     assert not troubles.is_paused("t")
 
 
-def test_topic_that_is_all_right_again_is_forgotten_and_told_once(
+def test_topic_that_is_all_right_again_is_forgotten_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     troubles = TopicTroubles(Time())

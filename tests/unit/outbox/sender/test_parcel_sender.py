@@ -21,7 +21,7 @@ NAMES = ("clearing", "prices", "slow")
 
 
 class Broker:
-    """Stands for a MessageSender: answers at random, or as it is told."""
+    """Stands for a MessageSender: answers at random, or as it is asked."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -68,13 +68,13 @@ class Broker:
 
 
 class Book:
-    """A settlement that keeps what it was told of each message."""
+    """A settlement that keeps what it heard of each message."""
 
     def __init__(self) -> None:
-        self.told: dict[str, list[Any]] = {}
+        self.shown: dict[str, list[Any]] = {}
 
     def _note(self, what: str, claims: MessageClaims) -> None:
-        self.told.setdefault(what, []).extend(claims)
+        self.shown.setdefault(what, []).extend(claims)
 
     def sent(self, _: Destination, sent: Sent, claims: MessageClaims) -> None:
         assert [each for each, _ in claims] == [each.message_id for each in sent.messages]
@@ -144,10 +144,10 @@ async def test_each_message_is_settled_once(seed: int, keeps: bool) -> None:
         part.cancel()
     await asyncio.gather(*parts, return_exceptions=True)
     sending.drop_waiting()
-    settled = [each for claims in book.told.values() for each in claims]
+    settled = [each for claims in book.shown.values() for each in claims]
     assert sorted(settled) == sorted(given)
     assert sending.waiting_rows == 0
-    assert book.told["sent"]
+    assert book.shown["sent"]
 
 
 async def test_destination_that_hangs_holds_up_no_other() -> None:

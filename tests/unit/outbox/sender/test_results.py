@@ -36,10 +36,10 @@ class Topic:
     def consumer(self, *_arguments: object, **_options: object) -> Topic:
         """Stand for what makes a consumer: the next member."""
         offset = next(self._offsets, None)
-        told = [] if offset is None else [Progress(TOPIC, 0, offset)]
+        shown = [] if offset is None else [Progress(TOPIC, 0, offset)]
         proof = proof_of(token_of(KEY, bytes(16)), CONSUMER, RETRYING, 0)
         parked = Confirm(bytes(16), RETRYING, 0, 0, 0, proof)
-        value = encode_confirms(CONSUMER, [parked], told)
+        value = encode_confirms(CONSUMER, [parked], shown)
         self._records = [SimpleNamespace(topic=f"{TOPIC}.confirms", value=value, headers=())]
         return self
 

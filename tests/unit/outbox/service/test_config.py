@@ -25,8 +25,8 @@ def test_token_finds_its_client_and_nobody_else() -> None:
     old, new = draw_token(), draw_token()
     clients = Clients([client("a"), client("b", old, new), client("c")])
     assert clients.by_token(old) is clients.by_token(new) is clients.by_name("b")
-    for told in ("", "A", " b", new + "x", HASH, "x" * 10_000, "\ud800"):
-        assert clients.by_token(told) is None
+    for shown in ("", "A", " b", new + "x", HASH, "x" * 10_000, "\ud800"):
+        assert clients.by_token(shown) is None
 
 
 def test_star_is_every_destination_and_nothing_is_none() -> None:

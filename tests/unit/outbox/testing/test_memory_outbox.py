@@ -315,7 +315,7 @@ def test_second_connection_that_would_wait_for_the_first_one_is_refused(one: Mem
     assert "one connection at a time" in letter.last_error
 
 
-def test_what_never_ends_is_told_with_what_is_left(one: MemoryOutbox) -> None:
+def test_what_never_ends_is_reported_with_what_is_left(one: MemoryOutbox) -> None:
     one.add("clearing", b"note")
 
     async def handler(delivery: Delivery, connection: Any) -> None:
@@ -345,16 +345,16 @@ PROGRAM = """
 import sys
 from tests.unit.outbox.testing.test_memory_outbox import apply, make_outbox
 from outbox import Delivery
-outbox, told = make_outbox(int(sys.argv[1])), []
+outbox, shown = make_outbox(int(sys.argv[1])), []
 for number in range(20):
     outbox.add("clearing", b"%d" % number, key="anna" if number % 3 else None)
 async def handler(delivery, connection):
-    told.append((delivery.payload, delivery.partition, delivery.offset, delivery.failures))
+    shown.append((delivery.payload, delivery.partition, delivery.offset, delivery.failures))
     await apply(delivery, connection)
     if delivery.failures == 0 and delivery.offset % 4 == 0:
         raise ValueError
 outbox.work_off(handler)
-print(told, sorted(outbox.faults.items()))
+print(shown, sorted(outbox.faults.items()))
 outbox.close()
 """
 

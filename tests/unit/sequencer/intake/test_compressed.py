@@ -88,7 +88,7 @@ def test_stream_with_nul_bytes_shows_them_as_bytes_that_are_no_text(write: Write
 def test_stream_of_an_xz_file_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.xz"
     content = bytearray(lzma.compress(b"a\n", preset=0))
-    # The dictionary's size stands in the block header, behind the filter's id and size.
+    # The dictionary's size is in the block header, behind the filter's id and size.
     at = content.index(b"\x21\x01", 12) + 2
     content[at] = 40
     header_bytes = (content[12] + 1) * 4

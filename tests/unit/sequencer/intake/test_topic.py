@@ -18,7 +18,7 @@ from tests.doubles.memory_topic import MemoryRecordSource, MemoryTopic
 from tests.unit.sequencer.builders import World
 
 LEASE: dict[str, Any] = {"lease_seconds": 0.2, "commit_seconds": 0.1}
-"""Whoever comes behind a leader that could not hand over waits for so long."""
+"""The process that comes after a leader that could not hand over waits for so long."""
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from ..builders import World
         ("a#\u0661", None),  # a digit, but not one of ours
     ],
 )
-def test_client_keys_are_told_from_others(key: str, split: tuple[str, int] | None) -> None:
+def test_client_keys_differ_from_others(key: str, split: tuple[str, int] | None) -> None:
     assert split_client_key(key) == split
     if split is not None:
         assert client_key(*split) == key

@@ -15,7 +15,7 @@ def one_by_one(keys: list[str]) -> dict[int, tuple[str, int] | None]:
     return dict(enumerate(map(split_client_key, keys)))
 
 
-def told(forms: KeyForms) -> dict[int, tuple[str, int] | None]:
+def shown(forms: KeyForms) -> dict[int, tuple[str, int] | None]:
     found: dict[int, tuple[str, int] | None] = dict.fromkeys(forms.free)
     pairs = zip(forms.clients, forms.numbers, strict=True)
     return found | dict(zip(forms.rising, pairs, strict=True))
@@ -23,7 +23,7 @@ def told(forms: KeyForms) -> dict[int, tuple[str, int] | None]:
 
 @given(st.lists(st.one_of(TEXTS, CLIENT_KEYS), min_size=1, max_size=5))
 def test_forms_of_many_are_those_of_each(keys: list[str]) -> None:
-    assert told(forms_of(keys)) == one_by_one(keys)
+    assert shown(forms_of(keys)) == one_by_one(keys)
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_forms_of_many_are_those_of_each(keys: list[str]) -> None:
     ],
 )
 def test_forms_of_keys_that_look_alike_are_those_of_each(keys: list[str]) -> None:
-    assert told(forms_of(keys)) == one_by_one(keys)
+    assert shown(forms_of(keys)) == one_by_one(keys)

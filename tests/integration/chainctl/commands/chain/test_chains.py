@@ -133,11 +133,11 @@ def test_topic_of_an_intake_is_made_once_and_refused_where_no_intake_could_use_i
         done = call("topic", "create", name, "--partitions", 3, "--json", settings=settings)
         assert done.code == 0, done
         assert json.loads(done.out) == {"topic": name, "topic_created": is_new}
-    lacking = f"lacking-{free_chain}"
-    new = NewTopic(lacking, 1, 1, topic_configs={"min.insync.replicas": "2"})
+    lacking = f"compacted-{free_chain}"
+    new = NewTopic(lacking, 1, 1, topic_configs={"cleanup.policy": "compact"})
     admin(lambda client: client.create_topics([new]))
     for arguments, message in (
-        ((lacking,), "min.insync.replicas"),
+        ((lacking,), f"cleanup.policy of topic {lacking}"),
         ((f"{name}.2", "--set", "cleanup.policy=compact"), "expected cleanup.policy=delete"),
         ((f"{name}.2", "--set", "retention.ms"), "--set was 'retention.ms', expected NAME=VALUE"),
         ((f"{name}.2", "--set", "no.such=1"), "no.such"),

@@ -194,7 +194,7 @@ def test_receive_with_the_read_only_role_alone_writes_the_journal_and_stores_not
     assert "permission denied for table receiver_" in line
 
 
-def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_as_told(
+def test_receive_with_kafka_away_at_the_start_is_refused_or_reads_the_database_as_asked(
     call: Call, refused: Refused, module_settings: dict[str, str], filled_once: int, tmp_path: Path
 ) -> None:
     settings = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
@@ -243,10 +243,10 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
         settings=module_settings,
     )  # fmt: skip
     assert process.stderr is not None
-    told = ""
-    while "live" not in told:
-        told = process.stderr.readline()
-        assert told, "it ended before it was live"
+    shown = ""
+    while "live" not in shown:
+        shown = process.stderr.readline()
+        assert shown, "it ended before it was live"
     extra = tmp_path / "p.csv"
     extra.write_text("n\n1\n")
     assert call("sequence", "--chain", filled, "--input", extra, settings=module_settings).code == 0

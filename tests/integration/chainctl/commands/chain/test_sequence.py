@@ -102,7 +102,7 @@ def test_file_is_sequenced_once_however_often_and_however_compressed(
     assert [row["pid"] for row in found] == [0, *(row["id"] for row in found[:-1])]
 
 
-def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_mended(
+def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_fixed(
     sequence: Callable[..., Done], rows: Rows, tmp_path: Path
 ) -> None:
     times = {number: 1_735_689_600_000 + number for number in range(1, 1_001)}
@@ -298,7 +298,7 @@ def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     assert json.loads(done.out)["rows_before"] + json.loads(done.out)["orders"] == 20_000
 
 
-def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_told(
+def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_allowed(
     call: Call, refused: Refused, stack_environment: dict[str, str],
     postgres_server: PostgresServer, database_name: str, free_chain: int, tmp_path: Path,
 ) -> None:  # fmt: skip

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER
-from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from local_stack import PostgresServer
     from tests.integration.chainctl.conftest import Call
 
 EXTRA = 50
@@ -38,14 +39,7 @@ def standby(
     postgres_server: PostgresServer, module_settings: dict[str, str], server_folder: Path
 ) -> Iterator[PostgresServer]:
     del module_settings  # its database must be there first
-    config = PostgresServerConfig(
-        directory=server_folder / "standby",
-        port=free_port(),
-        passwords=postgres_server.config.passwords,
-    )
-    server = PostgresServer(config)
-    server.initialise_standby(postgres_server)
-    with server:
+    with standby_of(postgres_server, server_folder / "standby") as server:
         yield server
 
 
@@ -109,7 +103,7 @@ def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
         "fill", "--chain", filled, "--after", 0, "--until", 3, *flags, settings=module_settings
     )
     assert without.code == 0, without
-    assert "asked last" in without.err, "a server that does not answer is told"
+    assert "asked last" in without.err, "a server that does not answer is named"
 
 
 def several_hosts(dsn: str, target: str, *ports: int) -> str:

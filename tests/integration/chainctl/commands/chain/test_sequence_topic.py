@@ -163,7 +163,7 @@ def end(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
     return out, err
 
 
-def test_sequence_from_a_topic_runs_until_sigterm_and_tells_what_it_did(
+def test_sequence_from_a_topic_runs_until_sigterm_and_reports_what_it_did(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic
 ) -> None:
     topic.send(200)
@@ -341,7 +341,7 @@ def test_second_leader_without_standby_is_refused_its_chain(
     end(leader, 143)
 
 
-def test_ids_that_tell_the_time_need_a_chain_with_large_partitions(
+def test_ids_that_hold_the_time_need_a_chain_with_large_partitions(
     call: Call, start: Start, refused: Refused, module_settings: dict[str, str], topic: Topic
 ) -> None:
     options = ("--intake-topic", topic.name, "--id-strategy", "time", "--json")
@@ -372,7 +372,7 @@ def test_ids_that_tell_the_time_need_a_chain_with_large_partitions(
         (("--intake-topic", "t", "--key-column", "k"), "--key-column cannot be given with"),
         (("--input", "f.csv", "--start", "latest"), "--start cannot be given with --input"),
         (("--intake-topic", "no/name"), "--intake-topic was 'no/name'"),
-        (("--intake-topic", "t", "--lease-seconds", "0.1"), "lease_seconds was 0.1"),
+        (("--intake-topic", "t", "--batch-rows", "0"), "batch_rows was 0"),
         (("--intake-topic", "t", "--id-strategy", "random"), "--id-strategy"),
     ],
 )

@@ -115,8 +115,8 @@ def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
     assert call("outbox", "dead", "abandon", "--id", letters[0], *WHY, settings=settings).code == 0
     done = call("outbox", "dead", "show", letters[0], settings=settings)
     assert done.code == 0, done
-    for told in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: fixed"):
-        assert told in done.out
+    for noted in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: fixed"):
+        assert noted in done.out
     shown_all = call("outbox", "dead", "show", letters[0], "--json", settings=settings)
     (shown,) = json.loads(shown_all.out)
     assert shown["letter"]["message_id"] == str(letters[0])
@@ -133,8 +133,8 @@ def test_retry_of_one_parks_it_anew_and_stores_the_act(
     assert str(letters[1]) not in listed(call, settings)
     acts = call("outbox", "dead", "acts", "--since", "1h", "--json", settings=settings)
     (act,) = json.loads(acts.out)
-    told = {name: act[name] for name in ("act", "message_id", "consumer", "actor", "reason")}
-    assert told == {
+    noted = {name: act[name] for name in ("act", "message_id", "consumer", "actor", "reason")}
+    assert noted == {
         "act": "retry", "message_id": str(letters[1]), "consumer": "clearing", "actor": "anna",
         "reason": "fixed",
     }  # fmt: skip

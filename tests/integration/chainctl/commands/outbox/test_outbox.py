@@ -102,7 +102,7 @@ def rows(database: str, query: str) -> list[dict[str, Any]]:
     return asyncio.run(run())
 
 
-def test_status_and_list_tell_where_deliveries_stand(
+def test_status_and_list_report_where_deliveries_stand(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:
     assert call("outbox", "status", settings=settings).code == 0
@@ -110,13 +110,13 @@ def test_status_and_list_tell_where_deliveries_stand(
     (abnormal,) = store(1, 3)
     done = call("outbox", "status", "--json", settings=settings)
     assert done.code == 1  # something waits for a person
-    told = {row["status"]: row for row in json.loads(done.out)}
-    assert {name: row["deliveries"] for name, row in told.items()} == {
+    noted = {row["status"]: row for row in json.loads(done.out)}
+    assert {name: row["deliveries"] for name, row in noted.items()} == {
         "confirmed": 3,
         "abnormal": 1,
     }
-    assert told["abnormal"]["oldest_seconds"] >= 0
-    assert {row["trouble"] for row in told.values()} == {None}
+    assert noted["abnormal"]["oldest_seconds"] >= 0
+    assert {row["trouble"] for row in noted.values()} == {None}
     listed = call("outbox", "list", "--status", "abnormal", "--json", settings=settings)
     (row,) = json.loads(listed.out)
     assert (row["message_id"], row["tries"], row["next_send"]) == (str(abnormal), 2, None)
@@ -154,17 +154,17 @@ def test_status_names_what_is_overdue_and_a_relay_that_does_not_run(
     assert call("outbox", "status", settings=settings).code == 0
 
 
-def test_show_tells_of_the_message_its_deliveries_and_what_people_did(
+def test_show_reports_the_message_its_deliveries_and_what_people_did(
     call: Call, refused: Refused, settings: dict[str, str], clearing: str,
     store: Callable[..., list[UUID]],
 ) -> None:  # fmt: skip
     (message_id,) = store(1, 3)
     because = ["--reason", "the consumer was fixed", "--actor", "ada"]
     assert call("outbox", "retry", "--id", message_id, *because, settings=settings).code == 0
-    told = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
-    assert (told["key"], told["headers"], told["bytes"]) == ("k", {"a": "b"}, 2)
-    assert [each["status"] for each in told["deliveries"]] == ["init"]
-    (did,) = told["acts"]
+    noted = json.loads(call("outbox", "show", message_id, "--json", settings=settings).out)
+    assert (noted["key"], noted["headers"], noted["bytes"]) == ("k", {"a": "b"}, 2)
+    assert [each["status"] for each in noted["deliveries"]] == ["init"]
+    (did,) = noted["acts"]
     assert (did["act"], did["actor"], did["reason"]) == ("retry", "ada", "the consumer was fixed")
     (listed,) = json.loads(call("outbox", "acts", "--since", "1h", "--json", settings=settings).out)
     assert {**did, "message_id": str(message_id)}.items() <= listed.items()
@@ -273,8 +273,8 @@ def test_key_of_a_destination_is_printed_and_refused_to_an_operator(
 def shown(call: Call, settings: dict[str, str], name: str) -> dict[str, Any]:
     done = call("outbox", "destination", "list", "--json", settings=settings)
     assert done.code == 0, done
-    told: dict[str, Any] = {row["name"]: row for row in json.loads(done.out)}[name]
-    return told
+    heard: dict[str, Any] = {row["name"]: row for row in json.loads(done.out)}[name]
+    return heard
 
 
 EVERY_FIELD = {
@@ -327,9 +327,9 @@ def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
 ) -> None:
     store(1, 1)
     full = call("outbox", "keep", "--outbox-bytes-max", 1, "--json", settings=settings)
-    told = json.loads(full.out)
-    assert (full.code, told["is_full"], told["bytes_max"]) == (1, True, 1)
-    assert told["bytes"] > 1
+    noted = json.loads(full.out)
+    assert (full.code, noted["is_full"], noted["bytes_max"]) == (1, True, 1)
+    assert noted["bytes"] > 1
     with pytest.raises(outbox.OutboxFull):
         store(1, 1)
     # Without the flag the bound is the one that was set.
@@ -347,7 +347,7 @@ def test_commands_without_the_outboxs_tables_are_refused(
         assert "--part outbox" in refused("outbox", *arguments, settings=settings)
 
 
-def test_relay_sends_what_is_stored_until_it_is_told_to_end(
+def test_relay_sends_what_is_stored_until_it_is_asked_to_end(
     call: Call, start: Callable[..., subprocess.Popen[str]], settings: dict[str, str],
     database: str, database_name: str, make_topic: Callable[..., None],
 ) -> None:  # fmt: skip

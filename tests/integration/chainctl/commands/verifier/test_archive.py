@@ -112,8 +112,8 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     assert (whole.code, f"whole; {ROWS} rows" in whole.out) == (0, True), whole
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
-    told = call(*check, settings=module_settings)
-    assert (told.code, "is not the file that was written" in told.out) == (1, True), told
+    heard = call(*check, settings=module_settings)
+    assert (heard.code, "is not the file that was written" in heard.out) == (1, True), heard
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
 
@@ -142,10 +142,10 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     assert (tried["is_done"], tried["act_id"]) == (False, None)
     assert [table["name"] for table in tried["dropped"]] == first
     assert tables_of(module_settings, chain) == before, "a dry run drops nothing"
-    told = retain(head - 1, *window, *why[:3], "--dry-run").out
-    assert f"dropped: {', '.join([*first, *tried['partitions']])} (" in told
+    noted = retain(head - 1, *window, *why[:3], "--dry-run").out
+    assert f"dropped: {', '.join([*first, *tried['partitions']])} (" in noted
     size = tried["bytes"] + sum(table["bytes"] for table in tried["dropped"])
-    assert f" ({size:,} bytes)" in told
+    assert f" ({size:,} bytes)" in noted
     assert tried["bytes"] > 0
     done = retain(head - 1, *window, *why)
     assert done.code == 0, done
@@ -252,8 +252,8 @@ def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
     receive = ("receive", "--chain", chain, "--output")
     without = call(*receive, tmp_path / "without.jsonl", settings=module_settings)
     assert without.code == 3, without
-    told = f"rows after 0 up to {boundary} were archived; --archive DIR reads them from an archive"
-    assert told in without.err
+    noted = f"rows after 0 up to {boundary} were archived; --archive DIR reads them from an archive"
+    assert noted in without.err
     assert ids_of(tmp_path / "without.jsonl") == []
 
     journal = tmp_path / "with.jsonl"

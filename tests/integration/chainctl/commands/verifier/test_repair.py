@@ -388,7 +388,7 @@ def test_forged_rows_after_the_head_are_not_written(
     module_settings: Settings, whole: int, fix: Callable[..., tuple[int, Any]],
     send: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Whoever may write to the topic can make a batch whose seal fits, but cannot sign it."""
+    """A writer of the topic can make a batch whose seal fits, but cannot sign it."""
     query = f"SELECT last_id, last_seal, epoch, nonce FROM chain_head WHERE chain_id = {whole}"
     ((head, seal, epoch, nonce),) = as_owner(module_settings, query)
     batch = sealed(

@@ -123,7 +123,7 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
 @pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopped(
+def test_verify_with_follow_reports_a_changed_row_and_goes_on_until_it_is_stopped(
     start: Start, module_settings: dict[str, str], filled: int, tmp_path: Path
 ) -> None:
     change(module_settings, filled)
@@ -131,8 +131,8 @@ def test_verify_with_follow_tells_of_a_changed_row_and_goes_on_until_it_is_stopp
     arguments = ["verify", "--chain", filled, *sources, "--follow", "--checkpoint", tmp_path / "f"]
     follower = start(*arguments, settings=module_settings)
     assert follower.stdout is not None
-    told = follower.stdout.readline()
-    assert told == f"topic: row {ROWS // 2} differs from database in payload\n"
+    shown = follower.stdout.readline()
+    assert shown == f"topic: row {ROWS // 2} differs from database in payload\n"
     assert follower.poll() is None
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate()

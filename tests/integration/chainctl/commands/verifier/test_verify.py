@@ -65,7 +65,7 @@ def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
-def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_one(
+def test_verify_of_two_chains_in_one_spark_finds_the_whole_one_beside_the_damaged_one(
     call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
     journal: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -101,7 +101,7 @@ def test_verify_of_two_chains_in_one_spark_tells_the_whole_one_from_the_damaged_
     ]
 
 
-def test_verify_of_all_chains_tells_of_each_with_the_worst_exit_code(
+def test_verify_of_all_chains_reports_each_with_the_worst_exit_code(
     call: Call, module_settings: dict[str, str], filled_once: int, chain: int
 ) -> None:
     arguments = ("verify", "--local", "--source", "database", "--source", "topic", "--json")
@@ -127,9 +127,9 @@ def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
     alone = call(*arguments, f"journal:{empty}", settings=module_settings)
     assert alone.code == 3, alone
     assert f"chain {chain}: not proven (nothing was read)" in alone.out
-    told = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
-    report = json.loads(told.out)
-    assert (told.code, report["is_clean"], report["counts"]) == (3, False, {})
+    shown = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
+    report = json.loads(shown.out)
+    assert (shown.code, report["is_clean"], report["counts"]) == (3, False, {})
     assert report["verdict"] == report["sources"][0]["verdict"] == "not proven (nothing was read)"
     known = call(*arguments, "database", "--source", f"journal:{empty}", settings=module_settings)
     assert known.code == 0, known
@@ -148,7 +148,7 @@ def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "shown"),
     [
         ("journal:missing.jsonl", "missing.jsonl"),
         ("topic", "kafka"),
@@ -157,13 +157,13 @@ def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
     ],
 )
 def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
-    refused: Refused, source: str, told: str
+    refused: Refused, source: str, shown: str
 ) -> None:
-    assert told in refused("verify", "--chain", 1, "--source", source)
+    assert shown in refused("verify", "--chain", 1, "--source", source)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         (("--follow", "--seals"), "--seals"),
         (("--follow", "--report", "page.html"), "--report"),
@@ -184,9 +184,9 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
     ],
 )
 def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
-    refused: Refused, options: tuple[str | int, ...], told: str
+    refused: Refused, options: tuple[str | int, ...], shown: str
 ) -> None:
-    assert told in refused("verify", "--chain", 1, "--source", "database", *options)
+    assert shown in refused("verify", "--chain", 1, "--source", "database", *options)
 
 
 @pytest.mark.parametrize("option", ["--expect-seal", "--expect-seals"])
@@ -257,8 +257,8 @@ def test_report_names_what_it_was_made_of_and_no_password(
     assert "hunter2" not in text
 
     arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--seals")
-    told = call(*arguments, "--json", "--report", page, settings=module_settings)
-    report = json.loads(told.out)
+    shown = call(*arguments, "--json", "--report", page, settings=module_settings)
+    report = json.loads(shown.out)
     assert (report["head"], report["seals_checked"]) == (FILLED_ROWS, True)
     text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
     assert report["database_id"] in text

@@ -64,7 +64,7 @@ def test_journal_that_decodes_refuses_a_payload_that_is_no_messagepack(payload: 
         encode_rows(1, events(1, 1, payload), "msgpack")
 
 
-def test_journal_again_tells_its_last_row_and_goes_on_behind_it(path: Path) -> None:
+def test_journal_again_reports_its_last_row_and_goes_on_behind_it(path: Path) -> None:
     write(path, 1, 3)
     with Journal(path, 1) as journal:
         assert journal.last_row is not None

@@ -39,23 +39,16 @@ them; batches of 100 cannot carry half of the highest rate."""
 SECONDS = 3.0
 WARM_UP_SECONDS = 1.0
 MAXIMUM_ORDERS = 400_000
-_OVERHEAD_SECONDS = 5.0
-_MAXIMUM_SECONDS = 12.0
 
 
 def arms(scope: Scope) -> list[Arm]:
     """Return the maximum, the floor, and every policy at every load."""
     schedule_seconds = 0.5 if scope.is_quick else SECONDS
-    floor_seconds = 2 * schedule_seconds + _OVERHEAD_SECONDS
     return [
-        Arm(name="maximum", seconds=_MAXIMUM_SECONDS),
-        Arm(name="floor", settings={"schedule_seconds": schedule_seconds}, seconds=floor_seconds),
+        Arm(name="maximum"),
+        Arm(name="floor", settings={"schedule_seconds": schedule_seconds}),
         *(
-            Arm(
-                name=arm_name(share, rows),
-                settings={"share_percent": share, "fixed_rows": rows},
-                seconds=SECONDS + WARM_UP_SECONDS + _OVERHEAD_SECONDS,
-            )
+            Arm(name=arm_name(share, rows), settings={"share_percent": share, "fixed_rows": rows})
             for share in ((50,) if scope.is_quick else SHARES_PERCENT)
             for rows in (0, *FIXED_ROWS[: 1 if scope.is_quick else None])
         ),

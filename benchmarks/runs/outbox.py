@@ -45,7 +45,6 @@ _MESSAGES: Final = 100_000
 _BASE_MESSAGES: Final = 1_500
 _DELAYED_PER_SECOND: Final = 1_000
 _DELAY_SECONDS: Final = 6
-_OVERHEAD_SECONDS: Final = 4.0
 
 _CYCLES: Final = {"batched": True, "woken": False}
 """Whether the messages of a cycle are handed over to the relay, or it hears of them."""
@@ -59,20 +58,11 @@ _DELAYS: Final = {
 """Whether messages are handed over to the relay, and how many are in a transaction."""
 
 
-def arms(scope: Scope) -> list[Arm]:
+def arms(_: Scope) -> list[Arm]:
     """Return full cycles, the common way first, then delays under a steady load."""
-    share = 10 if scope.is_quick else 1
     counts = {BASE: _BASE_MESSAGES, **dict.fromkeys(_CYCLES, _MESSAGES)}
-    seconds = max(1, _DELAY_SECONDS // share)
-    return [
-        Arm(name=name, settings={"messages": count // share}, seconds=_OVERHEAD_SECONDS + 5.0)
-        for name, count in counts.items()
-    ] + [
-        Arm(
-            name=name,
-            settings={"seconds": seconds, "rate": _DELAYED_PER_SECOND},
-            seconds=_OVERHEAD_SECONDS + seconds,
-        )
+    return [Arm(name=name, settings={"messages": count}) for name, count in counts.items()] + [
+        Arm(name=name, settings={"seconds": _DELAY_SECONDS, "rate": _DELAYED_PER_SECOND})
         for name in _DELAYS
     ]
 

@@ -35,7 +35,6 @@ _MIDDLE_ROWS: Final = 1_000_000
 """Rows of the chain that is also stored as a row per order."""
 _WARM_UP_GAPS: Final = 20
 """Statements are prepared by then."""
-_FILLED_PER_SECOND: Final = 150_000
 
 
 class Gap(Struct, frozen=True):
@@ -56,12 +55,12 @@ _FLAT_COUNT: Final = 4
 LENGTHS: Final = (100_000, _MIDDLE_ROWS, 10_000_000)
 
 
-def _gaps(scope: Scope) -> dict[str, Gap]:
+def _gaps() -> dict[str, Gap]:
     ranges = {f"{rows:,} orders": Gap(rows, count) for rows, count in _RANGES.items()}
     flat = {
         flat_name(length, is_warm=is_warm): Gap(_FLAT_ROWS, _FLAT_COUNT, length, False, is_warm)
         for is_warm in (True, False)
-        for length in (LENGTHS[:2] if scope.is_quick else LENGTHS)
+        for length in LENGTHS
     }
     return ranges | flat
 
@@ -71,16 +70,9 @@ def flat_name(length: int, *, is_warm: bool) -> str:
     return f"{_FLAT_ROWS:,} of {length:,} rows, {'warm' if is_warm else 'cold'}"
 
 
-def arms(scope: Scope) -> list[Arm]:
+def arms(_: Scope) -> list[Arm]:
     """Return ranges beside a SELECT, then the same gap in chains of different length."""
-    return [
-        Arm(
-            name=name,
-            settings=msgspec.to_builtins(gap),
-            seconds=3.0 + gap.chain_rows / _FILLED_PER_SECOND / scope.repeats,
-        )
-        for name, gap in _gaps(scope).items()
-    ]
+    return [Arm(name=name, settings=msgspec.to_builtins(gap)) for name, gap in _gaps().items()]
 
 
 _copied: Final[set[int]] = set()
