@@ -182,6 +182,7 @@ class Exchange:
             self._state = msgspec.msgpack.decode(state, type=ExchangeState)
         self._books = {symbol: Book(orders) for symbol, orders in self._state.books}
         self._state.books = []
+        self._touched: set[str] = set()
 
     def apply(self, payloads: Iterable[bytes]) -> None:
         """Apply `payloads`, MessagePack maps of column to text, in their order."""
@@ -195,6 +196,7 @@ class Exchange:
             except (ValueError, RecursionError):
                 state.refused += 1
                 continue
+            self._touched.add(row.symbol)
             if not self._act(row):
                 state.refused += 1
 
@@ -219,6 +221,23 @@ class Exchange:
     def digest(self) -> str:
         """Return the SHA-256 of the whole state, in hexadecimal."""
         return sha256(self.dump()).hexdigest()
+
+    def take_touched(self) -> dict[str, bytes]:
+        """Return the digest of each book that an order has named since the last call."""
+        touched, self._touched = sorted(self._touched), set()
+        return {symbol: self.book_digest(symbol) for symbol in touched}
+
+    def book_digest(self, symbol: str) -> bytes:
+        """Return the SHA-256 of what rests in a book, by price and time."""
+        book = self._books.get(symbol)
+        return sha256(_encode(book.by_priority() if book else [])).digest()
+
+    def lose_an_order(self) -> None:
+        """Forget a resting order that nobody cancelled: what a replay is to find."""
+        symbol, book = next((name, book) for name, book in self._books.items() if book.orders)
+        book.remove(next(iter(book.orders)))
+        self._touched.add(symbol)
+        self._forget_if_empty(symbol, book)
 
     def _act(self, row: OrderRow) -> bool:
         """Apply a row; return whether it made sense."""

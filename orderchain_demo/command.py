@@ -88,6 +88,11 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
     is_flag=True,
     help="Verify as `chainctl verify --local` does: sooner, and without Spark's installation.",
 )
+@click.option(
+    "--wrong-book",
+    is_flag=True,
+    help="Let the matching service lose an order of one book; Spark's replay names it.",
+)
 @json_option
 @uses_settings("stack_dir")
 def demo(
@@ -100,6 +105,7 @@ def demo(
     seed: int | None,
     http: Address | None,
     no_spark: bool,
+    wrong_book: bool,
     as_json: bool,
 ) -> ExitCode:
     """Sequence, lose, kill, fill and verify, on a local PostgreSQL and Kafka.
@@ -107,10 +113,13 @@ def demo(
     Starts the stack and leaves it up. Sequences orders into a new chain; drops, repeats, reorders
     and delays frames between Kafka and the matching service, the last frame among the dropped;
     kills the service once; compares its state with the same orders applied straight; and has Spark
-    verify database and journal. Exit code 0 only if all is whole.
+    verify database and journal, and replay the chain beside the books that the service has stored.
+    Exit code 0 only if all is whole.
     """  # fmt: skip
     if input_ is not None and orders is not None:
         raise click.UsageError("--orders is for generated orders, --input brings its own.")
+    if wrong_book and no_spark:
+        raise click.UsageError("--wrong-book is for Spark's replay, not with --no-spark.")
     from chain_kernel.testing.memory_chain import LinkDial
     from orderchain_demo.run import DemoOptions, run_demo
 
@@ -120,6 +129,7 @@ def demo(
         dial=LinkDial(lost=loss, repeated=duplicate, held=reorder),
         seed=random.SystemRandom().getrandbits(32) if seed is None else seed,
         with_spark=not no_spark,
+        has_wrong_book=wrong_book,
         http=http,
     )
     summary = run_demo(stack_of(settings), options)

@@ -71,6 +71,8 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     """Key of the last row: the frame that ends with it is lost."""
     http: Address | None
     """Where it serves its metrics."""
+    wrong_at_row: int = 0
+    """After this many rows it loses an order of one book; 0: never."""
 
 
 class MatchingReport(Struct, frozen=True, kw_only=True):
@@ -148,7 +150,10 @@ class MatchingService:
         """Write a run to the journal and apply it."""
         self._first_at = self._first_at or time.monotonic()
         self._journal.append(run.events)
+        before = self._exchange.events
         self._exchange.apply(map(_payload_of, run.events))
+        if before < self._job.wrong_at_row <= self._exchange.events:
+            self._exchange.lose_an_order()
         self._rows += len(run.events)
         self._unsaved, self._unsaved_rows = run, self._unsaved_rows + len(run.events)
         self._last_at = time.monotonic()
@@ -165,6 +170,11 @@ class MatchingService:
         async with self._connection.transaction():
             key = job.chain_id, job.receiver
             await self._connection.execute(SQL["save_state"], *key, run.last_id, *state)
+            books = [
+                (job.chain_id, symbol, run.last_id, digest)
+                for symbol, digest in self._exchange.take_touched().items()
+            ]
+            await self._connection.executemany(SQL["save_book"], books)
             await self._receiver.checkpoint(run, self._connection)
         self._unsaved, self._unsaved_rows = None, 0
         self._saves += 1

@@ -51,6 +51,8 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
     """Seed of the generated orders and of the link's faults."""
     with_spark: bool = True
     """Whether Spark verifies; otherwise the local verifier does."""
+    has_wrong_book: bool = False
+    """Whether the matching service loses an order of one book: the replay is to find it."""
     http: Address | None = None
     """Where the sequencing service serves its metrics, the matching service at the next port."""
 
@@ -84,6 +86,7 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
             dial=options.dial,
             seed=options.seed,
             http=options.http,
+            has_wrong_book=options.has_wrong_book,
         )
         phases = {"stack and input": watch.seconds}
         talk(f"Sequencing {counted(orders.rows, 'order')} into chain {setup.chain_id}, "

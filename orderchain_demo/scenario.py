@@ -114,6 +114,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     dial: LinkDial
     seed: int
     http: Address | None = None
+    has_wrong_book: bool = False
 
     @property
     def batch_rows(self) -> int:
@@ -165,6 +166,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             seed=f"{self.seed}/{life}",
             last_key=self.orders.last_key,
             http=None if self.http is None else Address(self.http.host, self.http.port + 1),
+            wrong_at_row=self.orders.rows // 2 if self.has_wrong_book else 0,
         )
         return Program("matching service", "orderchain_demo.matching", job)
 

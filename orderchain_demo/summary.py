@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from orderchain_demo.scenario import Outcome, Plan
+    from orderchain_demo.verify import Verified
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -44,6 +45,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     verified_clean: bool
     verified: dict[str, Any]
     """The report of `chainctl verify`."""
+    wrong_books: list[dict[str, Any]] | None
+    """What Spark's replay of the chain has against the stored books; null without Spark."""
     journal: str
     commands: dict[str, str]
     """Shell lines for what the demo has left."""
@@ -55,16 +58,16 @@ class Summary(Struct, frozen=True, kw_only=True):
 def summarize(
     plan: Plan,
     outcome: Outcome,
-    report: dict[str, Any],
+    verdict: Verified,
     verifier: str,
     *,
     commands: dict[str, str],
     phases: dict[str, float],
 ) -> Summary:
-    """Return the summary, the judgement included. `report` is that of `verifier`."""
+    """Return the summary, the judgement included. `verdict` is that of `verifier`."""
     orders, lives = plan.orders, outcome.lives
-    finished, faults = lives[-1], objections(report, orders.rows)
-    not_whole = list(faults)
+    finished, faults = lives[-1], objections(verdict.report, orders.rows)
+    not_whole = faults + list(map(_wrong, verdict.wrong_books or ()))
     if outcome.rows != orders.rows:
         not_whole.append(f"{outcome.rows} rows sequenced, {orders.rows} in the input")
     if finished.digest != orders.digest:
@@ -87,7 +90,8 @@ def summarize(
         digest_straight=orders.digest,
         verified_by=verifier,
         verified_clean=not faults,
-        verified=report,
+        verified=verdict.report,
+        wrong_books=verdict.wrong_books,
         journal=str(plan.journal),
         commands=commands,
         phases=phases,
@@ -129,9 +133,23 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             f"verified by {summary.verified_by}",
             "database and journal whole and equal" if summary.verified_clean else "FINDINGS",
         ),
+        *_replayed(summary.wrong_books),
         ("in all", f"{summary.seconds:.1f} s: {phases}"),
         ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
     ]
+
+
+def _replayed(wrong_books: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
+    if wrong_books is None:
+        return []
+    wrong = ", ".join(book["group"] for book in wrong_books)
+    found = f"WRONG: {wrong}" if wrong else "each one right after each save"
+    return [("books replayed by Spark", found)]
+
+
+def _wrong(book: dict[str, Any]) -> str:
+    since = f"after id {book['equal_id']}" if book["equal_id"] else "at the first orders"
+    return f"book of {book['group']}: it went wrong {since}, and not later than id {book['id']}"
 
 
 def _summed(counters: Iterable[dict[str, int]]) -> dict[str, int]:

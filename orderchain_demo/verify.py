@@ -55,6 +55,9 @@ class Verified(Struct, frozen=True):
     """The verifier's report, as `chainctl verify --json` prints it."""
 
     report: dict[str, Any]
+    wrong_books: list[dict[str, Any]] | None = None
+    """Books of the matching service that are not what a replay of the chain gives, as `verify
+    --replay --json` names them; None without Spark."""
 
 
 def start_spark(rows: int) -> Program:
@@ -69,7 +72,7 @@ def start_spark(rows: int) -> Program:
     return Program("verifier", "orderchain_demo.verify", SparkJob(is_long=rows >= LONG_ROWS))
 
 
-def verified(job: VerifyJob, spark: Program | None) -> dict[str, Any]:
+def verified(job: VerifyJob, spark: Program | None) -> Verified:
     """Return the report on what a demo has left, by Spark or without it.
 
     Raises OrderchainError when there is none, or none in time.
@@ -77,12 +80,12 @@ def verified(job: VerifyJob, spark: Program | None) -> dict[str, Any]:
     if spark is None:
         from chain_verifier.local.verify import verify_locally
 
-        return verify_locally(job.request()).to_dict()
+        return Verified(verify_locally(job.request()).to_dict())
     deadline = Timer(VERIFY_SECONDS + job.rows / VERIFY_ROWS_PER_SECOND, spark.kill)
     deadline.start()
     try:
         spark.write(job)
-        return spark.read(Verified).report
+        return spark.read(Verified)
     finally:
         deadline.cancel()
 
@@ -105,13 +108,19 @@ def objections(found: dict[str, Any], rows: int) -> list[str]:
 
 def main() -> None:
     """Start Spark, wait for the word, verify."""
+    from chain_verifier.config import DatabaseSource
+    from chain_verifier.dataframe.stored import differences
     from chain_verifier.spark.session import open_session
     from chain_verifier.spark.verify import verify
+    from orderchain_demo.books import BOOKS
 
     with open_session(None, is_long_run=receive(SparkJob).is_long) as spark:
-        found = verify(receive(VerifyJob).request(), spark)
+        job = receive(VerifyJob)
+        found = verify(job.request(), spark)
+        database = DatabaseSource(database=job.database)
+        wrong = differences(spark, BOOKS, database, job.chain_id, "database:demo_book")
         # Before Spark has stopped: that takes a second, which nobody needs to wait for.
-        report(Verified(found.to_dict()))
+        report(Verified(found.to_dict(), list(wrong)))
 
 
 if __name__ == "__main__":

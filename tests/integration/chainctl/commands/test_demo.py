@@ -119,6 +119,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert summary["last_gap_shown_by"] in {"heartbeat", "poll"}
 
     assert (summary["verified_by"], summary["verified_clean"]) == ("Spark", True)
+    assert summary["wrong_books"] == [], "Spark has rebuilt each book"
     assert [source["rows"] for source in summary["verified"]["sources"]] == [20_000, 20_000]
     assert Path(summary["journal"]).read_bytes().count(b"\n") == 20_000
 
@@ -138,6 +139,20 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert shown == {f"{command} --demo" for command in (*summary["commands"], "console")}
     chains = see_console(environment)["chains"]
     assert [chain["head_persisted"] for chain in chains.values()] == [20_000]
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+def test_wrong_book_of_right_orders_is_named_by_symbol_and_id(run: Run) -> None:
+    done = run("demo", "--orders", "6000", "--wrong-book", "--json")
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["whole"], summary["verified_clean"]) == (False, True)
+    (book,) = summary["wrong_books"]
+    assert book["equal_id"] < 3_000 <= book["id"]
+    line = f"Not whole: book of {book['group']}: it went wrong after id {book['equal_id']},"
+    assert line in done.stderr
+    assert run("demo", "--wrong-book", "--no-spark").returncode == 2
 
 
 @pytest.mark.nightly
