@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from aiokafka.protocol.admin import ApiVersionResponse_v0
+from aiokafka.protocol.admin import ApiVersionResponse_v0, ApiVersionResponse_v1
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ class _Broker(socketserver.StreamRequestHandler):
             return ANSWER
         if key == VERSIONS:
             known = [(1, 0, FETCH_3_6), (METADATA, 0, METADATA_MAX), (VERSIONS, 0, 3)]
-            return bytes(ApiVersionResponse_v0(0, known).encode())
+            if version == 0:
+                return bytes(ApiVersionResponse_v0(0, known).encode())
+            return bytes(ApiVersionResponse_v1(0, known, 0).encode())
         assert key == METADATA, f"a request that nobody should send to an old broker: {key}"
         brokers = [(1, *self.request.getsockname(), None)]
         return bytes(MetadataResponse_v5(0, brokers, "cluster", 1, []).encode())
