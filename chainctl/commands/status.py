@@ -39,12 +39,12 @@ def status(settings: Settings, chain_id: int | None, as_json: bool) -> None:
     """
     chains, receivers, intakes = run_async(_read(settings, chain_id))
     if as_json and chain_id is None:
-        data_json({"chains": chains, "receivers": receivers})
+        data_json({"chains": [*map(_facts, chains)], "receivers": receivers})
     elif as_json:
         data_json({**_facts(chains[0]), "receivers": receivers, "intakes": intakes})
     else:
         if chain_id is None:
-            write(_CHAINS, chains)
+            write(_CHAINS, [*map(_facts, chains)])
         else:
             write_facts(_facts(chains[0]))
         tables: tuple[tuple[Sequence[str], Sequence[Any]], ...] = (

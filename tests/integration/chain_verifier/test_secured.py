@@ -116,9 +116,9 @@ def test_topic_by_a_wrong_config_is_refused_in_one_line_that_says_why(
     for config, reason in (
         (KafkaConfig.of(secured_kafka.at("LOGIN")), r"does it ask for TLS or a login\?"),
         (right(RECEIVER, sasl_password="wrong-one"), "invalid credentials"),
-        (right(RECEIVER, ssl_cafile=other), "certification path|signature"),
-        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("OTHER")), HOST),
-        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("EXPIRED")), "validity|NotAfter"),
+        (right(RECEIVER, ssl_cafile=other), "issuer certificate|signature"),
+        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("OTHER")), "not valid for"),
+        (mutual(RECEIVER, bootstrap_servers=secured_kafka.at("EXPIRED")), "expired"),
     ):
         request = VerifyRequest(
             chain_id=CHAIN_ID, sources=(TopicSource(kafka=config, topic=TOPIC),), head=1

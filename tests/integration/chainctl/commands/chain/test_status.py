@@ -77,8 +77,8 @@ def test_states_of_a_leader_and_what_is_published_late(
     assert f" s late: {FILLED_ROWS:,} rows wait for a leader" in line
     change("UPDATE chain_lease SET released = false, beat_at = now(), lease_seconds = 3600")
     assert shown() == ("leads", 0, "70")
-    line = call("status", settings=module_settings).out
-    assert f" s late: {FILLED_ROWS:,} rows wait for the broker" in line
+    done = call("status", settings=module_settings)
+    assert f" s late: {FILLED_ROWS:,} rows wait for the broker" in done.out, done
     doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
     (late,) = [each for each in doctor if each["what"] == f"orders of chain {filled}"]
     assert (late["state"], "rows wait to be published, for 7" in late["found"]) == ("warning", True)

@@ -75,19 +75,6 @@ def retain(
     return run
 
 
-def test_sizes_counts_the_files_of_an_archive(
-    call: Call, module_settings: dict[str, str], archived: tuple[int, int], tmp_path: Path
-) -> None:
-    folder = tmp_path / "archive"
-    sizes = ("sizes", "--archive", folder, "--max-bytes", "archive=1KB", "--json")
-    done = call(*sizes, settings=module_settings)
-    assert done.code == 1, done  # above a bound of 1,000 bytes
-    (found,) = json.loads(done.out)["archives"]
-    assert found["chain"] == archived[0]
-    assert found["bytes"] == sum(each.stat().st_size for each in folder.rglob("*.parquet"))
-    assert found["bytes_per_second"] == round(found["bytes"] / 3_600, 1)
-
-
 def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     call: Call,
     module_settings: dict[str, str],
