@@ -83,7 +83,7 @@ def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource)
         return spark.table(name)
     if kind == "database":
         address = chain_address(database)
-        return spark.read.jdbc(address.url, name, properties=address.properties)
+        return spark.read.jdbc(address.url, name, properties=dict(address.properties))
     return spark.read.format(kind).load(name)
 
 

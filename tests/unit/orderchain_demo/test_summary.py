@@ -12,6 +12,7 @@ from orderchain_demo.feed import DemoInput
 from orderchain_demo.matching import MatchingReport
 from orderchain_demo.scenario import ChainSetup, Outcome, Plan
 from orderchain_demo.summary import Summary, summarize, summary_rows
+from orderchain_demo.verify import Verified
 
 ROWS = 1_000
 PLAN = Plan(
@@ -45,9 +46,12 @@ REPORT: dict[str, Any] = {
 }
 
 
-def summary(outcome: Outcome = OUTCOME, **report: object) -> Summary:
+def summary(
+    outcome: Outcome = OUTCOME, wrong_books: list[dict[str, Any]] | None = None, **report: object
+) -> Summary:
     phases = {"orders": 4.0, "Spark": 5.0}
-    return summarize(PLAN, outcome, REPORT | report, "Spark", commands={}, phases=phases)
+    verdict = Verified(REPORT | report, wrong_books)
+    return summarize(PLAN, outcome, verdict, "Spark", commands={}, phases=phases)
 
 
 def with_digest(digest: str) -> Summary:
@@ -109,3 +113,14 @@ def test_plan_of_any_size_kills_before_the_pause_and_between_two_saves(rows: int
     if rows >= 20_000:
         assert plan.save_rows < plan.kill_at_row
         assert plan.kill_at_row % plan.save_rows == plan.save_rows // 2
+
+
+def test_wrong_book_is_named_with_where_it_went_wrong() -> None:
+    book = {"group": "ALPHA", "id": 900, "equal_id": 400}
+    found = summary(wrong_books=[book])
+    assert found.not_whole == [
+        "book of ALPHA: it went wrong after id 400, and not later than id 900"
+    ]
+    assert dict(summary_rows(found))["books replayed by Spark"] == "WRONG: ALPHA"
+    assert dict(summary_rows(summary(wrong_books=[])))["books replayed by Spark"].startswith("each")
+    assert "books replayed by Spark" not in dict(summary_rows(summary()))

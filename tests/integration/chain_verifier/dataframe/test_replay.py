@@ -56,13 +56,13 @@ def test_state_and_outputs_are_those_of_plain_python(rows: DataFrame) -> None:
     assert given == [(event.id, event.key) for event in EVENTS if event.id % 2 == 0]
 
 
-def test_replay_ends_where_it_is_told_and_groups_by_a_column(rows: DataFrame) -> None:
+def test_replay_ends_where_it_is_reported_and_groups_by_a_column(rows: DataFrame) -> None:
     until = EVENTS[100].id
     whole = orderchain.spark.replay(rows, BOOKS, by="chain_id", until=until).states.collect()
     assert [(row["id"], row["rows"]) for row in whole] == [(until, 101)]
 
 
-def test_first_stored_state_that_differs_is_told_by_group_and_id(
+def test_first_stored_state_that_differs_is_reported_by_group_and_id(
     spark: SparkSession, rows: DataFrame
 ) -> None:
     ids = sorted(STRAIGHT["sell"])

@@ -12,7 +12,7 @@ import pytest
 
 from chain_verifier.dataframe.fold import digest_of
 from chainctl.main import main
-from tests.integration.chain_verifier.dataframe.books import side_of, start, step
+from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of
 from tests.integration.chain_verifier.stored_rows import store
 
@@ -28,7 +28,7 @@ VERIFY = ("verify", "--chain", str(CHAIN_ID), "--source", "database", "--replay"
 
 def states_of(wrong_from: int | None = None) -> list[tuple[str, int, bytes]]:
     """Return the state of each side after each tenth order; those of `buy` wrong from one id on."""
-    books, states = {}, []
+    books, states = dict[str, Book](), list[tuple[str, int, bytes]]()
     for at, event in enumerate(events_of(ROWS)):
         side = side_of(event)
         book = books.setdefault(side, start(side))
@@ -78,9 +78,9 @@ def test_wrong_state_is_named_by_group_and_id(
     buys = [event.id for event in events_of(ROWS) if side_of(event) == "buy"]
     stored(states_of(wrong_from=buys[9]))
     assert main([*VERIFY, *states, "--json"]) == 1
-    (told,) = json.loads(capsys.readouterr().out)["differences"]
+    (shown,) = json.loads(capsys.readouterr().out)["differences"]
     before = max(row_id for _, row_id, _ in states_of() if row_id < buys[9])
-    assert (told["group"], told["id"], told["equal_id"]) == ("buy", buys[9], before)
+    assert (shown["group"], shown["id"], shown["equal_id"]) == ("buy", buys[9], before)
     assert main([*VERIFY, *states]) == 1
     assert f"state of buy: another one after id {buys[9]}" in capsys.readouterr().out
 

@@ -49,7 +49,7 @@ def test_each_group_has_a_state_of_its_own() -> None:
     ]
 
 
-def test_first_stored_state_that_differs_is_told_once_with_the_last_equal_one() -> None:
+def test_first_stored_state_that_differs_is_reported_once_with_the_last_equal_one() -> None:
     wrong = [0]
     pieces = [
         Piece("a", EVENTS[:10]), stored(10), Piece("a", EVENTS[10:20]), stored(20, wrong),
