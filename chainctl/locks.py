@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from chain_kernel.clients.session import SessionConfig
-    from chainctl.database import Connection
 
 LOCK_SECONDS: Final = 5.0
 """How long a statement waits for a lock before it is given up, and its holder is named."""
@@ -26,7 +25,10 @@ _SQL: Final = load_sql("chainctl", "locks.sql")
 
 
 @asynccontextmanager
-async def naming_lock_holders(config: SessionConfig, connection: Connection) -> AsyncIterator[None]:
+async def naming_lock_holders(
+    config: SessionConfig,
+    connection: Any,  # noqa: ANN401 - an asyncpg connection
+) -> AsyncIterator[None]:
     """Give up a statement of the block that has waited for a lock for LOCK_SECONDS.
 
     Raises RetryError then, which names the table, who holds the lock, and that session's query.
