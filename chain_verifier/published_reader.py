@@ -21,6 +21,7 @@ from chain_kernel.errors import OrderchainError, RetryError, SourceBroken, Topic
 from chain_kernel.text import reason_of
 from chain_verifier.checks.published import Bounds
 from chain_verifier.config import CONNECT_SECONDS
+from chain_verifier.server import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -67,7 +68,7 @@ class PublishedReader:
         self._connect_seconds = source.connect_seconds
         self._at = TopicPartition(topic, partition)
         self._consumer: AIOKafkaConsumer | None = None
-        self._runner = asyncio.Runner()
+        self._runner = Runner()
         try:
             self.bounds: Bounds = self._runner.run(self._open_patiently())
         except BaseException:

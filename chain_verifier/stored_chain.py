@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.server import verifier_session_config
+from chain_verifier.server import Runner, verifier_session_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +58,7 @@ class StoredChain(DatabaseFacts):
         self._session = Session(
             verifier_session_config(source.database, AUDITOR, source.connect_seconds)
         )
-        self._runner = asyncio.Runner()
+        self._runner = Runner()
         try:
             self.head = self._read_head()
         except BaseException:
