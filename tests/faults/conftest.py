@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from chain_kernel.sql import LOGIN_ROLES, schema_sql
@@ -21,9 +22,25 @@ from tests.builders.created_chain import Chain
 from .brokers import Brokers, brokers_in
 from .chains import create_chain
 from .processes import Worker
+from .rounds import Row, table
 
 MakeChain = Callable[..., Awaitable[Chain]]
 StartWorker = Callable[..., Awaitable[Worker]]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the pairs of faults came to."""
+    rows = [
+        msgspec.json.decode(text, type=Row)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == "pair"
+    ]
+    if rows:
+        terminalreporter.section("pairs of faults")
+        terminalreporter.write_line(table(rows))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,6 +26,7 @@ from .rounds import Round
 
 Story = Callable[[Round], Awaitable[None]]
 
+
 ASK_SECONDS = 10.0
 
 UPGRADE = "ALTER TABLE chain_head ADD COLUMN later integer NOT NULL DEFAULT 0"
@@ -39,6 +40,7 @@ async def both_servers_gone_database_back_first(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     await asyncio.to_thread(it.postgres.kill)
     await asyncio.to_thread(it.postgres.start)
+    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -59,6 +61,7 @@ async def broker_silent_and_the_new_leader_loses_its_connection(it: Round) -> No
         await it.until_taken_over(epoch)
         await it.pause(0.0, 2.0)
         await it.end_backends()
+        await it.ask_doctor()
         await it.until_committed()
     finally:
         it.kafka.thaw()
@@ -68,6 +71,7 @@ async def broker_away_and_both_sequencers_killed(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     for worker in list(it.sequencers.workers.values()):
         await worker.kill()
+    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -77,6 +81,7 @@ async def topic_gone_at_a_take_over(it: Round) -> None:
     async with topic_away(it):
         await it.random.choice((it.kill_leader, it.step_down))()
         await it.until_taken_over(epoch)
+        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -86,12 +91,14 @@ async def row_locked_in_the_recovery(it: Round) -> None:
     async with locked(it):
         await it.pause(1.0, 3.0)
         await it.kill_leader()
+        await it.ask_doctor()
 
 
 async def synchronous_standby_away_at_a_take_over(it: Round) -> None:
     async with standby_missing(it):
         await it.pause(0.0, 2.0)
         await it.kill_leader()
+        await it.ask_doctor()
         await it.pause(2.0, 6.0)
 
 
@@ -113,6 +120,7 @@ async def broker_remade_while_the_database_restarts(it: Round) -> None:
         await asyncio.to_thread(it.postgres.stop)
         await it.pause(0.0, 3.0)
         await asyncio.to_thread(it.postgres.start)
+        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -130,6 +138,7 @@ async def replication_slot_full_and_the_leader_killed(it: Round) -> None:
         status = execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'gone'")
         assert status in {"lost", "unreserved"}, status
         await it.kill_leader()
+        await it.ask_doctor()
         await it.until_committed()
     finally:
         execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
@@ -155,12 +164,14 @@ async def logical_replica_promoted_and_the_leader_killed(it: Round) -> None:
         await asyncio.to_thread(put_in_place, it.postgres, copy, database)
     finally:
         it.watch.is_held_up = False
+    await it.ask_doctor()
     await it.until_committed()
 
 
 async def one_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     await it.kill_brokers(1)
     await it.kill_leader()
+    await it.ask_doctor()
     await it.until_committed()
     await it.until_published()
 
@@ -169,6 +180,7 @@ async def two_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     """Nobody of three brokers can be chosen to lead any more; orders go on."""
     await it.kill_brokers(2)
     await it.kill_leader()
+    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
     await it.until_published()
@@ -184,6 +196,7 @@ async def schema_upgraded_in_a_take_over(it: Round) -> None:
     async with connected_to(it.chain.database, ASK_SECONDS, OWNER) as connection:
         await applied(connection, steps, version)
         await it.end_backends()
+        await it.ask_doctor()
         await it.until_committed()
         await connection.execute(UNDONE)
 

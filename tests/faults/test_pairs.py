@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from local_stack import KafkaServer, PostgresServer
+from .rounds import Round, Row
+from .stories import CHEAP, STORIES, THREE_BROKERS
 
-from .brokers import Brokers
-from .conftest import MakeChain
-from .rounds import Round
-from .stories import CHEAP, STORIES, THREE_BROKERS, Story
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from local_stack import KafkaServer, PostgresServer
+
+    from .brokers import Brokers
+    from .conftest import MakeChain
+    from .stories import Story
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS") or 3)
 
@@ -47,12 +55,15 @@ async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_agai
     postgres_to_break: PostgresServer,
     kafka_to_break: KafkaServer,
     seeded: random.Random,
+    record_property: Callable[[str, object], None],
     story: Story,
     rounds: int,
 ) -> None:
-    for number in range(1, rounds + 1):
-        chain = await chain_on_breakable_servers(number, **PAIRED)
-        await Round(chain, postgres_to_break, kafka_to_break, seeded).live(story)
+    total = Row(named(story))
+    with recorded(total, record_property):
+        for number in range(1, rounds + 1):
+            chain = await chain_on_breakable_servers(number, **PAIRED)
+            await live(Round(chain, postgres_to_break, kafka_to_break, seeded), story, total)
 
 
 @pytest.mark.invariant("S3", "S5", "L1", "L2")
@@ -64,9 +75,30 @@ async def test_brokers_of_a_cluster_killed_with_the_leader_lose_nothing(
     postgres_to_break: PostgresServer,
     three_brokers: Brokers,
     seeded: random.Random,
+    record_property: Callable[[str, object], None],
     story: Story,
 ) -> None:
-    for number in range(1, ROUNDS + 1):
-        chain = await chain_on_three_brokers(number, **PAIRED)
-        await Round(chain, postgres_to_break, three_brokers, seeded).live(story)
-        await asyncio.to_thread(three_brokers.start)
+    total = Row(named(story))
+    with recorded(total, record_property):
+        for number in range(1, ROUNDS + 1):
+            chain = await chain_on_three_brokers(number, **PAIRED)
+            await live(Round(chain, postgres_to_break, three_brokers, seeded), story, total)
+            await asyncio.to_thread(three_brokers.start)
+
+
+@contextmanager
+def recorded(total: Row, record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Have the row printed at the end, whatever comes; it must show no harm."""
+    try:
+        yield
+    finally:
+        record_property("pair", msgspec.json.encode(total).decode())
+    assert (total.lost, total.repeated, total.out_of_order) == (0, 0, 0)
+
+
+async def live(it: Round, story: Story, total: Row) -> None:
+    """Live through a round, and add what came of it to `total`."""
+    try:
+        await it.live(story)
+    finally:
+        total.add(it.row)
