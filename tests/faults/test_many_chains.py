@@ -39,7 +39,7 @@ COMMANDS = (
     ["show", "1", "--chain", OURS],
     ["sizes"],
     ["doctor"],
-    ["chain", "list", "--rows"],
+    ["chain", "list"],
     ["verify", "--local", "--source", "database", "--chain", OURS],
 )
 

@@ -21,7 +21,7 @@ OWN_FOLDER = "mkdir first-chain && cd first-chain\n"
 """The folder of the test is that one."""
 MATCHING = ROOT / "docs" / "embed-a-matching-service.md"
 SEQUENCING = ROOT / "docs" / "embed-a-sequencing-service.md"
-DOORS = {"orderchain", "outbox"}
+DOORS = {"orderchain", "orderchain.spark", "outbox"}
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs").glob("*.md"),

@@ -137,7 +137,7 @@ def test_chain_lives_over_tls_by_variables_flags_and_certificates(
     )  # fmt: skip
     live(call, settings, free_chain, topic, owner, tmp_path)
     without = {key: each for key, each in settings.items() if "SASL" not in key}
-    arguments = ("verify", "--chain", free_chain, "--local", "--source", "topic", *mutual)
+    arguments = ("verify", "--chain", free_chain, "--local", "--source", f"topic:{topic}", *mutual)
     assert call(*arguments, settings=without).code == 0
 
 

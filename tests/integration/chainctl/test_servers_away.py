@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 from aiokafka.admin import NewPartitions
-
-from chainctl import database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,22 +176,3 @@ def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
     done = call("receive", "--output", "j", "--chain", chain, settings=module_settings)
     assert done.code == 0, done
     assert "rows come from the database until it is there" in done.err
-
-
-def test_table_that_another_session_locks_is_given_up_after_a_while(
-    call: Call, module_settings: dict[str, str], chain: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    soon = {**database.SQL, "lock_timeout": "SET lock_timeout = '100ms'"}
-    monkeypatch.setattr(database, "SQL", soon)
-
-    async def lock() -> asyncpg.Connection:
-        holder = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
-        await holder.execute("BEGIN; LOCK TABLE chain_head")
-        return holder
-
-    with asyncio.Runner() as runner:
-        holder = runner.run(lock())
-        for command in (["status"], ["step-down", "--reason", "x"]):
-            done = call(*command, "--chain", chain, settings=module_settings)
-            assert (done.code, "lock timeout" in done.err) == (3, True), done
-        runner.run(holder.close())

@@ -125,7 +125,7 @@ def test_failed_verification(page: Page, world: World) -> None:
 
         # The archive has what was archived; the topic has the rest.
         plan = runbook.json("repair --chain 1 --from archive", dry_run=True, code=1)
-        assert (plan["act_id"], plan["left"][0]["until_id"]) == (None, ends[-2])
+        assert (plan["act_id"], plan["left"][0]["after_id"]) == (None, ends[-3])
         runbook.run("repair --chain 1 --from archive", code=1)
         runbook.run("repair --chain 1 --from topic --reason")
         assert runbook.json("repair --chain 1 --from journal")["batches"] == 0

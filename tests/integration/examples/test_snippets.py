@@ -43,6 +43,7 @@ ELSEWHERE: Final = {
     "test_embedding_guide": ("tutorial.md", "embed-a-"),
     "orderchain/test_seal": ("seal.md",),
     "simulation/test_guide": ("simulation.md",),
+    "chain_verifier/dataframe/test_page": ("spark.md",),
     "outbox/test_other_drivers": ("psycopg", "sqlalchemy", "django"),
     "local_stack/test_pytest_plugin": ("handlers.py", "orderchain_outbox"),
     "outbox/test_mode_06_prepared_message": ("client.prepared",),

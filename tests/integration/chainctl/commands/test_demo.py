@@ -333,12 +333,12 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
     ],
 )
 def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_nothing(
-    name: str, content: bytes, heard: str, call: Call, stack_up: Path, tmp_path: Path
+    name: str, content: bytes, heard: str, call: Call, stack_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    settings = {"CHAINCTL_STACK_DIR": str(stack_up)}
-    left_before = set((stack_up / "demo").glob("*"))
+    settings = {"CHAINCTL_STACK_DIR": str(stack_folder)}
+    left_before = set((stack_folder / "demo").glob("*"))
     done = call("demo", "--input", path, settings=settings)
     assert done.code == 2, done
     last_line = done.err.splitlines()[-1]
@@ -346,5 +346,4 @@ def test_demo_with_a_file_that_cannot_be_read_is_refused_in_one_line_and_leaves_
     assert heard in last_line
     assert "Traceback" not in done.err
     assert "Sequencing" not in done.err
-    assert set((stack_up / "demo").glob("*")) == left_before
-    assert call("stack", "status", settings=settings).code == 0
+    assert set((stack_folder / "demo").glob("*")) == left_before

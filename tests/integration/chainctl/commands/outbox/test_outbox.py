@@ -216,7 +216,7 @@ def test_abandon_ends_what_is_abnormal_for_good(
     assert (again.code, json.loads(again.out)) == (1, [])
     assert "abandon changes deliveries that are abnormal" in again.err
     one = [*arguments[:2], "--id", ids[0], "--reason", "double"]
-    assert "chosen are 1 abandoned" in call(*one, settings=settings).err
+    assert "none of those is chosen" in call(*one, settings=settings).err
     listed = call("outbox", "list", "--status", "abandoned", "--json", settings=settings)
     assert len(json.loads(listed.out)) == 2
 
