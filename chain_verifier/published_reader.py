@@ -21,7 +21,7 @@ from chain_kernel.errors import OrderchainError, RetryError, SourceBroken, Topic
 from chain_kernel.text import reason_of
 from chain_verifier.checks.published import Bounds
 from chain_verifier.config import CONNECT_SECONDS
-from chain_verifier.server import Runner
+from chain_verifier.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

@@ -15,7 +15,8 @@ from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.server import Runner, verifier_session_config
+from chain_verifier.runner import Runner
+from chain_verifier.server import verifier_session_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

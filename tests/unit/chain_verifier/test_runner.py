@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from chain_verifier.server import Runner, run_alone
+from chain_verifier.runner import Runner
+from chain_verifier.server import run_alone
 
 
 async def where() -> tuple[int, str]:
