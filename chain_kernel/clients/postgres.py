@@ -281,7 +281,7 @@ def connect_refusal(
     """Return what to raise when connecting to one server raised `error`; never shows a secret."""
     server = server_name(host, port)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetryError(f"database {server}: not {config.target_session_attrs} now")
+        return RetryError(f"database {server}: not {_target_missed(config)}")
     state = sqlstate_of(error)
     if state == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
         return _pooler_found(config, reason_of(error))
@@ -534,6 +534,14 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
         return None
     fields = ("sslcert", "sslkey", "sslpassword")
     return "postgresql:///?" + urlencode({each: getattr(config, each) for each in fields})
+
+
+def _target_missed(config: DatabaseConfig) -> str:
+    """Return what a server is not, and why that may be for ever: a role's own setting counts."""
+    missed = f"{config.target_session_attrs} now"
+    if config.target_session_attrs != "read-write":
+        return missed
+    return f"{missed} (a read-only login, such as gap_reader, never is: it needs primary)"
 
 
 def _targets(config: DatabaseConfig) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from chain_kernel.errors import ChainMissing, SettingError, SteppedDown
+from chain_kernel.errors import ChainMissing, ConnectError, SettingError, SteppedDown
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
 from chainctl.database import SQL, connected_to, database_id
@@ -91,7 +91,13 @@ class TopicIntakeRun:
     async def _run(self, bar: ProgressBar, watch: Watch) -> None:
         from sequencer import TopicIntake, check_intake_topic, open_sequencer
 
-        await check_intake_topic(self._topic)
+        try:
+            await check_intake_topic(self._topic)
+        except ConnectError as error:
+            # A standby is wanted most while something is away: it reads the topic when it leads.
+            if not self._config.standby:
+                raise
+            talk(f"chainctl: {error}; waits as a standby all the same")
         opened = open_sequencer(self._config)
         watch.add(opened)
         if self._config.standby:

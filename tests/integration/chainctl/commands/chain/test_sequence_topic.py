@@ -265,6 +265,25 @@ def test_leader_that_is_asked_to_step_down_hands_over_and_ends_cleanly(
     assert tuple(kept) == ("step-down", "ann", "a drill")
 
 
+def test_standby_that_starts_while_the_broker_is_away_leads_when_the_leader_steps_down(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, start: Start, call: Call
+) -> None:
+    leader = lead()
+    topic.until(lambda: leader_state(topic, call) == "leads")
+    standby = start(
+        "sequence", "--chain", topic.chain, "--intake-topic", topic.name, "--standby",
+        "--connect-seconds", 1, settings={**topic.settings, "CHAINCTL_KAFKA": "127.0.0.1:1"},
+    )  # fmt: skip
+    until_waiting(topic)
+    assert act(topic, call, "step-down", "--wait", "600s")["is_over"]
+    end(leader, 0)
+    topic.until(lambda: leader_state(topic, call) == "leads")
+    standby.send_signal(signal.SIGTERM)
+    _, err = end(standby, 143)
+    assert "waits as a standby all the same" in err
+    assert "trying again" in err
+
+
 def test_takeover_replaces_a_leader_that_hangs_before_its_lease_has_passed(
     lead: Callable[..., subprocess.Popen[str]], topic: Topic, call: Call, refused: Refused
 ) -> None:
