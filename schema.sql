@@ -72,6 +72,9 @@ BEGIN
     IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader') = -1 THEN
         ALTER ROLE gap_reader CONNECTION LIMIT 16;
     END IF;
+    IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'receiver_writer') = -1 THEN
+        ALTER ROLE receiver_writer CONNECTION LIMIT 32;
+    END IF;
     -- Comfort only: a role may switch it off. The hard limit is that it is granted only SELECT.
     IF NOT EXISTS (SELECT FROM pg_db_role_setting
                     WHERE setrole = 'gap_reader'::regrole AND setdatabase = 0) THEN

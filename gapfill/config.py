@@ -29,8 +29,9 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     """Deadline of a connect."""
     statement_seconds: Seconds = 10.0
     """Deadline of a statement; the caller retries a page that takes longer."""
-    busy_seconds: Seconds = 10.0
-    """How long to wait and retry while the role has no connection left."""
+    busy_seconds: Seconds = 60.0
+    """How long to wait and retry while the role has no connection left: hundreds of receivers that
+    start at once take turns."""
     linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.5
     """How long a connection is kept after the last read. Many receivers share the few connections
     of the role: a longer time starves them, 0 costs a login per gap."""

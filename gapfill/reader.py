@@ -9,7 +9,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.session import ClosedAtExit, Session, SessionConfig
+from chain_kernel.clients.session import ClosedAtExit, SessionConfig
+from chain_kernel.clients.shared_session import SharedSession
 from chain_kernel.errors import (
     ChainMissing,
     ForkFound,
@@ -63,12 +64,13 @@ class GapReader(ClosedAtExit):
     """Implements GapSource and PlaceFinder of `chain_kernel.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
-    something is read, and disconnects soon after.
+    something is read, and disconnects soon after; readers of one chain and process share that
+    connection.
     """
 
     def __init__(self, config: GapReaderConfig) -> None:
         self._config = config
-        self._connection = Session(_session_config(config))
+        self._connection = SharedSession(_session_config(config), config.chain_id)
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""

@@ -155,6 +155,8 @@ class CheckpointConfig(Config, frozen=True, kw_only=True):
     """Deadline of a statement."""
     close_seconds: Seconds = 2.0
     """Deadline of writing the end of the gap ledger, and separately of closing a connection."""
+    busy_seconds: Seconds = 60.0
+    """How long to wait and retry while the role has no connection left."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     """Gaps stored for this receiver; older ones are removed."""
 

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import (
@@ -57,6 +58,14 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS_MAX: Final = 1.0
 """Pause between two tries to start. Rows come from the database meanwhile: there is no hurry."""
 
+_STARTS_MAX: Final = 4
+"""Clients of one event loop that start at the same time. They share its processor: of hundreds that
+start at once each would take as long as all, and none would be ready within its deadline."""
+
+_starts: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
+    WeakKeyDictionary()
+)
+
 
 class OptionalFrames:
     """A `FrameSource` that is away until the one that it wraps has been started.
@@ -90,11 +99,13 @@ class OptionalFrames:
     async def start(self) -> None:
         """Go to the live end if the broker answers soon.
 
-        If it is required, it must answer, with any topic. Raises ConnectError, RetryError then.
+        If it is required, it must be there, with any topic. Raises ConnectError then. One that is
+        there and too slow, such as for hundreds of receivers that start at once, is waited for
+        like one that is away.
         """
         if self._is_broker_required:
-            with suppress(TopicError):
-                await self._frames.start()
+            with suppress(TopicError, RetryError):
+                await self._start_in_turn()
                 return
         self._starting = asyncio.create_task(self._start(), name="orderchain broker start")
         await self._wait(self._starting, self._start_seconds)
@@ -120,7 +131,7 @@ class OptionalFrames:
         """Start, however long that takes."""
         while True:
             try:
-                await self._frames.start()
+                await self._start_in_turn()
             except (ConnectError, RetryError, TopicError) as error:
                 if (why := reason_of(error)) != self._why_away:
                     level = logging.ERROR if isinstance(error, TopicError) else logging.WARNING
@@ -129,6 +140,12 @@ class OptionalFrames:
                 await asyncio.sleep(self._backoff.next_seconds())
             else:
                 return
+
+    async def _start_in_turn(self) -> None:
+        """Start when fewer than `_STARTS_MAX` others do; the deadline counts from then."""
+        loop = asyncio.get_running_loop()
+        async with _starts.setdefault(loop, asyncio.Semaphore(_STARTS_MAX)):
+            await self._frames.start()
 
     @staticmethod
     async def _wait(starting: asyncio.Task[None], seconds: float) -> bool:

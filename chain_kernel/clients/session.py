@@ -27,7 +27,7 @@ from chain_kernel.clients.postgres import (
     statement_refusal,
 )
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import DurabilityError, RetryError
+from chain_kernel.errors import ConnectError, DurabilityError, RetryError
 from chain_kernel.sql import with_constant
 
 if TYPE_CHECKING:
@@ -133,8 +133,10 @@ def _listener(
 
 _Result = TypeVar("_Result")
 
-_BUSY_PAUSE_SECONDS: Final = (0.1, 0.5)
-"""Pauses between two tries for one of the server's few connections: long enough not to flood it."""
+_BUSY_PAUSE_SECONDS: Final = (0.1, 3.0)
+"""Pauses between two tries for one of the server's few connections: the first, and the longest.
+They grow until one is had: a thousand sessions that wait must not keep the server from logging in
+those whose turn it is."""
 
 
 ONE_CHAIN_SETTINGS: Final = {
@@ -216,6 +218,8 @@ class Session:
         self._refusal = refusal
         self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
         self._turn = asyncio.Lock()
+        self._failed: Exception | None = None  # what the last connect raised
+        self._connects = 0
         self._connection: Connection | None = None
         self._was_cancelled = False  # whether a wait for a standby was, on this connection
         self._release: asyncio.TimerHandle | None = None
@@ -272,7 +276,11 @@ class Session:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[Connection]:
+        connects = self._connects
         async with self._turn:
+            if self._failed is not None and self._connects != connects:
+                # Somebody tried while this one waited: the next would take as long, for each.
+                raise self._failed.with_traceback(None)
             self._keep()
             try:
                 async with asyncio.timeout(self._config.call_seconds):
@@ -309,20 +317,30 @@ class Session:
         """Log in, waiting with jitter while the server has no connection left."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._config.busy_seconds
-        self._busy.reset()
-        while True:
-            try:
-                return await open_connection(self._config, is_pooled=self._is_pooled)
-            except PoolerFound:
-                if self._is_pooled or self._config.pooler != "read through":
-                    raise
-                self._is_pooled = True
-                continue
-            except RetryError as error:
-                pause = self._busy.next_seconds()
-                if not is_too_many_connections(error) or loop.time() + pause > end:
-                    raise
-            await asyncio.sleep(pause)
+        self._failed = None
+        try:
+            while True:
+                try:
+                    connection = await open_connection(self._config, is_pooled=self._is_pooled)
+                except PoolerFound:
+                    if self._is_pooled or self._config.pooler != "read through":
+                        raise
+                    self._is_pooled = True
+                    continue
+                except RetryError as error:
+                    # Never reset by a failure: it is the server that is short, not this try.
+                    pause = self._busy.next_seconds()
+                    if not is_too_many_connections(error) or loop.time() + pause > end:
+                        raise
+                    await asyncio.sleep(pause)
+                    continue
+                self._busy.reset()
+                return connection
+        except (RetryError, ConnectError) as error:
+            self._failed = error
+            raise
+        finally:
+            self._connects += 1
 
     def _on_cancelled_wait(self, _: Connection) -> None:
         self._was_cancelled = True

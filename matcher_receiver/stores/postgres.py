@@ -115,11 +115,15 @@ _SQL: Final = load_sql("matcher_receiver", "queries.sql")
 
 _NO_SUCH_CHAIN: Final = "23503"
 
+LINGER_SECONDS: Final = 2.0
+"""How long a store keeps its connection after the last statement: a receiver that checkpoints each
+second logs in once, and one whose chain is idle holds none of the role's few connections."""
+
 
 class StoredReceiver(ClosedAtExit):
     """What all stores of a receiver have in common, with the role `receiver_writer`.
 
-    It keeps one connection, and a second one while there are gaps to store.
+    It uses one connection while there is something to store, and a second one for gaps.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -200,6 +204,8 @@ class StoredReceiver(ClosedAtExit):
                 connect_seconds=config.connect_seconds,
                 statement_seconds=config.statement_seconds,
                 close_seconds=config.close_seconds,
+                linger_seconds=LINGER_SECONDS,
+                busy_seconds=config.busy_seconds,
             ),
             refusal=self._missing_chain,
         )

@@ -140,7 +140,7 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
     done = call("status", "--chain", filled, settings=without)
     assert done.code == 3, done
     assert "not read-write now" in done.err
-    # A login that is read-only by default misses that target on every server, and is not left to guess.
+    # A login that is read-only by default misses that target on every server.
     never = {
         **settings,
         gap_database: several_hosts(module_settings[gap_database], "read-write", *ports),

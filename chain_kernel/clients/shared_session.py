@@ -1,0 +1,61 @@
+"""One session for all who read the same in one process: a thousand readers cost one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from chain_kernel.clients.session import ClosedAtExit, Session
+
+if TYPE_CHECKING:
+    from chain_kernel.clients.session import SessionConfig
+
+
+class _Shared:
+    """A session, and how many use it."""
+
+    def __init__(self, config: SessionConfig) -> None:
+        self.session = Session(config)
+        self.users = 0
+
+
+_OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, _Shared]]] = (
+    WeakKeyDictionary()
+)
+"""Sessions in use by event loop: a connection belongs to the loop that opened it."""
+
+
+class SharedSession(ClosedAtExit):
+    """A session that is shared by all of one event loop whose `config` and `key` are equal.
+
+    Only for reads: each `fetch` is a statement of its own, in the order of the calls, so nobody
+    sees another's transaction. The last one that closes it closes the connection. What `fetch`
+    raises, `Session.fetch` does.
+    """
+
+    def __init__(self, config: SessionConfig, key: object) -> None:
+        """`key`: what else must be equal, such as the chain whose statements are prepared."""
+        self._config = config
+        self._key = msgspec.msgpack.encode((config, key))
+        self._shared: _Shared | None = None
+
+    async def fetch(self, statement: str, *values: object) -> list[Any]:
+        """Return the rows of one statement."""
+        if self._shared is None:
+            on_loop = _OPEN.setdefault(asyncio.get_running_loop(), {})
+            self._shared = on_loop.setdefault(self._key, _Shared(self._config))
+            self._shared.users += 1
+        return await self._shared.session.fetch(statement, *values)
+
+    async def close(self) -> None:
+        """Leave it; never raises, never waits beyond `close_seconds`."""
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        shared.users -= 1
+        if not shared.users:
+            del _OPEN[asyncio.get_running_loop()][self._key]
+            await shared.session.close()

@@ -1,0 +1,129 @@
+"""Hundreds of receivers of one chain: they start at once, and share few connections."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from local_stack import KafkaServer, PostgresServer
+from matcher_receiver import ReceiverConfig
+from sequencer import Sequencer, open_sequencer
+from tests.builders.created_chain import Chain
+from tests.builders.orders import make_orders
+from tests.deadlines import deadline
+from tests.pipes import stdin_of, stdout_of
+
+from .conftest import MakeChain
+
+PROCESSES = 4
+ORDERS = 20
+_ROOT = Path(__file__).parents[2]
+_COUNT = (
+    "SELECT usename, count(*)::integer AS count FROM pg_stat_activity "
+    "WHERE usename = ANY($1) GROUP BY usename"
+)
+
+
+@asynccontextmanager
+async def receiving(configs: list[ReceiverConfig]) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.faults.receivers", stdin=pipe, stdout=pipe, cwd=_ROOT
+    )
+    try:
+        stdin_of(process).write(msgspec.json.encode(configs) + b"\n")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def said(process: asyncio.subprocess.Process, word: str) -> None:
+    assert (await stdout_of(process).readline()).decode().strip() == word
+
+
+class Crowd:
+    """All receivers, and the connections that they hold."""
+
+    def __init__(self, chain: Chain, processes: list[asyncio.subprocess.Process]) -> None:
+        self._chain = chain
+        self._processes = processes
+
+    async def until_started(self) -> None:
+        async with deadline():
+            await asyncio.gather(*(said(each, "started") for each in self._processes))
+
+    async def until_delivered(self, row_id: int) -> None:
+        for process in self._processes:
+            stdin_of(process).write(b"%d\n" % row_id)
+        async with deadline():
+            await asyncio.gather(*(said(each, "delivered") for each in self._processes))
+
+    async def until_idle(self) -> None:
+        """Wait until no place holds a connection, and each process at most one to read."""
+        async with deadline():
+            while True:
+                found = await self._chain.fetch(_COUNT, [GAP_READER, RECEIVER_WRITER])
+                count = {row["usename"]: row["count"] for row in found}
+                if count.get(RECEIVER_WRITER, 0) == 0 and count.get(GAP_READER, 0) <= PROCESSES:
+                    return
+                await asyncio.sleep(0.2)
+
+
+async def submit(sequencer: Sequencer, number: int) -> int:
+    acks = await sequencer.submit_many(make_orders(ORDERS, start=number * ORDERS))
+    return acks[-1].id
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(40, marks=pytest.mark.nightly),
+        pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1_200)]),
+    ],
+)
+async def test_receivers_of_one_chain_start_at_once_and_outlive_broker_and_database(
+    chain_on_breakable_servers: MakeChain, postgres_to_break: PostgresServer,
+    database_to_break: str, kafka_to_break: KafkaServer, count: int,
+) -> None:  # fmt: skip
+    chain = await chain_on_breakable_servers(commit_seconds=10.0, lease_seconds=20.0)
+    configs = [
+        ReceiverConfig(
+            chain_id=chain.chain_id,
+            name=f"receiver-{number}",
+            database=postgres_to_break.dsn(RECEIVER_WRITER, database_to_break),
+            gap_databases=(postgres_to_break.dsn(GAP_READER, database_to_break),),
+            kafka=kafka_to_break.bootstrap,
+        )
+        for number in range(count)
+    ]
+    async with AsyncExitStack() as stack:
+        sequencer = await stack.enter_async_context(open_sequencer(chain.config))
+        first = await submit(sequencer, 0)
+        began = time.monotonic()
+        processes = [
+            await stack.enter_async_context(receiving(configs[number::PROCESSES]))
+            for number in range(PROCESSES)
+        ]
+        crowd = Crowd(chain, processes)
+        await crowd.until_started()
+        print(f"{count} receivers started in {time.monotonic() - began:.1f} s")  # noqa: T201
+        await crowd.until_delivered(first)
+        await crowd.until_idle()
+        kafka_to_break.kill()
+        await crowd.until_delivered(await submit(sequencer, 1))
+        kafka_to_break.start()
+        await crowd.until_delivered(await submit(sequencer, 2))
+        postgres_to_break.kill()
+        postgres_to_break.start()
+        await crowd.until_delivered(await submit(sequencer, 3))
+        await crowd.until_idle()
