@@ -537,7 +537,7 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
 
 
 def _target_missed(config: DatabaseConfig) -> str:
-    """Return what a server is not, and why that may be for ever: a role's own setting counts."""
+    """Return what a server is not, and why that may be forever: a role's own setting counts."""
     missed = f"{config.target_session_attrs} now"
     if config.target_session_attrs != "read-write":
         return missed
