@@ -35,7 +35,7 @@ AS $$
 DECLARE
     found text;
 BEGIN
-    -- This decides whether a message is sent, or cancelled for good: it must be durable, whatever
+    -- This decides whether a message is sent or cancelled: it must be durable, whatever
     -- the session has set. What is set here ends with the transaction.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
@@ -67,7 +67,7 @@ AS $$
 DECLARE
     found boolean;
 BEGIN
-    -- This decides whether a message is sent, or cancelled for good: it must be durable, whatever
+    -- This decides whether a message is sent or cancelled: it must be durable, whatever
     -- the session has set. What is set here ends with the transaction.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);

@@ -83,7 +83,7 @@ def cut_database(world: World) -> None:
 
 
 def spoil_standby(world: World) -> None:
-    """It goes away for a while, or replays nothing any more, for good."""
+    """It goes away for a while, or never replays anything again."""
     is_stuck = world.plan.is_standby_stuck and world.plan.sources == "standby first"
     world.is_standby_stuck = is_stuck
     world.note("standby", "stuck" if is_stuck else "away")

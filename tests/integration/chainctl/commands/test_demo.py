@@ -135,8 +135,13 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     for source in ("database", "topic", f"journal:{summary['journal']}"):
         assert f"  {source}: 20,000 rows, ids 1 to 20000: complete" in verified.stdout
 
-    shown = {line.removeprefix(".venv/bin/chainctl ") for line in lines_after_a_demo()}
-    assert shown == {f"{command} --demo" for command in (*summary["commands"], "console")}
+    shown = [line.removeprefix(".venv/bin/chainctl ") for line in lines_after_a_demo()]
+    local = "verify --demo --local"
+    assert {*shown} == {f"{command} --demo" for command in (*summary["commands"], "console")} | {
+        local
+    }
+    assert shown.index(local) < shown.index("verify --demo"), "the quick one comes first"
+    assert run(*local.split()).returncode == 0
     chains = see_console(environment)["chains"]
     assert [chain["head_persisted"] for chain in chains.values()] == [20_000]
 

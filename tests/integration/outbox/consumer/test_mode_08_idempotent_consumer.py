@@ -130,7 +130,7 @@ async def test_batch_with_one_message_in_other_hands_does_not_wait_for_it(rig: R
 
     ends = asyncio.Event()
     await rig.send(others[0], held, *others[1:], last)
-    # Another worker is at work on it, in a transaction that stays open.
+    # Another worker works on it, in a transaction that stays open.
     working = rig.admin.transaction()
     await working.start()
     await rig.admin.execute(
