@@ -116,7 +116,7 @@ _COMMON: Final = {
     "spark.sql.adaptive.enabled": "false",
     # Records of a topic that cross to Python at once: each may hold a frame of many rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
-    # The place in our code that made a column helps nobody, and took two of three calls to Java.
+    # The place in our code that made a column does not help, and took two of three calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Only buckets and samples reach the driver; code that wants more is wrong.
     "spark.driver.maxResultSize": "256m",
@@ -226,8 +226,8 @@ def drop_call() -> None:
     """Close this thread's connection to Java, so that the call under way can be left.
 
     The answer to a call that is left stays in its connection: each later call, such as the one that
-    stops Spark, would read the answer to the one before it, or wait for an answer that nobody
-    sends. The next call opens a connection of its own. Does nothing without Java.
+    stops Spark, would read the answer to the one before it, or wait for an answer that
+    never comes. The next call opens a connection of its own. Does nothing without Java.
     """
     gateway: Any = SparkContext._gateway
     connection = gateway._gateway_client.get_thread_connection() if gateway is not None else None
@@ -305,7 +305,7 @@ def _java_ended_where_left(log: BinaryIO) -> Iterator[None]:
     Its stderr is `log`: Java and Ivy write there before any setting of Spark is read, and must not
     break up a progress line of the caller.
 
-    PySpark knows the process only once it has answered. Until then nobody would end it: it finds
+    PySpark knows the process only once it has answered. Until then it would not be ended: it finds
     nowhere to write its port to, stays forever, and makes folders that were just removed.
     """
     started: list[Popen[bytes]] = []

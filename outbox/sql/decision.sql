@@ -93,7 +93,7 @@ END
 $$;
 
 -- Forgets the decisions on messages that were made before `before`, at most `rows_max` of them, and
--- returns how many. Keep decisions until nobody asks any more, and no transaction of that time
+-- returns how many. Keep decisions until they are asked for no more, and no transaction of that time
 -- still runs.
 CREATE FUNCTION outbox_forget_decisions(before timestamptz, rows_max integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp

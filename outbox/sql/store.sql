@@ -183,7 +183,7 @@ INSERT INTO outbox_trouble (topic, reason)
 SELECT topic, reason FROM unnest($1::text[], $2::text[]) AS found (topic, reason)
 ON CONFLICT (topic) DO UPDATE SET reason = EXCLUDED.reason, seen_at = now()
 
--- end_troubles: topics are no longer in trouble; so are those that nobody has seen for an hour
+-- end_troubles: topics are no longer in trouble; so are those not seen for an hour
 DELETE FROM outbox_trouble WHERE topic = ANY($1::text[]) OR seen_at < now() - interval '1 hour'
 
 -- confirm_key: the key of the tokens and MACs that go with each message

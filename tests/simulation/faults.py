@@ -164,7 +164,7 @@ def jump_clock(world: World) -> None:
 
 def cancel_waits(world: World) -> None:
     """The synchronous standby is gone, and somebody has commits go on without it."""
-    world.note("the synchronous standby is gone, and nobody waits for it")
+    world.note("the synchronous standby is gone, and is not waited for")
     world.database.cancels_waits = True
     later(world, 1.5, partial(setattr, world.database, "cancels_waits", False))
 

@@ -112,7 +112,7 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
     assert link["last_dropped"] == 1
     assert link["dropped"] > 10
     assert min(link["repeated"], link["reordered"]) > 0
-    # What is sent while nobody listens does not come; that may be nothing.
+    # What is sent without a listener does not come; that may be nothing.
     assert summary["frames_sent"] >= link["frames"] > 0
     assert min(receiver["gaps"], receiver["rows_filled"], receiver["frames_duplicate"]) > 0
     assert receiver["rows_caught_up"] > 0
