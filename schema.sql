@@ -47,7 +47,7 @@ END
 $$;
 
 -- ---------------------------------------------------------------------------------------- roles
--- Login roles are made without a password, so nobody can log in until a DBA sets one. Limits that
+-- Login roles are made without a password, so no one can log in until a DBA sets one. Limits that
 -- must hold are GRANTs and connection limits: a role may switch its own timeouts off.
 
 DO $$
@@ -131,7 +131,7 @@ CREATE TABLE chain_lease (
     chain_id integer PRIMARY KEY REFERENCES chain_head,
     epoch    bigint  NOT NULL DEFAULT 0,
     counter  bigint  NOT NULL DEFAULT 0,
-    released boolean NOT NULL DEFAULT true, -- nobody leads: handed over, or never led
+    released boolean NOT NULL DEFAULT true, -- no leader: handed over, or never led
     -- For operators only, who see with them whether a leader is alive: by the database's clock. No
     -- process decides by them, since clocks jump.
     beat_at       timestamptz,
@@ -148,7 +148,7 @@ CREATE TABLE chain_partition_lock (
 
 -- One row per take-over: who led when, and how frames of that term are recognised. Never changed,
 -- never removed. A frame is believed when it carries the MAC of the frame_key of the term whose
--- nonce it names: so a role that may read this table can make frames, and nobody else can.
+-- nonce it names: so a role that may read this table can make frames, and no other can.
 CREATE TABLE chain_term (
     chain_id          integer     NOT NULL REFERENCES chain_head,
     epoch             bigint      NOT NULL CHECK (epoch > 0),
@@ -282,7 +282,7 @@ CREATE TABLE chain_skip (
 );
 
 -- Where each receiver is: moved by compare-and-set on head_delivered. A receiver whose place is
--- kept elsewhere only reports it, for operators and for retention: nobody starts from that row.
+-- kept elsewhere only reports it, for operators and for retention: no receiver starts from that row.
 CREATE TABLE receiver_checkpoint (
     chain_id       integer     NOT NULL REFERENCES chain_head,
     receiver       text        NOT NULL,
@@ -376,7 +376,7 @@ AS $$
      ORDER BY ranges.number
 $$;
 
--- Drops the partitions ahead that nobody has written to; `kept` and the two after it stay. Returns
+-- Drops the partitions ahead that are still empty; `kept` and the two after it stay. Returns
 -- how many partitions ahead remain.
 -- Size 0 under the strongest lock means that no transaction ever put a row there, whatever the
 -- snapshot of the caller shows. Rows that were rolled back leave a size: their partition stays.
@@ -557,7 +557,7 @@ CREATE TRIGGER only_forward AFTER UPDATE OF last_id ON chain_head FOR EACH ROW
     WHEN (NEW.last_id < OLD.last_id)
     EXECUTE FUNCTION chain_refuse('the last id never falls');
 
--- A counter at its end could never be raised again, and nobody could take over.
+-- A counter at its end could never be raised again, and no process could take over.
 CREATE TRIGGER counter_by_one AFTER UPDATE OF counter ON chain_lease FOR EACH ROW
     WHEN (NEW.counter NOT BETWEEN OLD.counter AND OLD.counter + 1)
     EXECUTE FUNCTION chain_refuse('the counter rises by one');

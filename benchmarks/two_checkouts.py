@@ -1,6 +1,6 @@
 """Is this checkout faster or slower than another one of the same project?
 
-Arms of the benchmark, by turns in both checkouts. Each has its own code, its own virtual
+Arms of the benchmark, alternately in both checkouts. Each has its own code, its own virtual
 environment, and a PostgreSQL and a Kafka of its own, so that engines can be compared that store or
 send something else.
 
@@ -76,7 +76,7 @@ async def measure(
     figures: Sequence[str],
     maximum: float,
 ) -> None:
-    """Run every arm in both checkouts by turns, and print what was found."""
+    """Run every arm in both checkouts alternately, and print what was found."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(_checkout(ROOT, "here", question, maximum))
         names = await here.answer()

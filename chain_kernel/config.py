@@ -139,7 +139,7 @@ class Config(Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_u
             given = getattr(self, field.name)
             checked = field.checked(given)
             if checked is not given:
-                # Frozen for everybody else; nobody has seen this one yet.
+                # Frozen for its users; this one has none yet.
                 force_setattr(self, field.name, checked)
 
 

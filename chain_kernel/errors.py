@@ -36,7 +36,7 @@ OrderchainError
 │   ├── BatchDamaged          the rows of a stored batch do not give its seal
 │   ├── ForeignDatabase
 │   ├── PrimaryBehind
-│   └── StillHalted           it halted before, and nobody has lifted that halt
+│   └── StillHalted           it halted before, and that halt was not lifted
 ├── IntakeLost            an intake's source lacks what comes next: a person must look
 └── FrameError            one record is unusable; drop it, count it, read the database
 """
@@ -215,7 +215,7 @@ class Fenced(StoppedError):
     """The chain is no longer led by this process: nothing was written, and nothing will be.
 
     `current_epoch` and `owner` are those of the process that took the chain over. They are None
-    where nobody has looked, or where no other process did, such as after an UPDATE by hand.
+    where no one has looked, or where no other process did, such as after an UPDATE by hand.
     """
 
     def __init__(

@@ -291,7 +291,7 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
 
 
 class LeaseSight(Struct, frozen=True, kw_only=True):
-    """What a look at the lease shows. Two equal sights mean that nobody renewed it in between."""
+    """What a look at the lease shows. Two equal sights mean that it was not renewed in between."""
 
     epoch: int
     nonce: bytes

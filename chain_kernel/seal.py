@@ -184,7 +184,7 @@ def page_events(page: PageImage) -> list[Event]:
 def is_linked_page(after_id: int, page: PageImage) -> bool:
     """Return whether the rows of `page` follow the row `after_id` and each other without a break.
 
-    Images are compared: no pid is looked at as a number, and no row that is in nobody's cache. Nor
+    Images are compared: no pid is looked at as a number, and no row outside a cache. Nor
     are ids, where they are consecutive, as nearly all are.
     """
     if page.pids != _INT.pack(_INT_BYTES, after_id) + page.ids[:-_INT_IMAGE_BYTES]:

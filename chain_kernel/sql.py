@@ -114,7 +114,7 @@ def schema_sql() -> str:
 
 
 OWNER: Final = "orderchain_owner"
-"""Owns every object of the schema. NOLOGIN: nobody works as the owner."""
+"""Owns every object of the schema. NOLOGIN: no session works as the owner."""
 
 SEQUENCER_WRITER: Final = "sequencer_writer"
 GAP_READER: Final = "gap_reader"

@@ -5,7 +5,7 @@ or a receiver. Nothing is imported for that, and without a provider there is no 
 span. docs/operations.md ("Traces") has the names and attributes.
 
 A trace travels beside a frame, in a header of its Kafka record (W3C `traceparent`), and in the
-headers of a message. Nobody signs it: a forged one leads to a wrong picture, and to nothing
+headers of a message. It is not signed: a forged one leads to a wrong picture, and to nothing
 else.
 """
 

@@ -35,7 +35,7 @@ for any chain. Holds while the span of ids is known; see `bucket_bits`."""
 
 ROWS_OPENED_MAX: Final = 200_000
 """Maximum number of rows of damaged buckets that are brought to the driver. Beyond it, damage is
-named by range only: nobody reads more findings than these rows give."""
+named by range only: more findings than these rows give are never read."""
 
 FINDINGS_MAX: Final = 1_000
 """Maximum number of findings of one kind that are kept from one source; all are counted."""
@@ -115,7 +115,7 @@ Source = DatabaseSource | TopicSource | JournalSource | ParquetSource
 
 
 class KeptSeal(Config, frozen=True, kw_only=True):
-    """An exported seal, kept where nobody who writes to the database can reach it."""
+    """An exported seal, kept where those who write to the database cannot reach it."""
 
     id: Annotated[int, Meta(ge=0, le=ID_MAX)]
     """The last id of the batch that it seals."""

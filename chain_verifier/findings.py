@@ -174,7 +174,7 @@ class _Shown(dict[str, str]):
         if name == "batches":
             return counted(finding.batches or 0, "batch")
         if name == "between":
-            # Ids skip: whether there was a row in between, nobody knows.
+            # Ids skip: whether there was a row in between is not known.
             after_id, until_id = finding.after_id or 0, finding.until_id or 0
             after = self._number(after_id)
             return "" if until_id == after_id + 1 else f", and no row is between {after} and it"

@@ -62,6 +62,7 @@ EXAMPLES: Final = {
     "console": "--host 0.0.0.0 --token-file /etc/orderchain/console-token",
     "outbox relay": "--retention-hours 3d --http 9101",
     "outbox destination set": "trades --topic trades --consumer clearing",
+    "outbox destination remove": "trades",
     "outbox destination key": "trades > trades.key",
     "outbox status": "--overdue 5m",
     "outbox list": "--destination trades --older-than 1h",

@@ -43,7 +43,7 @@ SET LOCAL ROLE orderchain_owner;
 SET LOCAL search_path = public;
 SET LOCAL lock_timeout = '2s'
 
--- lock_schema: let one schema apply after the other, until the transaction ends: nobody makes a table
+-- lock_schema: let one schema apply after the other, until the transaction ends: no other makes a table
 -- of this name while another transaction has made it, and none is left. Only those who may make
 -- tables can take this lock; an advisory lock could be taken, and held, by everybody.
 CREATE TABLE public.orderchain_apply ();
@@ -125,10 +125,10 @@ SELECT head.chain_id AS chain, head.epoch, nullif(head.owner, '') AS leader,
 SELECT epoch, owner, began_at AS began, after_id, timeline FROM chain_term
  WHERE chain_id = $1 ORDER BY epoch DESC LIMIT $2
 
--- ask_to_step_down: ask the leader to hand over; no row when nobody leads
+-- ask_to_step_down: ask the leader to hand over; no row without a leader
 UPDATE chain_lease SET step_down = true WHERE chain_id = $1 AND NOT released RETURNING epoch
 
--- free_lease: let the next process take over at once; no row when nobody leads
+-- free_lease: let the next process take over at once; no row without a leader
 UPDATE chain_lease SET released = true, step_down = false, counter = counter + 1
  WHERE chain_id = $1 AND NOT released RETURNING epoch
 

@@ -68,7 +68,7 @@ async def sequence(sequencer: Sequencer, lines: AsyncIterator[bytes]) -> None:
 
 
 async def place(sequencer: Sequencer, order: bytes) -> Answer:
-    """Return the place of an order, or why it is refused: one client's fault stops nobody else.
+    """Return the place of an order, or why it is refused: one client's fault stops no other.
 
     Raises what stops the sequencer.
     """

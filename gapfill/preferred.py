@@ -224,7 +224,7 @@ class PreferredSources(ClosedAtExit):
 
     def _avoid(self, source: GapSource, error: Exception) -> None:
         if len(self._sources) > 1:
-            # Otherwise nobody would notice a standby with a wrong password: the others do its work.
+            # Else a standby with a wrong password would not be noticed: the others do its work.
             _log.warning("asked last for %g s: %s", self._config.avoid_seconds, error)
         until = asyncio.get_running_loop().time() + self._config.avoid_seconds
         self._avoided_until[id(source)] = until

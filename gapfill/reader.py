@@ -395,7 +395,7 @@ async def _made_beside(
 ) -> list[Event]:
     """Return the rows of `pages`, taking what has come of `read` after each page.
 
-    A server that nobody reads from stops: a reading has more bytes than the buffers between.
+    A server whose answer is not read stops: a reading has more bytes than the buffers between.
     """
     events: list[Event] = []
     for page in pages:
@@ -446,7 +446,7 @@ def _is_same(found: Mark, given: Mark) -> bool:
 
 
 async def _drop(read: asyncio.Future[list[ReadPage]]) -> None:
-    """End a read that nobody waits for any more, whatever its outcome."""
+    """End a read whose caller has stopped waiting, whatever its outcome."""
     if read.cancel():
         await asyncio.wait([read])
     if not read.cancelled():

@@ -282,7 +282,7 @@ class PostgresServer(Server):
         self._run_file("create_database.sql", database=database)
 
     def copy_database(self, template: str, database: str) -> None:
-        """Make a database with the tables of `template`, to which nobody may be connected.
+        """Make a database with the tables of `template`, which must have no connection.
 
         The copy has an identity of its own. This is quicker than to apply a schema.
 

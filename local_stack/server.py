@@ -36,7 +36,7 @@ _LOG_TAIL_LINES: Final = 12
 
 LaunchListener = Callable[["ProcessIdentity"], None]
 """Called with the process right after its start, before it is ready: a caller that keeps process
-ids must know it then, or an interrupted start would leave a process that nobody can name."""
+ids must know it then, or an interrupted start would leave a process without a name."""
 
 
 class Server(ABC):

@@ -182,7 +182,7 @@ class LocalStack:
             progress(f"The data in {self.directory} is deleted")
 
     def status(self) -> StackStatus:
-        """The state of both servers; changes nothing and waits for nobody."""
+        """The state of both servers; changes nothing and does not wait."""
         state = load_state(self._state_path)
         servers: tuple[ServerStatus, ...] = ()
         if state is not None:

@@ -131,7 +131,7 @@ class CheckpointProgress:
         if connection is None:
             self.worked_off.rise(row_id)
         elif row_id > self._in_callers_hands:
-            # Nobody else sees the effect before the caller's transaction ends. The one before has
+            # No other sees the effect before the caller's transaction ends. The one before has
             # ended.
             self.worked_off.rise(self._in_callers_hands)
             self._in_callers_hands = row_id

@@ -89,7 +89,7 @@ def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> Checkpoint
     """Return what keeps the checkpoint, or what reports a place that the caller keeps."""
     is_stored = config.checkpoint == "stored"
     if config.database is None:
-        # Without this check, only a restart would reveal that nobody keeps the place.
+        # Without this check, only a restart would reveal that the place is not kept.
         if is_stored and config.start is None and not keeps_snapshots:
             expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
             raise SettingError("database", None, expected)

@@ -233,7 +233,7 @@ class Exchange:
         return sha256(_encode(book.by_priority() if book else [])).digest()
 
     def lose_an_order(self) -> None:
-        """Forget a resting order that nobody cancelled: what a replay is to find."""
+        """Forget a resting order that was not cancelled: what a replay is to find."""
         symbol, book = next((name, book) for name, book in self._books.items() if book.orders)
         book.remove(next(iter(book.orders)))
         self._touched.add(symbol)

@@ -101,7 +101,8 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
             rows=orders.rows,
         )
         talk(f"Verifying database and journal: {verifier}")
-        with progress(verifier, None, is_awaited=True):
+        with progress("verifying", None, is_awaited=True) as bar:
+            bar.move_to(0, verifier)
             report = verified(job, spark)
         phases[verifier] = watch.seconds - sum(phases.values())
     leave_demo(stack, LastDemo(chain=setup.chain_id, journal=str(plan.journal)))

@@ -119,7 +119,7 @@ def main() -> None:
         found = verify(job.request(), spark)
         database = DatabaseSource(database=job.database)
         wrong = differences(spark, BOOKS, database, job.chain_id, "database:demo_book")
-        # Before Spark has stopped: that takes a second, which nobody needs to wait for.
+        # Before Spark has stopped: that takes a second, and the report needs none of it.
         report(Verified(found.to_dict(), list(wrong)))
 
 

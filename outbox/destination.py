@@ -161,7 +161,7 @@ def changed_destination(
     """Return the destination `name` with the fields of `changes`, and all other fields as they are.
 
     `stored` holds the fields of an existing one. A new one needs its topic, and has the defaults
-    otherwise. `consumers` alone means that they confirm, or, if empty, that nobody does; `confirm`
+    otherwise. `consumers` alone means that they confirm, or, if empty, that none does; `confirm`
     none removes the consumers and their topic. Raises SettingError.
     """
     if stored is None and "topic" not in changes:

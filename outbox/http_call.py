@@ -133,7 +133,7 @@ async def _sent(
     own = {"Connection": "close", "Content-Length": str(len(body))}
     request = httpx.Request(method, url, headers={**own, **headers}, content=body)
     is_tls = request.url.scheme == "https"
-    # Without TLS nobody is trusted: to load the authorities would take longer than the call.
+    # Not needed without TLS: to load the authorities would take longer than the call.
     trust = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx.AsyncHTTPTransport(verify=trust, proxy=proxy) as transport:
         response = await transport.handle_async_request(request)

@@ -1,6 +1,6 @@
 """The parts of a service: each must live, and when one ends all of them do.
 
-A part that dies silently is worse than none: its work is not done, and nobody knows. So its error
+A part that dies silently is worse than none: its work is not done, unseen. So its error
 ends all parts, and nothing new is accepted from then on.
 """
 

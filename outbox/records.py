@@ -5,7 +5,7 @@
     orderchain-message-id          the id, as UUID text
     orderchain-destination         the destination's name
     orderchain-oldest-unfinished   an id: its sender no longer sends a message below it. All records
-                                   of ours have it; without it nobody knows what may still come
+                                   of ours have it; without it none knows what may still come
     orderchain-confirm-topic       where to confirm; absent if no confirm is asked for
     orderchain-confirm-token       by which to prove it, hexadecimal
     orderchain-mac                 by which to believe the record, 16 bytes: see `record_mac`;

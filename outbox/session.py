@@ -121,7 +121,7 @@ class OutboxSession(Session):
         await self._keep_durable(connection)
         if (woken := self._woken) is not None:
             await connection.add_listener("outbox_ready", lambda *_: woken())
-            woken()  # for what came while nobody listened
+            woken()  # for what came while it did not listen
 
     async def _keep_durable(self, connection: Connection) -> None:
         await keep_durable(connection, unsafe=self._is_unsafe)

@@ -194,7 +194,7 @@ class Leadership:
 
         Waits for up to the time of a lease to see whether a leader is alive. Then, or as a standby
         when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
-        else as `ChainStore.look`, and for a chain that nobody has led yet as `FrameSink.start`.
+        else as `ChainStore.look`, and for a chain without a leader so far as `FrameSink.start`.
         """
         watch = LeaseWatch(int(self._tuning.lease_seconds * 1e9))
         gives_up_ns = self._clock.monotonic_ns() + int(self._tuning.recover_seconds * 1e9)

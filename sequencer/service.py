@@ -391,7 +391,7 @@ class Sequencer:
             return await ask()
         except RetryError:
             if not self._is_open or self._failure is not None:
-                raise  # nobody commits any more
+                raise  # no more commits
         done = asyncio.get_running_loop().create_future()
         await self._batcher.add(Entry((), 0, done))
         await done

@@ -107,7 +107,7 @@ _WEIGHTS = {"group": 4, "served": 2}
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_share_servers(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests into an order by which few servers are started, and nobody waits at the end.
+    """Put the tests into an order by which few servers are started, without a wait at the end.
 
     `--dist worksteal` gives each process an equal part of the list, and what one has left at the
     end of its part to one that has none. So the tests without a server are at the end of each.

@@ -1,7 +1,7 @@
 """A test that hangs ends, and the report names the line where each task waits.
 
 pytest-timeout ends a test by a signal, whose traceback ends in the event loop: it says nothing of
-what the tasks wait for. And its timer ends with a failure, so a clean-up might hang for good.
+what the tasks wait for. And its timer ends with a failure, so a clean-up might hang forever.
 Both timers stretch with the load of the machine (`deadlines.py`).
 """
 
@@ -25,7 +25,7 @@ CLEAN_UP_SECONDS: Final = 120.0
 
 REPEAT_SECONDS: Final = 30.0
 """The timer of a test fires again after this long: the failure that it raises is lost where a
-callback of the loop runs, a task at the side, or a finalizer, and the test would hang for good."""
+callback of the loop runs, a task at the side, or a finalizer, and the test would hang forever."""
 
 
 class _Phase:

@@ -42,7 +42,7 @@ class _Broker(socketserver.StreamRequestHandler):
             known = [(1, 0, FETCH_3_6), (METADATA, 0, METADATA_MAX), (VERSIONS, 0, 3)]
             first = ApiVersionResponse_v0(0, known)
             return bytes((first if version == 0 else ApiVersionResponse_v2(0, known, 0)).encode())
-        assert key == METADATA, f"a request that nobody should send to an old broker: {key}"
+        assert key == METADATA, f"a request that an old broker must not get: {key}"
         brokers = [(1, *self.request.getsockname(), None)]
         return bytes(MetadataResponse_v5(0, brokers, "cluster", 1, []).encode())
 

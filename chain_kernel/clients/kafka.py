@@ -166,7 +166,7 @@ async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
     stop = client.stop if hasattr(client, "stop") else client.close
     stopping = asyncio.ensure_future(stop())
     try:
-        # Not awaited itself: a stop may raise a CancelledError that nobody asked for.
+        # Not awaited itself: a stop may raise a CancelledError without a request.
         await asyncio.wait([stopping])
     finally:
         stopping.cancel()

@@ -41,7 +41,7 @@ class _OneSidedGoodbye(ssl.SSLObject):
     """TLS whose closing side says goodbye and does not wait for the answer (RFC 8446, 6.1).
 
     An event loop would wait 30 s for it. aiokafka closes the connection on which it asked for the
-    brokers, and those whose login was refused, and forgets them: nobody could cut them off from a
+    brokers, and those whose login was refused, and forgets them: they could not be cut off from a
     broker that is slow or frozen, and they would outlive a loop that ends.
     """
 

@@ -149,7 +149,7 @@ class Pipeline(asyncio.Protocol):
 
 
 def _fail(answer: asyncio.Future[None], error: Exception) -> None:
-    """End `answer` with `error`, unless its caller is gone; nobody has to read the error."""
+    """End `answer` with `error`, unless its caller is gone; the error need not be read."""
     if not answer.done():
         answer.set_exception(error)
         answer.exception()

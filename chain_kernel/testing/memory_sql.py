@@ -122,7 +122,7 @@ class SqlDatabase:
             await self._until_one_ends()
 
     async def until_free(self, transaction: SqlTransaction | None, name: Hashable) -> None:
-        """Return once nobody else holds `name`."""
+        """Return once no other holds `name`."""
         while self._holders.get(name, transaction) is not transaction:
             await self._until_one_ends()
 

@@ -2,7 +2,7 @@
 
 Nothing is written back that no seal proves. Within the chain the seals are the database's own: the
 rows of a source, with the seal before them, must give the seal that is stored after them, and
-nobody finds other rows that do. Where the entry of a batch is missing, too, whole batches of the
+other rows that do cannot be found. Where the entry of a batch is missing, too, whole batches of the
 source must lead from one stored seal to the next. After the head there is no seal to arrive at: a
 batch counts there only if a leader whom the database knows has signed it, or if the batches lead to
 a seal that was kept elsewhere.
@@ -302,7 +302,7 @@ class SourceMatching:
         beyond = [each for pid, held in self._held.items() if pid >= head.id for each in held]
         if path[proven:]:
             until_id = path[-1].entry.last_id
-            self._leave(head.id, until_id, f"nobody whom we know signed it: {_KEPT}")
+            self._leave(head.id, until_id, f"no known key signed it: {_KEPT}")
         elif beyond:
             until_id = max(offer.rows[-1][0] for offer in beyond)
             self._leave(head.id, until_id, self._no_batch_after(head))

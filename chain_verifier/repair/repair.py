@@ -5,7 +5,7 @@ source is read once more, and what it proves is written in one transaction with 
 it: both or neither, whatever crashes. What another process may do in between:
 
 - The leader adds batches after the head. It is not disturbed: entries of batches are locked more
-  weakly than the leader's own insert asks for, and pages below the head are nobody's but ours.
+  weakly than the leader's own insert asks for, and pages below the head are ours alone.
 - Retention, or a second repair, changes the same batches. Each entry, and the one before it, is
   held as the plan read it, and compared by its seal; one that was changed ends the repair with
   nothing done.

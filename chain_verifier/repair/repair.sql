@@ -34,7 +34,7 @@ SELECT wanted.id, found.name, to_regclass(format('public.%I', found.name)) IS NO
 -- extend: make the partition of an id
 SELECT public.chain_page_extend($1, $2)
 
--- as_owner: work with the rights of the owner of the tables, and no more; wait for nobody for long
+-- as_owner: work with the rights of the owner of the tables, and no more; wait only shortly
 SET LOCAL ROLE orderchain_owner;
 SET LOCAL lock_timeout = '2s'
 
@@ -57,7 +57,7 @@ DELETE FROM public.chain_page WHERE chain_id = $1 AND last_id > $2 AND last_id <
 
 -- move_head: take the chain over and set its head to the last batch that was written back, by
 -- compare-and-set on all that a commit compares, and on the seal; no row if another was faster.
--- Nobody leads in this term, which fences every leader that does not know of these rows
+-- There is no leader in this term, which fences every leader that does not know of these rows
 UPDATE public.chain_head
    SET epoch = greatest(epoch, $6) + 1, nonce = $7, owner = $8, backend_pid = NULL,
        backend_start = NULL, last_id = $9, last_seal = $10

@@ -73,7 +73,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     """The last row."""
     batches: int = 0
     rows: int = 0
-    """Both 0 where nobody knows them, since the entries are missing."""
+    """Both 0 where they are not known, since the entries are missing."""
     why: str = ""
     """Why they are left."""
 
@@ -100,7 +100,7 @@ def batch_piece(what: str, entry: SealedBatch, why: str = "") -> Piece:
 
 
 def left_range(after_id: int, until_id: int, why: str) -> Piece:
-    """Return a range that is left, whose batches nobody can count."""
+    """Return a range that is left, whose batches cannot be counted."""
     return Piece(what="left", after_id=after_id, until_id=until_id, why=why)
 
 

@@ -141,7 +141,7 @@ def _hashes(key: int, *, positions: bool, fingerprints: bool) -> dict[str, Colum
 
 
 def _row_hash(key: int) -> Column:
-    """Return the hash of a whole row: keyed, over a digest that nobody can find two rows for.
+    """Return the hash of a whole row: keyed, over a digest for which two rows cannot be found.
 
     xxHash64 alone is not enough: whatever its key, one can construct two texts of 16 bytes that
     collide. (No two single numbers, such as ids, collide under one key.)

@@ -27,6 +27,7 @@ from chain_kernel.errors import ConnectError, RefusedError, SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
+    from typing import BinaryIO
 
     SignalHandler = Callable[[int, FrameType | None], object]
 
@@ -115,7 +116,7 @@ _COMMON: Final = {
     "spark.sql.adaptive.enabled": "false",
     # Records of a topic that cross to Python at once: each may hold a frame of many rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
-    # The place in our code that made a column helps nobody, and took two of three calls to Java.
+    # The place in our code that made a column does not help, and took two of three calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Only buckets and samples reach the driver; code that wants more is wrong.
     "spark.driver.maxResultSize": "256m",
@@ -225,8 +226,8 @@ def drop_call() -> None:
     """Close this thread's connection to Java, so that the call under way can be left.
 
     The answer to a call that is left stays in its connection: each later call, such as the one that
-    stops Spark, would read the answer to the one before it, or wait for an answer that nobody
-    sends. The next call opens a connection of its own. Does nothing without Java.
+    stops Spark, would read the answer to the one before it, or wait for an answer that
+    never comes. The next call opens a connection of its own. Does nothing without Java.
     """
     gateway: Any = SparkContext._gateway
     connection = gateway._gateway_client.get_thread_connection() if gateway is not None else None
@@ -276,7 +277,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         builder = builder.config(name, value)
     log = folder / LOG_FILE
     try:
-        with _java_ended_where_left(), _error_output_to(log):
+        with log.open("ab") as file, _java_ended_where_left(file):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise start_error(_text_of(log), str(error), packages) from error
@@ -298,10 +299,13 @@ def _end_java_without_connector() -> None:
 
 
 @contextmanager
-def _java_ended_where_left() -> Iterator[None]:
+def _java_ended_where_left(log: BinaryIO) -> Iterator[None]:
     """End the Java process of a start that an error or a signal leaves, and wait for its end.
 
-    PySpark knows the process only once it has answered. Until then nobody would end it: it finds
+    Its stderr is `log`: Java and Ivy write there before any setting of Spark is read, and must not
+    break up a progress line of the caller.
+
+    PySpark knows the process only once it has answered. Until then it would not be ended: it finds
     nowhere to write its port to, stays forever, and makes folders that were just removed.
     """
     started: list[Popen[bytes]] = []
@@ -309,7 +313,7 @@ def _java_ended_where_left() -> Iterator[None]:
     usual = names["Popen"]
 
     def noted(*arguments: Any, **options: Any) -> Popen[bytes]:  # noqa: ANN401 - PySpark's own
-        process: Popen[bytes] = usual(*arguments, **options)
+        process: Popen[bytes] = usual(*arguments, **{**options, "stderr": log})
         started.append(process)
         return process
 
@@ -336,23 +340,6 @@ def _end(process: Popen[bytes]) -> None:
     except TimeoutExpired:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def _error_output_to(path: Path) -> Iterator[None]:
-    """Make the Java process inherit `path` as its stderr.
-
-    Java and Ivy write there before any setting of Spark is read, and must not break up a progress
-    line of the caller.
-    """
-    with path.open("ab") as file:
-        kept = os.dup(2)
-        try:
-            os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 def start_error(log: str, error: str, packages: str) -> RefusedError:

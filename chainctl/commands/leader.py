@@ -48,7 +48,7 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--check", "is_check", is_flag=True, help="Return exit code 1 if nobody leads.")
+@click.option("--check", "is_check", is_flag=True, help="Return exit code 1 without a leader.")
 @click.option(
     "--max-beat",
     "max_beat",
@@ -78,7 +78,7 @@ def leader(
             write(_TERMS, terms)
     if not (is_check or max_beat is not None) or _is_led(chain, max_beat):
         return ExitCode.CLEAN
-    talk(f"chainctl: nobody leads chain {chain_id}: {chain.leader_life}")
+    talk(f"chainctl: chain {chain_id} has no leader: {chain.leader_life}")
     return ExitCode.FINDINGS
 
 
@@ -145,7 +145,7 @@ def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> Ex
         led_by = f"{done.next_leader} leads, in epoch {done.next_epoch}"
         talk(f"chainctl: epoch {done.epoch} has ended; {led_by}")
     elif done.is_over:
-        talk(f"chainctl: epoch {done.epoch} has ended; nobody leads yet")
+        talk(f"chainctl: epoch {done.epoch} has ended; there is no new leader yet")
     if as_json:
         data_json(done)
     return ExitCode.FINDINGS if done.is_over is False else ExitCode.CLEAN

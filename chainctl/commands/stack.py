@@ -47,7 +47,7 @@ def down(settings: Settings) -> None:
 def reset(settings: Settings, is_sure: bool) -> ExitCode:
     """Stop both servers and delete their data, ports and passwords.
 
-    It asks first. Exit code 2 if the answer is no, and where nobody can be asked without --yes.
+    It asks first. Exit code 2 if the answer is no, and without a terminal unless --yes is given.
     """
     local = stack_of(settings)
     if local.directory.is_dir() and not (is_sure or _agrees(local.directory)):
@@ -60,7 +60,7 @@ def reset(settings: Settings, is_sure: bool) -> ExitCode:
 def _agrees(directory: Path) -> bool:
     """Ask on the terminal whether the stack may be deleted. Raises UsageError without one."""
     if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError(f"nobody can be asked whether {directory} may be deleted: --yes.")
+        raise click.UsageError(f"no terminal to ask whether {directory} may be deleted: --yes.")
     return click.confirm(f"Delete all databases and topics in {directory}?", err=True)
 
 

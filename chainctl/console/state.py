@@ -24,7 +24,7 @@ Document = dict[str, dict[str, Fields]]
 """A snapshot as it is sent: sections of rows, each row by its key, with its fields."""
 
 RATE_SECONDS_MAX: Final = 30.0
-"""A pace over a longer time than this shows nothing of now: nobody has looked for so long."""
+"""A pace over a longer time than this shows nothing of now: the last look was too long ago."""
 
 
 class OutboxLine(Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class OutboxLine(Struct, frozen=True, kw_only=True):
     deliveries: int
     oldest_seconds: float | None
     overdue: int | None
-    """Those that nobody has sent though they fell due a minute ago; None of finished ones."""
+    """Those not sent though they fell due a minute ago; None of finished ones."""
     overdue_seconds: float | None
     trouble: str | None
 
@@ -172,7 +172,7 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
             yield Notice(level="bad", section="outbox", chain=None, text=text)
         if line.overdue:
             many = counted(line.overdue, "delivery", "deliveries")
-            text = f"Outbox: {many} to {line.destination} fell due and nobody sends them."
+            text = f"Outbox: {many} to {line.destination} fell due and are not sent."
             yield Notice(level="warn", section="outbox", chain=None, text=text)
         if line.trouble:
             troubles[line.destination] = line.trouble

@@ -46,7 +46,7 @@ READ_SECONDS: Final = 20.0
 """Deadline of one look at everything."""
 
 LINGER_SECONDS: Final = 60.0
-"""While nobody looks, no connection is kept for longer than this."""
+"""Without a viewer, no connection is kept for longer than this."""
 
 LEDGER_SECONDS: Final = 3.0
 OUTBOX_SECONDS: Final = 5.0

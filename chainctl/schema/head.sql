@@ -1,5 +1,5 @@
 -- ---------------------------------------------------------------------------------------- roles
--- Made without a password, so nobody can log in until a DBA sets one.
+-- Made without a password, so no one can log in until a DBA sets one.
 
 DO $$
 DECLARE

@@ -1,4 +1,4 @@
--- Makes a database with the tables of another one, to which nobody is connected. It is a database of
+-- Makes a database with the tables of another one, which has no connection. It is a database of
 -- its own: it has its own identity, and its own key for the outbox's tokens.
 -- Variables: database, template, strategy.
 CREATE DATABASE :"database" TEMPLATE :"template" STRATEGY :strategy;

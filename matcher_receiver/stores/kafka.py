@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class ChainFrames:
     """Implements `chain_kernel.ports.FrameSource` over the topic and partition of a chain.
 
-    They are read from the database at the start, so nobody has to configure them. If `config` names
+    They are read from the database at the start, so they need no configuration. If `config` names
     one of them anyway, the receiver compares it with the chain's row.
     """
 

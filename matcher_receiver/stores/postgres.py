@@ -385,7 +385,7 @@ class PostgresCheckpointStore(StoredReceiver):
         config = self._config
         if row["is_report"]:
             # What that one has processed is not in this one's state: it would be skipped.
-            expected = "one by which nobody reports a place that is kept elsewhere"
+            expected = "one that reports no place that is kept elsewhere"
             raise SettingError("receiver's name", config.name, expected)
         if row["stored_in"] not in (None, row["database_id"]):
             raise ForeignDatabase(config.chain_id, row["stored_in"], row["database_id"])
@@ -430,7 +430,7 @@ class PostgresCheckpointStore(StoredReceiver):
         """Move the place, from where an earlier save has put it if that was in doubt.
 
         The place is read after the compare-and-set has failed, never before: until then a statement
-        that was given up may still land. Nobody else could have moved the place to the same end
+        that was given up may still land. No other could have moved the place to the same end
         without having been where we were. `here` is the only database to store it in; None: any.
         """
         if await fetch("save", first_pid, *_values_of(end), here):

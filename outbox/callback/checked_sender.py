@@ -2,7 +2,7 @@
 
 The message is written when it is stored, and when its confirm comes back. The broker's
 acknowledgement is not written: the callback service would ask for what was lost. A message that a
-crash loses between the commit and the send was never on the broker, and nobody was asked to check
+crash loses between the commit and the send was never on the broker, and no one was asked to check
 it: that is the weak spot. A relay alongside, whose sweep finds what is overdue in the table, covers
 it.
 """
@@ -89,7 +89,7 @@ class CheckedSender(ServiceOfParts):
         self._checks = Destination(name=_CHECKS, topic=checked.check_topic, confirm="none")
         self._oldest = smallest_id(0)
         self._tally = Tally("left to the callback service and the sweep")
-        # Nobody else sends for now what this process holds, so it waits for broker and topic.
+        # No other process sends for now what this one holds, so it waits for broker and topic.
         self._parcel_sender = ParcelSender(
             self._sender,
             self._tally,

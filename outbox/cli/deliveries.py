@@ -150,7 +150,7 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 @click.command(cls=Command)
 @click.option(
     "--overdue", "overdue_seconds", type=Span(), default="1m", show_default=True, metavar="SPAN",
-    help="A delivery is overdue if nobody has sent it for so long since it fell due.",
+    help="A delivery is overdue if it was not sent for so long since it fell due.",
 )  # fmt: skip
 @json_option
 @uses_settings("database", "connect_seconds")
@@ -199,7 +199,7 @@ def show(settings: Settings, message_id: UUID, as_json: bool) -> None:
         place = f" at {each.topic}/{each.partition}/{each.offset}" if each.topic else ""
         because = f": {each.last_error}" if each.last_error else ""
         tries = counted(each.tries, "try", "tries")
-        data(f"delivery to {each.consumer or 'nobody'}: {each.status}, {tries}{place}{because}")
+        data(f"delivery to {each.consumer or 'no one'}: {each.status}, {tries}{place}{because}")
     for each in shown["acts"]:
         change = f"{each['from_status']} -> {each['to_status']}"
         data(f"{each['acted_at']} {each['act']} ({change}) by {each['actor']}: {each['reason']}")

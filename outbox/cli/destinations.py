@@ -13,7 +13,7 @@ from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Size, Span
 from outbox.cli.connections import outbox_of
-from outbox.cli.deliveries import cell, listed
+from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
@@ -119,6 +119,20 @@ def list_destinations(settings: Settings, as_json: bool) -> None:
     """Show the destinations; --json shows all fields."""
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
     listed(run_async(_destinations(settings)), columns, as_json)
+
+
+@group.command()
+@click.argument("name")
+@uses_settings("database", "connect_seconds")
+def remove(settings: Settings, name: str) -> None:
+    """Remove a destination to which no delivery is unfinished; its topics and history stay.
+
+    Messages to it are refused from then on.
+    """
+    from outbox.sender.upkeep import remove_destination
+
+    asked(settings, remove_destination, name)
+    talk(f"chainctl: destination {name} is removed")
 
 
 @group.command()

@@ -369,7 +369,7 @@ class FreshAttempt(Attempt):
 
 @dataclass(kw_only=True, eq=False)
 class ParkedAttempt(Attempt):
-    """A parked message whose time has come; its row is locked, so nobody else tries it."""
+    """A parked message whose time has come; its row is locked, so no other process tries it."""
 
     locking: Connection
     outer: Any

@@ -57,7 +57,7 @@ _headers: Final = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 _TRANSIENT_SQLSTATES: Final = frozenset({
-    "40001",  # could not serialize: nobody's fault, a retry may pass
+    "40001",  # could not serialize: a retry may pass
     "40P01",  # deadlock: another transaction went on
     "55P03",  # a lock was not available in time
     "57P01", "57P02", "57P03",  # the server is stopping or starting

@@ -64,7 +64,7 @@ every five minutes, and a consumer that was started before its topic would do no
 
 POLL_INTERVAL_MS: Final = 86_400_000
 """A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
-partitions: giving them up would help nobody, since the others wait for the same database."""
+partitions: giving them up would not help, since the others wait for the same database."""
 
 FETCH_SECONDS: Final = 0.2
 """How long one look at the broker lasts: new partitions are noticed between two of them."""

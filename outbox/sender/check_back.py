@@ -117,7 +117,7 @@ Ask = Callable[[str, Sequence[UUID]], Awaitable[Mapping[UUID, Answer]]]
 """Asks one sender, by name, about messages. Those that it leaves out were not answered. It raises
 RetryError or RefusedError if there was no answer at all."""
 
-_NOBODY: Final = "nobody to ask: it was prepared without a sender"
+_NOBODY: Final = "no sender to ask: it was prepared without one"
 _SILENT: Final = "no answer"
 
 

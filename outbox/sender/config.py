@@ -135,7 +135,7 @@ class RelayStats:
         "Deliveries that were due, and found in the consumer's own log."
     )
     released: int = counter_field(
-        "Messages whose claim was given back, since the broker was away or nobody could send."
+        "Messages whose claim was given back, since the broker was away or no relay could send."
     )
     failed: int = counter_field(
         "Messages whose send failed though the broker was there: that counted as a try."

@@ -4,7 +4,7 @@ It sends many messages in one batch of a partition, with one await per batch. De
 side by side, so that none waits for another.
 
 A topic cannot be used if it is missing, or hidden or closed to our login. It costs one look, not
-the deadline of a send, and is then remembered for a while, so that nobody asks for it at every
+the deadline of a send, and is then remembered for a while, so that it is not asked for at every
 turn. What goes to it waits, and that is no try; what goes elsewhere goes on. After a pause it is
 asked for again, by one message at first.
 

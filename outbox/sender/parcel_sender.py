@@ -90,7 +90,7 @@ class Settlement(Protocol):
         """They were not sent, and are not sent from here; `is_noted`: because of their topic."""
 
     def cut_off(self, claims: MessageClaims) -> None:
-        """Their round was cut off: nobody knows whether they were sent."""
+        """Their round was cut off: whether they were sent is not known."""
 
 
 class Tally:

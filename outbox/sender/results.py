@@ -57,7 +57,7 @@ _RECORDS_MAX: Final = 500
 """Records of one round; each may hold thousands of confirms."""
 
 _GATHER_SECONDS: Final = 0.03
-"""Pause after a round: what comes meanwhile is written in one statement. Nobody waits for
+"""Pause after a round: what comes meanwhile is written in one statement. No caller waits for
 `consumed`, and one round per record would cost more than the messages do."""
 
 _GATHERED: Final = 500

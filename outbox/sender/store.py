@@ -204,7 +204,7 @@ class RelayStore:
 
 
 class SweepRound:
-    """One round of the sweep, in one transaction: what it locks, nobody else claims meanwhile."""
+    """One round of the sweep, in one transaction: what it locks, no other claims meanwhile."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -29,6 +29,7 @@ from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
 from outbox.destination import Destination, changed_destination
+from outbox.errors import DestinationMissing
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.config import RelayStats
 from outbox.sender.store import SQL
@@ -236,6 +237,24 @@ async def change_destination(
             connection, [wanted], create_topics=create_topics, partitions=partitions
         )
     return wanted
+
+
+async def remove_destination(connection: Connection, name: str) -> None:
+    """Remove a destination: from then on messages to it are refused. Its topics and history stay.
+
+    Waits for the transactions that have added messages; others that add wait meanwhile. Raises
+    SettingError while a delivery to it is unfinished, since no relay would send it, and
+    DestinationMissing. Needs the role `outbox_operator` or the owner.
+    """
+    # What those transactions have added must be seen.
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(SQL["close_destinations"])
+        ((unfinished,),) = await fetch_of_owner(connection, SQL["unfinished"], name)
+        if unfinished:
+            expected = f"one without unfinished deliveries (there are {unfinished:,})"
+            raise SettingError("destination", name, expected)
+        if not await fetch_of_owner(connection, SQL["remove_destination"], name):
+            raise DestinationMissing(name)
 
 
 async def create_destination_topics(

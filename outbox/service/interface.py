@@ -188,7 +188,7 @@ class Failure(Struct):
 
 _REFUSALS: Final = {
     400: "The request is not as described; the body says what to fix.",
-    401: "No token, or one that is nobody's.",
+    401: "No token, or an unknown one.",
     403: "This client may not do that.",
     404: "There is no such message, delivery or destination; the body says which.",
     409: "The id is another message's, or the message was decided otherwise.",

@@ -67,7 +67,7 @@ class HttpRefusal(Exception):
 
 
 def unauthenticated() -> HttpRefusal:
-    """The request has no token, or one that is nobody's."""
+    """The request has no token, or an unknown one."""
     return HttpRefusal(
         401, "unauthenticated", "Authorization", expected="Bearer and the token of a client",
         headers={"WWW-Authenticate": "Bearer"},
@@ -182,7 +182,7 @@ class MessageApi:
                 if await _stored(session, new, sender, check_at):
                     break
             else:
-                raise MessageError("message_id", "one of several", "an id that nobody else stores")
+                raise MessageError("message_id", "one of several", "an id of its own")
             if len(new) < len(messages):
                 await session.barrier()
         ids = [str(message.message_id) for message in messages]

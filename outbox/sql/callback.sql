@@ -4,7 +4,7 @@
 -- none of the other parts.
 
 -- ------------------------------------------------------------------------------------- database
--- It is a database of its own, so nobody else needs the rights that every role has unless they are
+-- It is a database of its own, so no other role needs the rights that every role has unless they are
 -- taken from PUBLIC. What the applying role may not take away is left to a DBA
 -- (docs/permissions.md).
 

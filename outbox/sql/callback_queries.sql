@@ -89,7 +89,7 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- trim: forget what has ended, and confirms that nobody asked for, of messages below $1; at most $2
+-- trim: forget what has ended, and confirms that were not asked for, of messages below $1; at most $2
 WITH ended AS (
     SELECT message_id, consumer FROM callback_delivery
      WHERE message_id < $1 AND due_at = 'infinity'

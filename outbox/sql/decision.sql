@@ -35,7 +35,7 @@ AS $$
 DECLARE
     found text;
 BEGIN
-    -- This decides whether a message is sent, or cancelled for good: it must be durable, whatever
+    -- This decides whether a message is sent or cancelled: it must be durable, whatever
     -- the session has set. What is set here ends with the transaction.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
@@ -67,7 +67,7 @@ AS $$
 DECLARE
     found boolean;
 BEGIN
-    -- This decides whether a message is sent, or cancelled for good: it must be durable, whatever
+    -- This decides whether a message is sent or cancelled: it must be durable, whatever
     -- the session has set. What is set here ends with the transaction.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
@@ -93,7 +93,7 @@ END
 $$;
 
 -- Forgets the decisions on messages that were made before `before`, at most `rows_max` of them, and
--- returns how many. Keep decisions until nobody asks any more, and no transaction of that time
+-- returns how many. Keep decisions until they are asked for no more, and no transaction of that time
 -- still runs.
 CREATE FUNCTION outbox_forget_decisions(before timestamptz, rows_max integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp

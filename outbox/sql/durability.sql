@@ -10,6 +10,6 @@ SELECT current_setting('synchronous_commit')
 
 -- barrier: with a synchronous standby, returns once that has everything which is visible here
 -- A visible row may be missing on the standby, if the wait of its commit was cut off, or a crash
--- came in between. Something must be written, since a commit of nothing waits for nobody.
+-- came in between. Something must be written, since a commit of nothing does not wait.
 SELECT pg_logical_emit_message(true, 'orderchain', '')
  WHERE current_setting('synchronous_standby_names') <> ''

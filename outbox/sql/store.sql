@@ -36,6 +36,15 @@ SELECT destination AS name, topic, confirm, consumers, confirm_topic, tries_max,
 -- lock_destinations: keep others from setting one up until the transaction ends; all may read on
 LOCK TABLE public.outbox_destination IN SHARE ROW EXCLUSIVE MODE
 
+-- close_destinations: wait for every transaction that has looked at one, and let none begin
+LOCK TABLE public.outbox_destination IN ACCESS EXCLUSIVE MODE
+
+-- unfinished: how many deliveries to one destination wait
+SELECT count(*) FROM public.outbox_pending WHERE destination = $1
+
+-- remove_destination: forget one
+DELETE FROM public.outbox_destination WHERE destination = $1 RETURNING destination
+
 -- due: the deliveries from $1 on whose time has come, locked, of statuses $3; for each destination
 -- at most $2, for those of $4 as many as $5 says, and $6 in all. So no destination blocks another.
 SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
@@ -174,7 +183,7 @@ INSERT INTO outbox_trouble (topic, reason)
 SELECT topic, reason FROM unnest($1::text[], $2::text[]) AS found (topic, reason)
 ON CONFLICT (topic) DO UPDATE SET reason = EXCLUDED.reason, seen_at = now()
 
--- end_troubles: topics are no longer in trouble; so are those that nobody has seen for an hour
+-- end_troubles: topics are no longer in trouble; so are those not seen for an hour
 DELETE FROM outbox_trouble WHERE topic = ANY($1::text[]) OR seen_at < now() - interval '1 hour'
 
 -- confirm_key: the key of the tokens and MACs that go with each message

@@ -224,7 +224,7 @@ class _Stepped:
                 awaited = self._work.send(None) if error is None else self._work.throw(error)
             except StopIteration:
                 return
-            # A process that was just killed is not resumed: what it waits for comes to nobody.
+            # A process that was just killed is not resumed: what it waits for is dropped.
             self._life.step()
             try:
                 yield awaited

@@ -358,7 +358,7 @@ def _as_due(row: DeliveryRow, now: float) -> DueDelivery:
         destination=row.message.destination,
         status=row.status,
         send_count=row.send_count,
-        claim_count=0,  # nobody dies between claim and send
+        claim_count=0,  # no process dies between claim and send
         topic=topic,
         partition=partition,
         offset=offset,

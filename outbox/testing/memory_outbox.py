@@ -209,7 +209,7 @@ class MemoryOutbox:
         """End what still runs. Killed processes are cleaned up now."""
         if self._loop.is_closed():
             return
-        self._loop.set_exception_handler(lambda *_: None)  # its errors concern nobody any more
+        self._loop.set_exception_handler(lambda *_: None)  # its errors no longer matter
         if self._dead:
             self._loop.run_until_complete(self._end_all())
         self._loop.close()
@@ -245,7 +245,7 @@ class MemoryOutbox:
             try:
                 await self._attempt(handler, taken, inbox, config, plan, many=many)
             except (Killed, ConnectionDoesNotExistError):
-                pass  # nobody has heard whether it has committed
+                pass  # whether it has committed is not known
             except NotAsync:
                 raise
             except Exception as error:  # noqa: BLE001 - the handler's

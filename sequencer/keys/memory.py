@@ -13,7 +13,7 @@ whole once the window has moved past it. Most keys are new, and a *filter* says 
 one bit of many for each hash.
 
 A hash is only a hint: two keys may share one. A caller that finds an id here reads the row and
-compares. The hash is seeded with a secret of the chain, so that nobody can craft keys that collide.
+compares. The hash is seeded with a secret of the chain, so no client can craft keys that collide.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ class Claims(Struct, frozen=True, gc=False):
 class KeyMemory:
     """Keys of the last rows of a chain, and the numbers of its clients, as of its head.
 
-    Invariant: covers every committed row of the window. Only the leader holds one, and nobody else
+    Invariant: covers every committed row of the window. Only the leader holds one, and no other
     commits: so a key that it does not find within the window is in no row there.
     """
 

@@ -88,7 +88,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         frames = []
         for record in await self.records():
             header = decode_header(record)
-            assert is_signed(record, keys[header.publisher_nonce]), "signed by nobody"
+            assert is_signed(record, keys[header.publisher_nonce]), "not signed"
             if not header.is_heartbeat:
                 frames.append((header, decode_body(record, header)))
         return frames

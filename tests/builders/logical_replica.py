@@ -72,7 +72,7 @@ class LogicalReplica:
             await _until(second, _COPIED)
 
     async def cut_off(self) -> None:
-        """Let the replica have everything, and end the replication; nobody writes meanwhile."""
+        """Let the replica have everything, and end the replication; no one writes meanwhile."""
         await asyncio.to_thread(self.copy_tables)
         async with self._opened(self._first) as first, self._opened(self._second) as second:
             written = await first.fetchval("SELECT pg_current_wal_lsn()::text")

@@ -128,7 +128,7 @@ class MemoryRig:
         return self.outbox.dead_letters()
 
     def spare_lives(self) -> None:
-        """Kill nobody, for what only one life can show."""
+        """Kill no process, for what only one life can show."""
         awkward = self.outbox.awkward
         awkward.cut_off, awkward.at_each_await, awkward.killed = 0, False, 0.0
         awkward.commit_answer_lost = 0.0
@@ -269,7 +269,7 @@ class RealRig:
         return found
 
     def spare_lives(self) -> None:
-        """Nobody is killed here."""
+        """No process is killed here."""
 
     def close(self) -> None:
         try:

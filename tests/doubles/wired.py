@@ -249,7 +249,7 @@ class _WiredCommit:
         self._connection: MemoryChainStore | None = None
 
     async def set_out(self) -> None:
-        """Go to the server, for an answer of its own. Raises RetryError where nobody takes it."""
+        """Go to the server, for an answer of its own. Raises RetryError without a server."""
         wire = self._store.commit_wire
         try:
             await wire.reach()
@@ -306,7 +306,7 @@ class _WiredCommit:
         """Have no answer, unless there is one."""
         if not self._answer.done():
             self._answer.set_exception(WireBroken(server, may_be_done=True))
-            self._answer.exception()  # it may be that nobody asks
+            self._answer.exception()  # it may not be asked for
 
     def _take_answer(self, answer: asyncio.Future[None]) -> None:
         error = answer.exception()

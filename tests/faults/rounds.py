@@ -275,20 +275,20 @@ class Round:
     # -- what stories do -----------------------------------------------------------------------
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        """Wait; raises AssertionError once nobody has led for too long, or a part has failed."""
+        """Wait; raises AssertionError without a leader for too long, or a part has failed."""
         async with deadline():
             while not happened():
                 self.check()
                 await asyncio.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
-        """Raise what a part raised, and AssertionError when nobody has led for too long."""
+        """Raise what a part raised, and AssertionError without a leader for too long."""
         for task in self._tasks:
             if task.done():
                 task.result()
         bound = stretched(self.chain.config.tuning.lease_seconds + LED_SECONDS)
         unled = self.watch.unled_seconds
-        assert unled <= bound, f"nobody led for {unled:.1f} s: {self.sequencers.ends[-3:]}"
+        assert unled <= bound, f"no leader for {unled:.1f} s: {self.sequencers.ends[-3:]}"
 
     async def until_committed(self, count: int = 30) -> None:
         """Wait for so many orders more."""

@@ -177,7 +177,7 @@ async def one_of_three_brokers_killed_with_the_leader(it: Round) -> None:
 
 
 async def two_of_three_brokers_killed_with_the_leader(it: Round) -> None:
-    """Nobody of three brokers can be chosen to lead any more; orders go on."""
+    """None of three brokers can be chosen to lead any more; orders go on."""
     await it.kill_brokers(2)
     await it.kill_leader()
     await it.ask_doctor()

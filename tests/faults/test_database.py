@@ -93,7 +93,7 @@ async def test_lost_answer_to_a_take_over_does_not_fence_the_one_that_made_it(
     async with led_through(chain, postgres_server) as (proxy, sequencer):
         first = await sequencer.submit("first", b"")
         proxy.reset()
-        # The next transaction is the take-over's: it is committed, and nobody hears of it.
+        # The next transaction is the take-over's: it is committed, and its answer is lost.
         trap = proxy.set_trap(is_commit, lets_through=True)
         submitted = asyncio.create_task(sequencer.submit("second", b""))
         await trap.wait()

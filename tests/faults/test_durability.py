@@ -183,7 +183,7 @@ async def test_take_over_that_was_given_up_and_lands_later_does_not_fence_the_on
 async def test_synchronous_commit_that_is_switched_off_under_a_leader_loses_nothing(
     chain_on_breakable_postgres: MakeChain, settings: Settings, postgres_to_break: PostgresServer
 ) -> None:
-    # The writer of the log sleeps for so long that a crash finds what nobody has flushed.
+    # The writer of the log sleeps for so long that a crash finds what was not flushed.
     await settings.set("wal_writer_delay", "10000")
     chain = await chain_on_breakable_postgres()
     orders = make_orders(50)

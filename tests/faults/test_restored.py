@@ -70,7 +70,7 @@ class LaterClock(SystemClock):
 
 
 class Follower:
-    """A matching service that keeps its place in a journal of its own, which nobody loses."""
+    """A matching service that keeps its place in a journal of its own, which is never lost."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -119,7 +119,7 @@ class LostLife:
         self.lost: set[int] = set()
 
     async def begin(self, gap_dsn: str) -> None:
-        """Orders that the copy has; the leader hands over, so that nobody waits for its lease."""
+        """Orders that the copy has; the leader hands over, so that its lease is not waited for."""
         self.old = await lead(self.chain.config, "old", OLD_ORDERS)
         for follower in (self.ahead, self.behind):
             await follower.follow(gap_dsn, max(self.old))

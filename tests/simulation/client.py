@@ -55,7 +55,7 @@ class Client:
             try:
                 await self._call()
             except KeyTooOld as error:
-                # Taken or not, nobody can know: a client looks it up, and goes on.
+                # Taken or not is unknown: a client looks it up, and goes on.
                 self.world.checker.on_too_old(error, self.world.plan.key_window_rows)
             await asyncio.sleep(random.expovariate(4.0) if random.random() < 0.8 else 0.0)
 

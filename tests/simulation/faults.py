@@ -83,7 +83,7 @@ def cut_database(world: World) -> None:
 
 
 def spoil_standby(world: World) -> None:
-    """It goes away for a while, or replays nothing any more, for good."""
+    """It goes away for a while, or never replays anything again."""
     is_stuck = world.plan.is_standby_stuck and world.plan.sources == "standby first"
     world.is_standby_stuck = is_stuck
     world.note("standby", "stuck" if is_stuck else "away")
@@ -164,7 +164,7 @@ def jump_clock(world: World) -> None:
 
 def cancel_waits(world: World) -> None:
     """The synchronous standby is gone, and somebody has commits go on without it."""
-    world.note("the synchronous standby is gone, and nobody waits for it")
+    world.note("the synchronous standby is gone, and is not waited for")
     world.database.cancels_waits = True
     later(world, 1.5, partial(setattr, world.database, "cancels_waits", False))
 

@@ -109,7 +109,7 @@ MUTATIONS = (
     Mutation(
         sequencing.take_over_needs_the_broker,
         50,
-        ("after its take-over", "L2 nobody leads"),
+        ("after its take-over", "L2 no leader"),
         {"broker_in_the_end": "away", "receivers_need_broker": False},
     ),
     Mutation(
@@ -118,7 +118,7 @@ MUTATIONS = (
         ("ended for its topic",),
         {"pairs": ("topic gone at a take over",)},
     ),
-    Mutation(sequencing.dead_leader_waited_for, 50, ("L2 nobody leads",)),
+    Mutation(sequencing.dead_leader_waited_for, 50, ("L2 no leader",)),
     Mutation(sequencing.start_ends_with_its_connection, 200, ("after its take-over",)),
     Mutation(
         sequencing.own_tries_forgotten,

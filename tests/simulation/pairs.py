@@ -80,7 +80,7 @@ def zombie_wakes_in_an_outage(world: World) -> None:
 
 
 def successor_gone_before_it_opens(world: World) -> None:
-    """The new leader is killed or paused at once: the chain was taken, and nobody leads it."""
+    """The new leader is killed or paused at once: the chain was taken, and has no leader."""
     depose(world)
     at_take_over(world, partial(stun_all, world))
 

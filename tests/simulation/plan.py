@@ -32,7 +32,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     pairs: tuple[str, ...]
     """Two faults each, the second in the recovery from the first; one pair after the other."""
     broker_in_the_end: str
-    """There, away for good, or there without the topic, which nobody makes again."""
+    """There, away forever, or there without the topic, which is never made again."""
     starts_need_broker: bool
     """Sequencers do, before the chain was ever led."""
     receivers_need_broker: bool

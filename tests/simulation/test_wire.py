@@ -111,7 +111,7 @@ async def values(source: WiredRecordSource) -> list[bytes | None]:
 
 @virtual
 async def test_question_that_reaches_the_topic_too_late_moves_no_place() -> None:
-    """Else records would be passed by that nobody was given."""
+    """Else records would be passed by that were never handed out."""
     topic, wire = MemoryTopic(1), wire_with(late=1.0)
     source = WiredRecordSource(topic, wire)
     for value in (b"a", b"b"):

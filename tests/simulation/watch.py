@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.25
 
 
 class LeadWatch:
-    """Fails the world when nobody leads for longer than a bound while the database is well."""
+    """Fails the world without a leader for longer than a bound while the database is well."""
 
     def __init__(self, world: World, seconds_max: float) -> None:
         self._world = world
@@ -34,7 +34,7 @@ class LeadWatch:
                 self.longest_seconds = max(self.longest_seconds, now - since)
                 self._world.checker.require(
                     now - since <= self._seconds_max,
-                    "L2 nobody leads while the database is well",
+                    "L2 no leader while the database is well",
                     f"for {now - since:.1f} s",
                 )
 

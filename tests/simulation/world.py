@@ -177,7 +177,7 @@ class World:
         self.fail(f"{name} found rows missing: {error!r}")
 
     async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do `work`; an end that nobody foresaw fails the seed."""
+        """Do `work`; an end that was not foreseen fails the seed."""
         try:
             await work()
         except Exception as error:
@@ -292,7 +292,7 @@ class World:
     def heal_broker(self) -> None:
         """Have it back, unless it is to stay as it is in the end."""
         end = self.plan.broker_in_the_end
-        # A chain that nobody ever led may need it.
+        # A chain that was never led may need it.
         is_spoiled = self.is_healed and self.chain.epoch > 0
         self.broker_server.is_silent = False
         self.log.is_away = is_spoiled and end == "away"
@@ -357,7 +357,7 @@ def simulate(seed: int, **changes: object) -> World:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nobody write the warnings of a thousand broken worlds."""
+    """Write none of the warnings of a thousand broken worlds."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -5,7 +5,7 @@ once, and forced to the disk at the latest when the next run comes a second late
 What a crash tears off is read from the database again: a torn last line is cut off, and the journal
 goes on after the last whole one.
 
-Nobody else may cut the file: a journal without its rows is no checkpoint. A file that another
+No other process may cut the file: a journal without its rows is no checkpoint. A file that another
 process made shorter (logrotate with copytruncate) ends the receiver before it writes another row.
 """
 

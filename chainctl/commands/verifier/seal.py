@@ -1,4 +1,4 @@
-"""`chainctl seal`: seals leave the database, to be kept where nobody can reach them later."""
+"""`chainctl seal`: seals leave the database, to be kept out of everyone's reach."""
 
 from __future__ import annotations
 

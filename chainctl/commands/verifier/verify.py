@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -429,7 +429,10 @@ def follow(
 
     if contradicted is not None:
         report(mark_finding(databases[0].name, contradicted))
-    with watched_beside(http) as watch, open_session(master, kafka=True) as spark:
+    with watched_beside(http) as watch, ExitStack() as closing:
+        with _shown_steps() as show:
+            show("starting Spark")
+            spark = closing.enter_context(open_session(master, kafka=True))
         folder = local_folder("--checkpoint", checkpoint)
         follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
         watch.add(follower)

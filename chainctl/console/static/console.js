@@ -248,8 +248,8 @@ const TONES = { leads: 'good', 'steps down': 'warn', silent: 'bad' };
 
 function life(row) {
   if (row.leader_state === 'silent') return `silent for ${span(row.last_beat_seconds)}`;
-  if (row.leader_state === 'handed over') return `nobody leads; epoch ${number(row.epoch)} is over`;
-  if (row.leader_state === 'never led') return 'nobody has led yet';
+  if (row.leader_state === 'handed over') return `no leader; epoch ${number(row.epoch)} is over`;
+  if (row.leader_state === 'never led') return 'no leader yet';
   return `since ${clock(row.leader_since)}, last beat ${span(row.last_beat_seconds)} ago`;
 }
 
@@ -436,7 +436,7 @@ const actsTable = new Table($('acts'), {
   read: () => rows('acts').sort((a, b) => b.act_id - a.act_id),
   words: (row) => [actedOn(row), row.act, row.actor, row.reason],
   isBad: () => false,
-  empty: () => 'Nobody has acted by hand.',
+  empty: () => 'No act by hand yet.',
   columns: [
     { name: 'When', kind: 'time', draw: (at, row) => lines(at, plain(clock(row.acted_at), row.acted_at)) },
     { name: 'Act', kind: 'title', draw: (at, row) => lines(at, plain(row.act), sub(actedOn(row))) },

@@ -66,7 +66,7 @@ class _Daemon:
                 log.flush()
                 if self._ready in line:
                     self._is_ready.set()
-        self._is_ready.set()  # it has ended: nobody need wait any longer
+        self._is_ready.set()  # it has ended: no need to wait any longer
 
     def wait(self) -> None:
         """Wait until it is ready. Raises RuntimeError with its log when it is not."""

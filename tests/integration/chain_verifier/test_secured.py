@@ -150,7 +150,7 @@ def test_database_is_verified_by_tls_in_both_modes_however_that_is_said(
             secured.right(dbname="orders"),
             secured.certified(secured.authority.client(CERTIFIED), dbname="orders"),
             url,
-            # Nobody listens at the first, and the second one must be asked for its certificate.
+            # The first has no listener, and the second one must be asked for its certificate.
             url.replace(f"{HOST}:", f"{HOST}:{free_port()},{HOST}:", 1)
             + "&target_session_attrs=read-write",
         ]

@@ -23,11 +23,14 @@ LOADS = re.compile(r'<(?:script|img|iframe)[^>]+src="(?://|https?:)|<link[^>]+hr
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    """Built where neither Spark nor a driver can be imported."""
+    folder, absent = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("absent")
+    for name in ("aiokafka", "asyncpg", "pyspark"):
+        (absent / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(absent)},
         capture_output=True,
         text=True,
         check=False,

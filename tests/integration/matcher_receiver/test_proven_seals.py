@@ -1,4 +1,4 @@
-"""A frame that is wrong about a seal halts nobody: not now, and not the next start."""
+"""A frame that is wrong about a seal halts no receiver: not now, and not the next start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_receiver_restarted_after_a_wrong_seal_in_the_last_frame_goes_on(
 async def test_receiver_whose_halt_was_lifted_goes_on_where_the_database_holds_what_is_proven(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, admin: asyncpg.Connection
 ) -> None:
-    """Rows that nobody committed halt it; the database is right, so that is where it leads out."""
+    """Rows never committed halt it; the database is right, so that is where it leads out."""
     async with make_receiver(poll_after_seconds=600.0) as receiver:
         await publish(stored.chain.frames(await stored.commit(3)))
         await work_off(receiver, stored.chain.mark().id)

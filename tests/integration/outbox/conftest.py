@@ -226,7 +226,7 @@ class Sender:
     ) -> None:
         """Confirm as a consumer does; `progress` holds its offset in each partition.
 
-        Without a message it is one that was parked, which nobody knows: progress needs a proof.
+        Without a message it is one that was parked, which is not known: progress needs a proof.
         """
         if not message_ids:
             message_ids, kind = (draw_message_ids(1)[0],), RETRYING

@@ -408,7 +408,7 @@ async def test_check_is_answered_only_once_the_standby_has_the_decision(
 
 
 async def test_decisions_are_durable_also_in_a_session_that_is_not(own: Database) -> None:
-    """A message is sent, or cancelled for good, on the word of them."""
+    """They decide whether a message is sent or cancelled."""
     connection = await asyncpg.connect(own.superuser)
     await connection.execute("SET synchronous_commit = off")
     (message_id,) = draw_message_ids(1)

@@ -35,7 +35,7 @@ SELECT count(*) FROM pg_stat_activity
 
 
 async def kill(service: str, part: str) -> None:
-    """Cancel the task of one part, as nobody should, and return once it has ended."""
+    """Cancel the task of one part, as no caller should, and return once it has ended."""
     (task,) = [
         task for task in asyncio.all_tasks() if task.get_name() == f"orderchain {service} {part}"
     ]
@@ -150,7 +150,7 @@ async def test_message_service_of_which_a_part_is_gone_raises_and_stores_nothing
                 await service.run()
             try:
                 status, _, _ = await raw(service.address, "POST", "/v1/messages/send", body)
-            except (OSError, IndexError):  # nobody listens, or it was closed without an answer
+            except (OSError, IndexError):  # no listener, or it was closed without an answer
                 status = 0
             assert status in {0, 503}
     assert len(await sender.statuses()) == 1

@@ -112,7 +112,7 @@ async def agree(writer: asyncpg.Connection[Any], headers: dict[str, str] | None)
 async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
     sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Nobody consumes what goes there, so all of it is resent with each jump of the clock.
+    # There is no consumer of what goes there, so all of it is resent with each jump of the clock.
     clearing = await sender.set_up(tries_max=20)
     lost = await set_up_without_topics(sender, "lost", tries_max=1)
     await make_topics(sender.kafka, lost.confirm_topic)

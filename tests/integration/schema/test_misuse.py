@@ -282,7 +282,7 @@ _AUDITOR: Statements = (
     mark(5, 8),
     mark(5, 2**62),
     mark(5, 9, chain_id="2"),
-    # Rows between the mark before and this one, which nobody verified.
+    # Rows between the mark before and this one, which were not verified.
     mark(6, 9),
 )
 

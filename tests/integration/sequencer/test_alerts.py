@@ -101,7 +101,7 @@ async def test_standby_that_waits_for_a_dead_leader(make_chain: MakeChain, tmp_p
     waiting = asyncio.create_task(standby.__aenter__())
     async with scraped(tmp_path, standby) as prometheus:
         await prometheus.until_fires("OrderchainNoLeader", chain=CHAIN)
-        # A standby is not ready, and nobody is called for that alone.
+        # A standby is not ready, and that alone is no alert.
         await prometheus.until_scraped("orderchain_ready == 0")
         assert not await prometheus.has('ALERTS{alertname="OrderchainNotReady"}')
     waiting.cancel()

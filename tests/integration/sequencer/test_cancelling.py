@@ -160,5 +160,5 @@ async def test_start_cancelled_anywhere_leaves_nothing(make_chain: MakeChain) ->
                 break
             assert isinstance(outcome, asyncio.CancelledError)
             await require_closed(chain)
-            await chain.admin.execute(LET_GO)  # a take-over that nobody waits for may have led
+            await chain.admin.execute(LET_GO)  # a take-over that is not waited for may have led
     await require_closed(chain)

@@ -84,7 +84,7 @@ class World:
         """Lose the frame of what `order` submits."""
         self.frames.to_lose, count = 1, len(self.frames.lost)
         await order
-        while len(self.frames.lost) == count:  # noqa: ASYNC110 - the receiver is at work beside us
+        while len(self.frames.lost) == count:  # noqa: ASYNC110 - the receiver works beside us
             await asyncio.sleep(0.01)
 
     async def record(self, number: int) -> ConsumerRecord:

@@ -63,7 +63,7 @@ def refusal_of(record: bytes | None) -> str:
 
 
 def accepted(record: bytes | None) -> FrameHeader:
-    """The header of a frame of the term. Raises FrameError, with `mac` for one of nobody's."""
+    """The header of a frame of the term. Raises FrameError, with `mac` for one of no known key."""
     header = decode_header(record)
     if not is_signed(record or b"", KEY):
         raise FrameError("mac", "not signed")

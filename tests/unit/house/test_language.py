@@ -21,6 +21,9 @@ WORDS = {
     r"whoever": "those who, or name them",
     r"anew": "again",
     r"in vain": "say what did not happen",
+    r"for good": "forever, never again",
+    r"by turns": "alternately",
+    r"at work": "works, runs",
     r"what became of": "the outcome of",
     r"by and by": "later",
     r"for ever": "forever",
@@ -78,3 +81,8 @@ def test_words_that_are_not_used_in_pages_and_statements() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         for hit in hits_in(line.partition("--")[2] if path.suffix == ".sql" else line)
     ] == []
+
+
+def test_who_does_something_is_named() -> None:
+    found = re.compile(r"\bnobody\b", re.IGNORECASE)
+    assert [module.name for module in modules(*PRODUCT) if found.search(module.text)] == []

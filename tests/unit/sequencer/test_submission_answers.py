@@ -93,7 +93,7 @@ async def test_part_that_fails_ends_the_whole_service_with_its_error(
 
 
 async def test_lease_that_dies_fails_a_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody must get a sequencer whose lease stopped."""
+    """No caller must get a sequencer whose lease stopped."""
 
     async def slow_load(term: Term) -> None:
         del term

@@ -1,4 +1,4 @@
-"""A session that others use too: calls that are cut cost it nothing, and nobody else stops it."""
+"""A session that others use too: calls that are cut cost it nothing, and no other stops it."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     away = {**broken, "CHAINCTL_DATABASE": "postgresql://postgres@127.0.0.1:1/orders"}
     found = json.loads(call("doctor", "--json", settings=away).out)
     without = {each["what"] for each in found if each["state"] == "failed"}
-    assert without.isdisjoint({"schema", "chains"})  # nobody could look at them
+    assert without.isdisjoint({"schema", "chains"})  # they could not be looked at
     assert {"database", "kafka"} <= without
     assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"
 

@@ -212,7 +212,7 @@ async def test_sender_is_asked_exactly_for_what_was_not_confirmed(rig: Rig, send
         assert rig.calls.asked == unconfirmed
         sent = await sender.sent(rig.destination)
         assert sorted(sent) == sorted([*ids, *unconfirmed]), "they were sent again, and no other"
-        # Confirmed after all: nobody is asked any more.
+        # Confirmed after all: no sender is asked any more.
         await sender.confirm(rig.destination, *unconfirmed)
         await rig.until_stored(40, 40)
         assert await rig.ask_after(service, 3_600) == 0
@@ -511,7 +511,7 @@ async def test_callback_service_of_the_message_service_reaches_a_sender_over_htt
             await sender.until(has_asked)
             for each in ids[:9]:
                 await sender.until_status(each, Status.CONSUMED)
-        # Nobody else is let in, and nothing else is taken.
+        # No other login is let in, and nothing else is taken.
         body = b'{"consumer": "c", "message_ids": ["%s"]}' % str(ids[9]).encode()
         for token, content, status in (
             ("theirs", body, 401),

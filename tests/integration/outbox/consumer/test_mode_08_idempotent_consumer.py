@@ -130,7 +130,7 @@ async def test_batch_with_one_message_in_other_hands_does_not_wait_for_it(rig: R
 
     ends = asyncio.Event()
     await rig.send(others[0], held, *others[1:], last)
-    # Another worker is at work on it, in a transaction that stays open.
+    # Another worker works on it, in a transaction that stays open.
     working = rig.admin.transaction()
     await working.start()
     await rig.admin.execute(
@@ -152,7 +152,7 @@ async def test_seen_but_not_finished_is_not_taken_for_done(rig: Rig) -> None:
     """A mark of a worker that was killed delays its message, and does not lose it."""
     message = rig.message("one")
     filtering = MemoryFilter()
-    assert await filtering.see([message.message_id]) == [Seen.NEW]  # and nobody finishes it
+    assert await filtering.see([message.message_id]) == [Seen.NEW]  # and no worker finishes it
     await rig.send(message)
     consumer = rig.consumer(filter=filtering)
     await rig.work_off(consumer, until=message)

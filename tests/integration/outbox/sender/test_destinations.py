@@ -10,11 +10,15 @@ import pytest
 from chain_kernel.errors import SettingError
 from outbox import (
     Destination,
+    DestinationMissing,
+    add,
     change_destination,
     create_destination_topics,
     save_destinations,
 )
 from outbox.roles import OUTBOX_OPERATOR
+from outbox.sender.upkeep import remove_destination
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from ..conftest import Sender
@@ -36,6 +40,26 @@ async def test_two_changes_at_once_are_both_made(sender: Sender) -> None:
     assert await change_destination(first, "d") == Destination(
         name="d", topic="t", consumers=("a",), tries_max=7, resend_seconds=7.0, payload_bytes_max=7
     )
+
+
+async def test_destination_of_a_message_that_is_being_added_is_not_removed(sender: Sender) -> None:
+    operator, business = await sender.connect(OUTBOX_OPERATOR), await sender.connect()
+    await change_destination(operator, "d", topic="t")
+    async with business.transaction():
+        await add(business, "d", b"1")  # not to be seen by others yet
+        removing = asyncio.create_task(remove_destination(operator, "d"))
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
+        async with deadline():
+            while not await sender.admin.fetchval(  # noqa: ASYNC110
+                waits, operator.get_server_pid()
+            ):
+                await asyncio.sleep(0.02)
+    with pytest.raises(SettingError, match=r"without unfinished deliveries \(there are 1\)"):
+        await removing
+    await sender.admin.execute("DELETE FROM outbox_pending")
+    await remove_destination(operator, "d")
+    with pytest.raises(DestinationMissing):
+        await remove_destination(operator, "d")
 
 
 async def test_destination_is_saved_with_its_topics(sender: Sender) -> None:

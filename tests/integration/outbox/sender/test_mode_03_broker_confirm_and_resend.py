@@ -92,7 +92,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
         await sender.until_status(message_id, Status.CONFIRMED)
         assert relay.stats().resent == 1
     (row,) = await sender.pending()
-    assert row["send_count"] == 1  # nobody wrote the outcome of the first: no try, but a claim
+    assert row["send_count"] == 1  # the outcome of the first was not written: no try, but a claim
     assert await sender.sent(clearing) == [message_id] * 2
 
 

@@ -149,7 +149,7 @@ async def desk(sender: Sender, business: Business) -> AsyncIterator[Desk]:
 
 
 async def test_prepare_fails_and_the_business_does_not_run() -> None:
-    # Nobody listens there: port 1 is never given to anybody.
+    # There is no listener: port 1 is never given to a program.
     client = MessageClient(["http://127.0.0.1:1"], "token", seconds=5.0)
     ran = []
     with pytest.raises(RetryError, match=r"127\.0\.0\.1:1"):

@@ -83,7 +83,7 @@ async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
         await sender.store(ids=[applied, lost])
         await sender.until_status(lost, Status.CONFIRMED)
         await relay.settle()
-        assert asked == []  # what was never sent is in nobody's log
+        assert asked == []  # what was never sent is in no log
         await sender.let_time_pass()
         await relay.sweep()
         await relay.settle()

@@ -109,7 +109,7 @@ async def test_forgotten_number_is_too_old(world: World, monkeypatch: pytest.Mon
         assert sequencer.stats().keys_remembered < 60
         with pytest.raises(KeyTooOld):
             await sequencer.submit("c#1", b"x")
-        # It was never accepted, but nobody can be sure of that any more.
+        # It was never accepted, but that is no longer certain.
         with pytest.raises(KeyTooOld):
             await sequencer.submit("c#3", b"x")
         assert await sequencer.submit("c#5", b"x") == highest

@@ -116,7 +116,7 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
     call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    ports = free_port(), standby.config.port  # nobody listens at the first
+    ports = free_port(), standby.config.port  # the first has no listener
     database, gap_database = "CHAINCTL_DATABASE", "CHAINCTL_GAP_DATABASE"
     settings = {
         **module_settings,

@@ -59,7 +59,7 @@ def test_states_of_a_leader_and_what_is_published_late(
 ) -> None:
     def check(*options: str) -> int:
         done = call("leader", "--chain", filled, *options, settings=module_settings)
-        assert (done.code == 1) == (f"nobody leads chain {filled}" in done.err), done
+        assert (done.code == 1) == (f"chain {filled} has no leader" in done.err), done
         return done.code
 
     def shown() -> tuple[str, int, str]:

@@ -322,6 +322,27 @@ def test_destination_whose_consumers_go_asks_for_no_confirm_and_the_reverse(
     assert shown(call, settings, clearing) == found
 
 
+def test_destination_is_removed_once_no_delivery_is_unfinished(
+    call: Call, refused: Refused, settings: dict[str, str], clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    store(2, 0)
+    (abnormal,) = store(1, 3)
+    remove = ["outbox", "destination", "remove"]
+    assert "unfinished deliveries (there are 3)" in refused(*remove, clearing, settings=settings)
+    because = ["--id", abnormal, "--reason", "x"]
+    assert call("outbox", "abandon", *because, settings=settings).code == 0
+    assert "there are 2)" in refused(*remove, clearing, settings=settings)
+    call("outbox", "destination", "set", "idle", "--topic", "t", settings=settings)
+    done = call(*remove, "idle", settings=settings)
+    assert (done.code, done.err) == (0, "chainctl: destination idle is removed\n")
+    listed = json.loads(call("outbox", "destination", "list", "--json", settings=settings).out)
+    assert [each["name"] for each in listed] == [clearing]
+    assert "one that was set up" in refused(*remove, "idle", settings=settings)
+    with pytest.raises(outbox.DestinationMissing):
+        store(1, 0, "idle")
+
+
 def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
     call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]]
 ) -> None:

@@ -343,6 +343,33 @@ def test_verify_with_keys_names_two_rows_under_one_key(
     assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
 
 
+OFTEN = """
+import sys
+from chainctl import output
+from chainctl.main import main
+output.LINE_SECONDS = 0.1
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--source", "topic", "--follow", "--checkpoint", "kept")], ids=["once", "follow"]
+)
+def test_start_of_spark_is_shown_where_stderr_is_no_terminal(
+    start: Start, module_settings: dict[str, str], filled_once: int, more: tuple[str, ...]
+) -> None:
+    arguments = ("verify", "--chain", filled_once, "--source", "database", *more)
+    process = start(*arguments, settings=module_settings, script=OFTEN)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert re.fullmatch(r"chainctl: verifying: (verifying|starting Spark), \d+ s so far\n", line)
+    while "starting Spark" not in line:
+        line = process.stderr.readline()
+        assert line, "it has ended"
+    process.terminate()
+    assert process.wait() == 143
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
@@ -395,7 +422,7 @@ def test_verify_that_is_ended_while_spark_starts_leaves_no_java_and_no_folder(
     start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path,
     number: signal.Signals, code: int,
 ) -> None:  # fmt: skip
-    """Java that has not answered yet is known to nobody else: it would stay for good."""
+    """Only this process knows Java before it has answered: otherwise it would stay."""
     files = tmp_path / "files"
     files.mkdir()
     process = start(
