@@ -256,4 +256,4 @@ async def test_leader_that_was_asked_to_accept_an_unsafe_database_goes_on(
         async with deadline():
             while await chain.value("SELECT counter FROM chain_lease") < counter + 2:
                 pass
-        await sequencer.submit("after", b"")
+        assert (await sequencer.submit("after", b"")).id > 0

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,61 @@ def test_port_in_use_is_refused_in_one_line(
 def test_text_that_is_no_address_is_refused(refused: Refused, text: str) -> None:
     line = refused("outbox", "relay", "--http", text)
     assert "[HOST:]PORT" in line
+
+
+CHUNKS = (
+    b"GET /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2**21
+)
+"""A body of 12 MB in chunks of a byte, which took a strict parser a minute of one core."""
+
+LONG = b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 17_000 + b"\r\n\r\n"
+
+
+@pytest.fixture
+def leading(
+    start: Start, module_settings: dict[str, str], chain: int, make_topic: Callable[..., None]
+) -> tuple[subprocess.Popen[str], str]:
+    """A leader that is ready, with a short lease, and where it serves."""
+    topic = f"orders-{chain}"
+    make_topic(topic)
+    process = start(
+        "sequence", "--chain", chain, "--intake-topic", topic, "--http", 0, *JSON,
+        settings={**module_settings, "CHAINCTL_LEASE_SECONDS": "2"},
+    )  # fmt: skip
+    address = address_of(process)
+    until_ready(address)
+    return process, address
+
+
+def stranger_at(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+def send_chunks(address: str) -> None:
+    """Send all chunks, as fast as they are taken, or until the connection is closed."""
+    with stranger_at(address) as stranger, suppress(OSError):
+        stranger.sendall(CHUNKS)
+
+
+def test_strangers_do_not_depose_the_leader(leading: tuple[subprocess.Popen[str], str]) -> None:
+    process, address = leading
+    strangers = [Thread(target=send_chunks, args=(address,)) for _ in range(2)]
+    for each in strangers:
+        each.start()
+    while any(each.is_alive() for each in strangers):
+        assert get(f"{address}/livez") == (200, "ok\n")
+    with stranger_at(address) as stranger:
+        stranger.sendall(LONG)
+        assert stranger.recv(100).startswith(b"HTTP/1.1 431 ")
+    with ExitStack() as idle:
+        for count in (50, 450):
+            for _ in range(count):
+                idle.enter_context(stranger_at(address))
+            assert get(f"{address}/livez") == (200, "ok\n")
+            assert get(f"{address}/readyz") == (200, "ok\n")
+    assert re.search(r"orderchain_sequencer_epoch\{.*\} 1\.0", get(f"{address}/metrics")[1])
+    assert not [line for line in end(process) if line["level"] == "error"]
 
 
 async def test_liveness_is_that_of_the_loop_that_works_not_of_the_one_that_serves(

@@ -411,7 +411,8 @@ def test_sql_of_the_page_is_taken(
         await transaction.start()  # roles are the whole server's
         try:
             await connection.execute("SELECT chain_create(7, sha256(''), 'orderchain.7', 0, 1000)")
-            await connection.execute(block.text.replace("DATABASE orders ", f"DATABASE {name} "))
+            text = block.text.replace("DATABASE orders ", f"DATABASE {name} ")
+            assert await connection.execute(text), "the word for its last statement"
         finally:
             await transaction.rollback()
             await connection.close()

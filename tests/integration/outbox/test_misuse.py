@@ -96,6 +96,7 @@ async def test_advisory_locks_of_a_login_keep_nobody_waiting(
             await inbox.park(
                 all_parts.admin, delivery(message_id, b"K"), failures=1, due_ns=0, error="no"
             )
+    assert await all_parts.admin.fetchval("SELECT message_id FROM inbox_parked") == message_id
 
 
 async def test_rows_that_serialise_can_be_locked_by_no_login(

@@ -188,6 +188,7 @@ async def test_confirm_topic_that_is_made_later_is_read(
         await make_topics(sender.kafka, late.confirm_topic)
         await sender.confirm(late, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
+        assert set(await sender.sent(late)) == {message_id}
 
 
 # -------------------------------------------------------------------------------------- crashes

@@ -11,7 +11,10 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from chain_kernel.errors import CheckpointLost, RetryError
+from chain_kernel.model import Mark
 from local_stack.postgres import SUPERUSER
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from outbox import (
     Destination,
     DestinationMissing,
@@ -193,6 +196,31 @@ async def decide_and_check(connection: Connection, admin: Connection) -> None:
     assert await forget_decisions(connection, datetime.now(UTC) - timedelta(days=2)) == 0
 
 
+class SlowAnswer(PostgresCheckpointStore):
+    """A checkpoint whose alone-standing save is stored, and not known to be."""
+
+    async def _save_alone(self, first_pid: int, end: Mark) -> None:
+        await super()._save_alone(first_pid, end)
+        self._in_doubt.append(end)
+        raise RetryError("the answer was lost")
+
+
+async def save_places(connection: Connection, admin: Connection, dsn: str) -> None:
+    await admin.execute("SELECT chain_create(1, $1, 'orders', 0, 1000)", b"\0" * 32)
+    places = [Mark(id=n, batch_last_id=n, seal=bytes([n]) * 32, epoch=3) for n in range(1, 5)]
+    async with SlowAnswer(CheckpointConfig(database=dsn, chain_id=1, name="m")) as checkpoint:
+        async with connection.transaction():
+            await checkpoint.save(0, places[0], connection)
+        with pytest.raises(RetryError):
+            await checkpoint.save(1, places[1])
+        async with connection.transaction():  # finds the place that was in doubt
+            await checkpoint.save(1, places[2], connection)
+        assert await checkpoint.load() == places[2]
+        with pytest.raises(CheckpointLost, match="2"):
+            async with connection.transaction():
+                await checkpoint.save(2, places[3], connection)
+
+
 @asynccontextmanager
 async def owned(dsn: str, name: str) -> AsyncIterator[Connection]:
     """Give the owner's connection, out of a pool of theirs, as most services have it."""
@@ -205,15 +233,16 @@ async def owned(dsn: str, name: str) -> AsyncIterator[Connection]:
         yield connection
 
 
-async def call_all(connection: Connection, admin: Connection) -> None:
+async def call_all(connection: Connection, admin: Connection, dsn: str) -> None:
     await set_destinations_up(connection, admin)
     await store(connection, admin)
     await decide_and_check(connection, admin)
+    await save_places(connection, admin, dsn)
 
 
 @pytest.fixture
 def dsn(postgres_server: PostgresServer, database_with: Callable[..., str]) -> str:
-    return postgres_server.dsn(SUPERUSER, database_with("outbox", "decision"))
+    return postgres_server.dsn(SUPERUSER, database_with("chain", "outbox", "decision"))
 
 
 @pytest.fixture
@@ -229,7 +258,7 @@ async def test_every_call_works_on_a_connection_as_its_owner_set_it_up(
 ) -> None:
     await admin.execute(SHADOWS)
     async with owned(dsn, owner) as connection:
-        await call_all(connection, admin)
+        await call_all(connection, admin, dsn)
 
 
 async def test_every_call_works_through_a_transaction_pooler(
@@ -239,7 +268,17 @@ async def test_every_call_works_through_a_transaction_pooler(
         pgbouncer(dsn, tmp_path) as pooled,
         owned(pooled, "no prepared statements") as connection,
     ):
-        await call_all(connection, admin)
+        await call_all(connection, admin, dsn)
+
+
+async def test_check_with_an_owners_short_timeout_is_unknown(admin: Connection, dsn: str) -> None:
+    (message_id,) = draw_message_ids(1)
+    async with owned(dsn, "serializable") as connection:
+        await connection.execute("SET statement_timeout = '50ms'")
+        async with admin.transaction():
+            await decide(admin, message_id)
+            assert await check_decision(connection, message_id) is Answer.UNKNOWN
+        assert await check_decision(connection, message_id) is Answer.DONE
 
 
 async def test_check_that_waits_answers_done_at_an_owners_isolation(

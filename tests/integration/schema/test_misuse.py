@@ -288,6 +288,19 @@ _AUDITOR: Statements = (
 
 
 @pytest.mark.usefixtures("chain")
+async def test_refusal_of_a_head_shows_no_row_with_its_salt(connect: Connect) -> None:
+    """The server logs what it answers: a constraint's DETAIL would have every column."""
+    writer = await connect(WRITER)
+    for statement in (
+        "UPDATE chain_head SET published_id = last_id + 1 WHERE chain_id = 1",
+        "UPDATE chain_head SET last_seal = '' WHERE chain_id = 1",
+    ):
+        with pytest.raises(asyncpg.CheckViolationError) as refusal:
+            await writer.execute(statement)
+        assert refusal.value.detail is None
+
+
+@pytest.mark.usefixtures("chain")
 async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
     await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
 

@@ -47,6 +47,7 @@ async def test_idle_chain_says_that_everything_is_published(make_chain: MakeChai
         # No commit follows, which would store it. Another process has to see it: there is no event.
         while (await chain.head())["published_id"] != ack.id:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        assert sequencer.stats().head_published == ack.id
 
 
 async def test_seal_of_a_commit_can_be_recomputed(make_chain: MakeChain) -> None:

@@ -105,6 +105,16 @@ async def test_process_is_ready_when_all_parts_are_and_not_before_there_is_one()
     assert "orderchain_ready 1.0" in app.metrics().body.decode().splitlines()
 
 
+async def test_monitor_that_is_mounted_answers_below_its_path_and_nothing_else() -> None:
+    app = Monitor(Part())
+    assert (await ask(app, "/livez", root_path="/orders"))[0] == 200
+    assert (await ask(app, "/metrics/x"))[0] == 404
+    status, headers, _ = await ask(app, "/metrics", method="POST")
+    assert (status, headers[b"allow"]) == (405, b"GET, HEAD")
+    status, headers, text = await ask(app, "/livez", method="HEAD")
+    assert (status, text, headers[b"content-length"]) == (200, "", b"3")
+
+
 def test_sequencer_is_ready_while_it_leads_and_publishes_and_exports_every_metric() -> None:
     async def lead(world: World) -> None:
         sequencer = world.sequencer(virtual_clock(), heartbeat_seconds=3600)

@@ -85,4 +85,9 @@ def test_service_without_a_supervisor_that_listens_runs_all_the_same(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
-    report_ready("serves")
+
+    async def serve() -> str:
+        report_ready("serves")
+        return "served"
+
+    assert run_async(serve()) == "served"

@@ -76,6 +76,7 @@ def test_commands_of_compose_are_taken_with_settings_that_exist(
             monkeypatch.setenv(name, value)
         assert load_settings().settings.database_dsn()
         assert "ports" not in service
+        assert service["ulimits"] == {"core": 0}
 
 
 def documents() -> list[dict[str, Any]]:
@@ -127,6 +128,27 @@ def test_pod_mounts_what_it_declares_and_is_not_root(name: str) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     assert not container["securityContext"]["allowPrivilegeEscalation"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_pods_are_closed_to_all_but_monitoring_and_the_proxy_of_messages() -> None:
+    closed, *opened = [each["spec"] for each in documents() if each["kind"] == "NetworkPolicy"]
+    specs = [each["spec"] for each in documents() if pod_of(each)]
+    labels = [
+        spec.get("jobTemplate", {}).get("spec", spec)["template"]["metadata"]["labels"]
+        for spec in specs
+    ]
+    assert labels
+    assert all(closed["podSelector"]["matchLabels"].items() <= each.items() for each in labels)
+    assert closed.get("ingress") is None
+    assert len(opened) == 2
+    for policy in (closed, *opened):
+        assert policy["policyTypes"] == ["Ingress"]
+    for policy in opened:
+        (rule,) = policy["ingress"]
+        assert rule["from"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": "http"}]
+    served = [container["ports"] for _, container in PODS.values() if "ports" in container]
+    assert {port["name"] for ports in served for port in ports} == {"http"}
 
 
 def test_settings_of_the_manifests_are_taken(tmp_path: Path) -> None:

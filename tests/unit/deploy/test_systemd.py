@@ -65,6 +65,11 @@ def test_service_is_watched_limited_and_restarted(path: Path) -> None:
         assert service["Restart"] == "on-failure"
 
 
+def test_no_service_leaves_its_memory_in_a_file() -> None:
+    common = Unit(UNITS / "orderchain-.service.d/10-common.conf")
+    assert common["Service"]["LimitCORE"] == "0"
+
+
 def environment_examples() -> list[str]:
     """Return the variables of the example, those in comments too."""
     text = (DEPLOY / "environment.example").read_text(encoding="utf-8")

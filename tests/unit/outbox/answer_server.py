@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +18,20 @@ async def answering(
     """A server that answers every request with these bytes; what it was sent is kept."""
     seen: list[bytes] = []
     ended = asyncio.Event()
+    served: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        served.add(serving)
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         seen.append(head + await reader.readexactly(length))
@@ -27,7 +39,6 @@ async def answering(
             writer.write(part)
         if hangs:
             await ended.wait()
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     scheme = "http" if tls is None else "https"
@@ -37,3 +48,5 @@ async def answering(
         ended.set()
         server.close()
         await server.wait_closed()
+        # Before Python 3.12 that waits for no connection, and a loop that ends leaves it open.
+        await asyncio.gather(*served, return_exceptions=True)

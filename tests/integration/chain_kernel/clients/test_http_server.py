@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -10,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.clients.http_server import HttpLimits, HttpServer
+from chain_kernel.clients.http_server import HttpLimits, HttpServer, connections_max
 from tests.deadlines import deadline
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
 GET = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -89,7 +92,7 @@ async def test_requests_of_one_connection_are_answered_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 411),
+        (b"POST /a HTTP/1.1\r\nHost: h\r\n" + CHUNKED, 411),
         (b"GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", 400),
@@ -97,6 +100,10 @@ async def test_requests_of_one_connection_are_answered_in_their_order() -> None:
         (b"GET / HTTP/1.1\r\nHost: h\r\nA: b\r\n c\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\nA: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1_0\r\n\r\n", 400),
+        (
+            GET[:-2] % b"a" + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
         (b"GET / HTTP/2.0\r\nHost: h\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 40_000, 431),
@@ -127,6 +134,40 @@ async def test_answer_that_is_not_read_holds_no_connection() -> None:
         assert not server.waiting
 
 
+@pytest.mark.parametrize("limit", ["body_seconds", "connection_seconds"])
+async def test_body_that_trickles_in_has_an_end(limit: str) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n"
+    async with (
+        serving(**{limit: 0.2}) as (server, _, port),
+        connected(port, head) as (reader, writer),
+    ):
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert await _rest(reader) == b""
+        assert not server.connections
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """Read to the end, which is a reset where something was not read."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+def test_connections_leave_descriptors_for_all_else() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for soft, expected in ((1_024, 896), (100, 16)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+            assert connections_max() == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET", GET % b"large", b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nx"],
@@ -148,3 +189,25 @@ async def test_stop_answers_requests_under_way_and_closes_what_idles() -> None:
         assert await idle.read() == b""
         echo.let_go.set()
         assert (await asked).endswith(b"/hold")
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_connection_that_is_accepted_at_the_end_is_closed(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(Echo(), HttpLimits(connections_max=5))
+    serving = asyncio.create_task(server.serve(listening))
+    await asyncio.sleep(0)
+    with socket.socket() as client:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            client.connect(listening.getsockname())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.stop()
+        await serving
+        lost: list[object] = []
+        monkeypatch.setattr("sys.unraisablehook", lost.append)
+        gc.collect()  # a socket that is lost warns
+        assert not lost

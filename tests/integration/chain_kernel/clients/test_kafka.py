@@ -213,6 +213,7 @@ async def test_forgotten_connection_waits_for_no_broker(secured_kafka: SecuredKa
     try:
         async with deadline():
             await connection.close()
+        assert not connection.connected()
     finally:
         await asyncio.to_thread(secured_kafka.server.thaw)
         await close_client(admin, 5.0)

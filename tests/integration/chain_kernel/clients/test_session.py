@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,13 @@ import pytest
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, connect
 from chain_kernel.clients.session import Connections, Session, SessionConfig, connected
-from chain_kernel.errors import ConnectError, OrderchainError, RetryError, SchemaError
+from chain_kernel.errors import (
+    ConnectError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+    SettingError,
+)
 from tests.deadlines import LONG_SECONDS, deadline
 from tests.silent_server import silent_server
 
@@ -250,3 +257,12 @@ async def _take_and_fail(connections: Connections) -> None:
     async with connections.transaction() as connection:
         await connection.execute("INSERT INTO orders VALUES (2)")
         raise KeyError("ours")
+
+
+async def test_codec_of_a_type_that_our_statements_use_is_refused(watcher: Connection) -> None:
+    await watcher.set_type_codec(
+        "jsonb", encoder=str, decoder=json.loads, schema="pg_catalog"
+    )  # a handler's own
+    assert await watcher.fetchval("""SELECT '{"a": 1}'::jsonb""") == {"a": 1}
+    with pytest.raises(SettingError, match="codec was 'uuid', expected the driver's own"):
+        await watcher.set_type_codec("uuid", encoder=str, decoder=str, schema="pg_catalog")

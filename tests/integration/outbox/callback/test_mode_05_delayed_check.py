@@ -43,13 +43,10 @@ CONSUMER = "clearing-service"
 PASSWORD = "a-password-of-tests"
 RULES = AskRules(again_seconds=300, again_seconds_max=600, unanswered_seconds=10)
 
-# A stop that comes right after a start cancels clients that are still connecting, and both of ours
-# leave their socket to the collector then. It is reported here, not in whatever test comes next.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
+    """A socket that a stop has left open is reported here, not in the test that comes next."""
     yield
     gc.collect()
 

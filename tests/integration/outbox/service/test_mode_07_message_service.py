@@ -54,13 +54,10 @@ if TYPE_CHECKING:
 CONSUMER = "clearing-service"
 SEED = int(os.environ.get("ORDERCHAIN_SEED", random.randrange(2**32)))
 
-# A stop that comes right after a start cancels clients that are still connecting, and both of ours
-# leave their socket to the collector then. It is reported here, not in whatever test comes next.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
+    """A socket that a stop has left open is reported here, not in the test that comes next."""
     yield
     gc.collect()
 

@@ -1,12 +1,14 @@
-"""The message service as it runs in production: with the shipped proxy in front of it."""
+"""Message service and console as they run in production: with the shipped proxy before them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import socket
 import ssl
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
@@ -38,7 +41,9 @@ pytestmark = [
 
 
 @asynccontextmanager
-async def proxied(folder: Path, authority: Authority, port: int) -> AsyncIterator[int]:
+async def proxied(
+    folder: Path, authority: Authority, port: int, console: int = 0
+) -> AsyncIterator[int]:
     """The shipped proxy on a free port, as it is but for addresses and paths."""
     files, own = authority.server("127.0.0.1"), free_port()
     text = SHIPPED.read_text()
@@ -47,6 +52,7 @@ async def proxied(folder: Path, authority: Authority, port: int) -> AsyncIterato
         ("/etc/orderchain/proxy.key", str(files.key)),
         ("/run/orderchain-nginx.pid", str(folder / "pid")),
         ("127.0.0.1:8085", f"127.0.0.1:{port}"),
+        ("127.0.0.1:8086", f"127.0.0.1:{console or free_port()}"),
         ("listen 8443", f"listen 127.0.0.1:{own}"),
         # It may be root who tests, whose folder others can not read.
         ("worker_processes auto;", "worker_processes 1; daemon off; user root;"),
@@ -114,3 +120,51 @@ async def test_service_is_reached_through_the_shipped_proxy_and_strangers_stay_b
         assert long.status_code == 400
         assert (await web.get("/livez")).json() == {"status": "alive"}
     assert not re.findall(r"\[(emerg|alert|crit)\]", (tmp_path / "log").read_text())
+
+
+CONSOLE = re.compile(
+    rb"console is at http://127\.0\.0\.1:(\d+)/.*need this token: (\S+)", re.DOTALL
+)
+
+
+@asynccontextmanager
+async def served_console(database: str) -> AsyncIterator[tuple[int, str]]:
+    """A console on loopback: its port and its token."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chainctl", "console", "--port", "0"),
+        env={**os.environ, "CHAINCTL_DATABASE": database},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    shown = b""
+    try:
+        async with deadline():
+            while (found := CONSOLE.search(shown)) is None:
+                line = await process.stderr.readline()
+                assert line, shown.decode()
+                shown += line
+        yield int(found[1]), found[2].decode()
+    finally:
+        process.terminate()
+        await in_time(process.communicate())
+
+
+async def test_console_is_read_through_the_shipped_proxy_with_its_token_alone(
+    sender: Sender, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    trust = ssl.create_default_context(cafile=str(authority.path))
+    async with (
+        served_console(sender.dsns[SUPERUSER]) as (port, token),
+        proxied(tmp_path, authority, free_port(), port) as own,
+        httpx.AsyncClient(verify=trust, base_url=f"https://127.0.0.1:{own}") as web,
+        deadline(),
+    ):
+        named = {"Host": "console.example"}
+        for path in ("/", "/api/state", "/events", "/report"):
+            assert (await web.get(path, headers=named)).status_code == 401, path
+        state = await web.get("/api/state", headers=named, auth=("", token))
+        assert state.status_code == 200
+        assert "outbox" in state.json()
+        async with web.stream("GET", "/events", headers=named, auth=("", token)) as events:
+            assert await anext(events.aiter_lines()) == "event: state"

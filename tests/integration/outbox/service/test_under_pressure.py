@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 SEND = "/v1/messages/send"
 MESSAGE = {"destination": "clearing", "key": "7", "payload": base64.b64encode(b"pay 7").decode()}
+GREEDY = ("a", "b", "c", "d")
 BODY = msgspec.json.encode({"messages": [MESSAGE]})
 
 
 @asynccontextmanager
 async def running(sender: Sender, **settings: Any) -> AsyncIterator[MessageService]:
-    clients = Clients([client("payments"), client("shop")])
+    clients = Clients([client(name) for name in ("payments", "shop", *GREEDY)])
     async with MessageService(service_config(sender, **settings), clients) as service:
         yield service
 
@@ -94,6 +95,29 @@ async def test_unfinished_bodies_take_no_more_memory_than_set_and_shut_nobody_ou
         assert (status, noted["error"], headers["connection"]) == (503, "unavailable", "close")
         assert (await raw(service.address, "POST", SEND, BODY, token="shop-token"))[0] == 200
     assert service.app.body_bytes == 0
+
+
+async def test_half_sent_bodies_of_four_clients_shut_out_no_other(sender: Sender) -> None:
+    await sender.set_up(confirm="none")
+    async with running(sender) as service, AsyncExitStack() as wires:
+        for name in GREEDY * 50:
+            each = await wires.enter_async_context(wire(service))
+            await each.write(begun(name, 1_000))
+        while service.app.body_bytes < 4 * 50:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
+        for _ in range(40):
+            assert (await raw(service.address, "POST", SEND, BODY, token="shop-token"))[0] == 200
+        assert (await raw(service.address, "GET", "/livez"))[0] == 200
+
+
+async def test_body_that_trickles_in_after_its_refusal_does_not_hold_the_connection(
+    sender: Sender,
+) -> None:
+    async with running(sender) as service, wire(service) as slow:
+        await slow.write(begun("nobody", 1_000_000))
+        trickle = asyncio.create_task(_trickle(slow))
+        assert (await slow.answer())[0] == 401
+        trickle.cancel()
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/messages/send HTTP/1.1\r\nHost: h"])

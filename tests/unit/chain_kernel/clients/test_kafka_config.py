@@ -136,7 +136,8 @@ def test_each_protocol_and_mechanism_has_a_config_that_is_right() -> None:
                 }
             if not protocol.startswith("SASL"):
                 given = {"bootstrap_servers": "b:1", "security_protocol": protocol}
-            KafkaConfig(**given)
+            config = KafkaConfig(**given)
+            assert config.security_protocol == protocol
 
 
 def tls(**given: Any) -> dict[str, Any]:
