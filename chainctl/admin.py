@@ -1,7 +1,7 @@
-"""What a DBA prepares, as functions: the schema, and chains with their topics.
+"""What a DBA prepares, as functions: the schema, chains with their topics, topics of intakes.
 
-`chainctl schema apply` and `chain create` call them, and so may a test, or a program that sets a
-system up. They leave alone what is there already.
+`chainctl schema apply`, `chain create` and `topic create` call them, and so may a test, or a
+program that sets a system up. They leave alone what is there already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_kernel.errors import SchemaError, SettingError
+from chain_kernel.errors import SchemaError, SettingError, TopicError
 from chain_kernel.frame import default_topic
 from chain_kernel.limits import CHAIN_ID_MAX
 from chain_kernel.seal import genesis_seal
@@ -21,7 +21,7 @@ from chainctl.schema.parts import PARTS, read_version
 from chainctl.topics import check_topic_name, connected_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
@@ -185,3 +185,47 @@ async def _is_usable(topics: Topics, topic: str) -> bool:
         return False
     await topics.check(topic)
     return True
+
+
+# -- topics of intakes -----------------------------------------------------------------------------
+
+_POLICY: Final = "cleanup.policy"
+
+INTAKE_SETTINGS: Final[Mapping[str, str]] = {
+    # Each record is an order. A compacted topic keeps the last one of a key alone.
+    _POLICY: "delete",
+    # Two weeks: records wait here while no sequencer runs, and one that was deleted stops the
+    # intake forever.
+    "retention.ms": str(14 * 24 * 3_600 * 1_000),
+}
+
+
+async def create_topic(
+    kafka: str | KafkaConfig,
+    name: str,
+    *,
+    partitions: int = 1,
+    replicas: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
+) -> bool:
+    """Make a topic from which a sequencer takes orders; return False where it is there already.
+
+    By default it has the brokers' number of replicas, and keeps records for two weeks; `settings`
+    are Kafka's own. The topic of a chain is made with the chain. Raises SettingError for a name
+    that Kafka does not take, TopicError where no intake could use the topic, ConnectError,
+    RetryError.
+    """
+    from sequencer import TopicIntakeConfig, check_intake_topic
+
+    check_topic_name(name)
+    asked = {**INTAKE_SETTINGS, **(settings or {})}
+    if "compact" in asked[_POLICY]:
+        raise TopicError(f"{_POLICY} of topic {name}", asked[_POLICY], "delete")
+    async with connected_topics(kafka, connect_seconds) as topics:
+        is_created = await topics.create(
+            name, partitions=partitions, replicas=replicas, settings=asked
+        )
+    intake = TopicIntakeConfig(kafka=kafka, topic=name, connect_seconds=connect_seconds)
+    await check_intake_topic(intake)
+    return is_created

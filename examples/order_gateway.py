@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 NAME = "example-gateway"
+CONFLICTS = (errors.KeyConflict, errors.KeyTooOld, errors.NumberOutOfOrder)
 ORDER_BYTES_MAX = 256 * 1024  # what the sequencer takes; nothing larger is read
 
 
@@ -89,19 +90,18 @@ class Gateway:
         try:
             key = msgspec.json.decode(body, type=Keyed).key
             ack = await sequencer.submit(key, body)
-        except (
-            msgspec.MsgspecError,
-            errors.OrderError,
-        ) as error:  # it got no id, nothing is stored
-            return refusal(409 if isinstance(error, errors.KeyConflict) else 400, str(error))
+        except CONFLICTS as error:  # the chain knows the key, or a later number of its client
+            return refusal(409, str(error))
+        except (msgspec.MsgspecError, errors.OrderError) as error:  # nothing is stored
+            return refusal(400, str(error))
         except errors.OrderchainError:  # perhaps it is stored: the same key again gets its place
             return standby()
         return JSONResponse({"key": key, "id": ack.id, "pid": ack.pid})
 
 
 def standby() -> JSONResponse:
-    """Return the answer of a process that does not lead."""
-    return refusal(503, "another process leads: send it again under the same key")
+    """Return the answer of a process that does not lead, or does not know whether it stored."""
+    return refusal(503, "not acknowledged here: send it again under the same key")
 
 
 def refusal(status: int, why: str) -> JSONResponse:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from chain_kernel.errors import SettingError
+from chainctl.admin import create_topic
 from chainctl.event_loop import run_async
 from chainctl.options import Group, Integer, json_option, uses_settings
 from chainctl.output import data_json, talk
-from chainctl.topics import check_topic_name, connected_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from chainctl.settings import Settings
 
 PARTITIONS_MAX: Final = 10_000
@@ -22,14 +20,6 @@ PARTITIONS_MAX: Final = 10_000
 
 REPLICAS_MAX: Final = 2**15 - 1
 """Kafka's own bound."""
-
-INTAKE_SETTINGS: Final[Mapping[str, str]] = {
-    # Each record is an order. A compacted topic keeps the last one of a key alone.
-    "cleanup.policy": "delete",
-    # Two weeks: records wait here while no sequencer runs, and one that was deleted stops the
-    # intake forever.
-    "retention.ms": str(14 * 24 * 3_600 * 1_000),
-}
 
 
 @click.group(cls=Group)
@@ -48,34 +38,31 @@ def topic() -> None:
 @json_option
 @uses_settings("kafka", "connect_seconds")
 def create(
-    settings: Settings, name: str, assignments: tuple[str, ...], as_json: bool, **size: int | None
+    settings: Settings,
+    name: str,
+    partitions: int,
+    replicas: int | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Make the topic NAME for `sequence --intake-topic`, which keeps records for 14 days.
 
     A topic that is there already is left as it is. Either is refused where no intake could use it.
     """
-    check_topic_name(name)
-    asked = {**INTAKE_SETTINGS, **dict(map(_assignment, assignments))}
-    is_created = run_async(_create(settings, name, {"settings": asked, **size}))
+    kafka, seconds = settings.kafka_config(), settings.connect_seconds
+    asked = dict(map(_assignment, assignments))
+    made = create_topic(
+        kafka, name, partitions=partitions, replicas=replicas, settings=asked,
+        connect_seconds=seconds,
+    )  # fmt: skip
+    is_created = run_async(made)
     talk(f"chainctl: topic {name} {'created' if is_created else 'is there already'}")
     if as_json:
         data_json({"topic": name, "topic_created": is_created})
-
-
-async def _create(settings: Settings, name: str, asked: dict[str, Any]) -> bool:
-    from sequencer import TopicIntakeConfig, check_intake_topic
-
-    kafka, seconds = settings.kafka_config(), settings.connect_seconds
-    async with connected_topics(kafka, seconds) as topics:
-        is_created = await topics.create(name, **asked)
-    await check_intake_topic(TopicIntakeConfig(kafka=kafka, topic=name, connect_seconds=seconds))
-    return is_created
 
 
 def _assignment(text: str) -> tuple[str, str]:
     name, is_there, value = text.partition("=")
     if not (name and is_there):
         raise SettingError("--set", text, "NAME=VALUE, such as min.insync.replicas=2")
-    if name == "cleanup.policy" and "compact" in value:
-        raise SettingError("--set", text, "cleanup.policy=delete: each record is an order")
     return name.strip(), value.strip()

@@ -175,103 +175,79 @@ def within_rules(at: Spot) -> dict[str, Harm]:
     }
 
 
-def against_rules(at: Spot) -> dict[str, Harm]:
-    """What an owner can do who drops the rules of the table first."""
-    return {
-        "another first id": (
-            [at.change(f"first_id = {at.ids[1]}")],
-            {at.wrong_page(at.ids[1])},
-            set(),
-        ),
+def wrong_ends(at: Spot) -> dict[str, Harm]:
+    """Pages whose first or last id is not that of their rows."""
+    first_batch: dict[str, Any] = {"id": ROWS[0].id, "until_id": BATCHES[0][-1].id}
+    moved = finding(Kind.BATCH_COUNT, **first_batch, count=14, expected_count=10)
+    wrong = at.wrong_page
+    by_name: dict[str, tuple[str, int, set[Finding], set[Finding]]] = {
+        "another first id": ("first_id", at.ids[1], {wrong(at.ids[1])}, set()),
         "a first id in the page before": (
-            [at.change(f"first_id = {at.before - 1}")],
-            {at.wrong_page(at.before - 1)},
-            set(),
+            "first_id", at.before - 1, {wrong(at.before - 1)}, set()
         ),
         "a last id below its last row": (
-            [at.change(f"last_id = {at.ids[2]}")],
-            {at.wrong_page(last_id=at.ids[2])},
-            set(),
+            "last_id", at.ids[2], {wrong(last_id=at.ids[2])}, set()
         ),
         "a last id above its last row": (
-            [at.change(f"last_id = {at.last + 1}")],
-            {at.wrong_page(last_id=at.last + 1)},
-            set(),
+            "last_id", at.last + 1, {wrong(last_id=at.last + 1)}, set()
         ),
-        "a last id below all ids": (
-            [at.change("last_id = 1")],
-            {at.wrong_page(last_id=1)},
-            {
-                at.batch_count(6),
-                finding(
-                    Kind.BATCH_COUNT,
-                    id=ROWS[0].id,
-                    until_id=BATCHES[0][-1].id,
-                    count=14,
-                    expected_count=10,
-                ),
-            },
-        ),
+        "a last id below all ids": ("last_id", 1, {wrong(last_id=1)}, {at.batch_count(6), moved}),
         "a last id behind the head": (
-            [at.change(f"last_id = {HEAD + 9}")],
-            {at.wrong_page(last_id=HEAD + 9), late(at.ids[0], at.last, HEAD, 4)},
+            "last_id", HEAD + 9, {wrong(last_id=HEAD + 9), late(at.ids[0], at.last, HEAD, 4)},
             {at.batch_count(6)},
         ),
-        "one of the ids taken out": (
-            [at.change("ids = ids[:3]")],
-            {
-                at.wrong_page(ids=(at.ids[0], at.ids[2]), columns=COLUMNS[1:]),
-                finding(Kind.NULL, pid=at.ids[2], columns=("id",)),
-                gap(at.ids[2], at.last),
-            },
-            {at.mismatch},
-        ),
-        "one of the pids taken out": (
-            [at.change("pids = pids[:3]")],
-            {
-                at.wrong_page(columns=("pids",)),
-                finding(Kind.NULL, id=at.last, columns=("pid",)),
-                gap(at.ids[2], at.last),
-            },
-            {at.mismatch},
-        ),
-        **{
-            f"one of the {name} taken out": (
-                [at.change(f"{name} = {name}[:3]")],
-                {at.wrong_page(columns=(name,)), null(at.page[3], name.removesuffix("s"))},
-                {at.mismatch},
-            )
-            for name in ("keys", "payloads")
+    }  # fmt: skip
+    return {
+        name: ([at.change(f"{column} = {value}")], links, seals)
+        for name, (column, value, links, seals) in by_name.items()
+    }
+
+
+def short_arrays(at: Spot) -> dict[str, Harm]:
+    """Pages with one value fewer in one of their arrays."""
+    no_id = finding(Kind.NULL, pid=at.ids[2], columns=("id",))
+    no_pid = finding(Kind.NULL, id=at.last, columns=("pid",))
+    hole = gap(at.ids[2], at.last)
+    faults = {
+        "ids": {
+            at.wrong_page(ids=(at.ids[0], at.ids[2]), columns=COLUMNS[1:]), no_id, hole
         },
-        "one of the event times taken out": (
-            [at.change("event_times_ns = event_times_ns[:3]")],
-            {at.wrong_page(columns=("event_times_ns",)), null(at.page[3], "event_time_ns")},
-            {at.mismatch},
-        ),
+        "pids": {at.wrong_page(columns=("pids",)), no_pid, hole},
+    }  # fmt: skip
+    for name in COLUMNS[2:]:
+        value = name.removesuffix("s") if name != "event_times_ns" else "event_time_ns"
+        faults[name] = {at.wrong_page(columns=(name,)), null(at.page[3], value)}
+    return {
+        f"one of the {name} taken out": ([at.change(f"{name} = {name}[:3]")], links, {at.mismatch})
+        for name, links in faults.items()
+    }
+
+
+def wrong_shapes(at: Spot) -> dict[str, Harm]:
+    """Pages whose arrays PostgreSQL counts otherwise, or that hold a NULL."""
+    halves = "ids = ARRAY[ids[:2], ids[3:]], payloads = ARRAY[payloads[:2], payloads[3:]]"
+    no_id = finding(Kind.NULL, pid=at.page[1].pid, columns=("id",))
+    faults = {
         "counted from 0": (
-            [at.change("keys = ('[0:3]=' || keys::text)::text[]")],
-            {at.wrong_page(columns=("keys",))},
-            {at.mismatch},
+            "keys = ('[0:3]=' || keys::text)::text[]", {at.wrong_page(columns=("keys",))}
         ),
-        "of two dimensions": (
-            [
-                at.change(
-                    "ids = ARRAY[ids[:2], ids[3:]], payloads = ARRAY[payloads[:2], payloads[3:]]"
-                )
-            ],
-            {at.wrong_page(ids=(), columns=("ids", "payloads"))},
-            {at.mismatch},
+        "of two dimensions": (halves, {at.wrong_page(ids=(), columns=("ids", "payloads"))}),
+        "a NULL among keys": ("keys[2] = NULL", {null(at.page[1], "key")}),
+        "a NULL among ids": ("ids[2] = NULL", {no_id, gap(at.ids[0], at.ids[1])}),
+        "an id far outside": (
+            f"ids[2] = {HEAD + 50}",
+            {
+                gap(at.ids[0], at.ids[1]), late(at.ids[2], at.last, HEAD + 50, 2),
+                finding(Kind.BEYOND_HEAD, id=HEAD + 50, pid=at.ids[0], until_id=HEAD),
+            },
         ),
-        "a NULL among keys": (
-            [at.change("keys[2] = NULL")],
-            {null(at.page[1], "key")},
-            {at.mismatch},
-        ),
-        "a NULL among ids": (
-            [at.change("ids[2] = NULL")],
-            {finding(Kind.NULL, pid=at.page[1].pid, columns=("id",)), gap(at.ids[0], at.ids[1])},
-            {at.mismatch},
-        ),
+    }  # fmt: skip
+    return {name: ([at.change(act)], links, {at.mismatch}) for name, (act, links) in faults.items()}
+
+
+def wrong_pages(at: Spot) -> dict[str, Harm]:
+    """Pages without rows, or there twice."""
+    return {
         "no payloads at all": (
             ["ALTER TABLE chain_page ALTER payloads DROP NOT NULL", at.change("payloads = NULL")],
             {at.wrong_page(columns=("payloads",)), as_one(null(row, "payload") for row in at.page)},
@@ -290,16 +266,12 @@ def against_rules(at: Spot) -> dict[str, Harm]:
             {as_one(finding(Kind.DUPLICATE, id=row_id, count=2) for row_id in at.ids)},
             {at.batch_count(14)},
         ),
-        "an id far outside": (
-            [at.change(f"ids[2] = {HEAD + 50}")],
-            {
-                gap(at.ids[0], at.ids[1]),
-                finding(Kind.BEYOND_HEAD, id=HEAD + 50, pid=at.ids[0], until_id=HEAD),
-                late(at.ids[2], at.last, HEAD + 50, 2),
-            },
-            {at.mismatch},
-        ),
     }
+
+
+def against_rules(at: Spot) -> dict[str, Harm]:
+    """What an owner can do who drops the rules of the table first."""
+    return wrong_ends(at) | short_arrays(at) | wrong_shapes(at) | wrong_pages(at)
 
 
 DROPPED: Harm = ([*DROP_RULES], set(), set())

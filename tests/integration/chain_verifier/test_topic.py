@@ -175,6 +175,17 @@ def test_topic_with_foreign_records_of_impossible_times_is_proven(
     assert "no frame of the chain: 2 records (2 magic)" in report.sources[1].notes
 
 
+def test_topic_that_the_broker_compresses_is_proven(
+    topic: Topic, both: Verified, frames: list[bytes]
+) -> None:
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        settings = {"compression.type": codec}
+        asyncio.run(make_topics(topic.servers, topic.rename(), configs=settings))
+        topic.send(*frames)
+        report = both()
+        assert report.verdict is Verdict.COMPLETE, (codec, report.findings)
+
+
 @pytest.mark.merge
 def test_topic_with_loss_disorder_changed_repeats_and_a_falling_epoch_names_each(
     topic: Topic, alone: Verified

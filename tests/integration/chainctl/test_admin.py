@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chain_kernel.errors import SettingError
-from chainctl.admin import apply_schema, create_chain
+from chain_kernel.errors import SettingError, TopicError
+from chainctl.admin import apply_schema, create_chain, create_topic
 from outbox import Destination, save_destinations
+from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,3 +46,25 @@ async def test_environment_has_the_chains_and_parts_that_the_marker_names(
     ):
         with pytest.raises(SettingError, match=text):
             await refused
+
+
+async def test_topic_of_an_intake_is_made_once_and_checked_always(
+    orderchain_environment: dict[str, str], orderchain_fresh_name: str
+) -> None:
+    kafka, name = orderchain_environment["CHAINCTL_KAFKA"], orderchain_fresh_name
+    assert await create_topic(kafka, name, partitions=3)
+    assert not await create_topic(kafka, name)
+    await make_topics(kafka, f"{name}.compacted", configs={"cleanup.policy": "compact"})
+    for refused, kind, text in (
+        (create_topic(kafka, f"{name}.compacted"), TopicError, "compact"),
+        (
+            create_topic(kafka, f"{name}.2", settings={"cleanup.policy": "compact"}),
+            TopicError,
+            "delete",
+        ),
+        (create_topic(kafka, f"{name}.2", settings={"no.such": "1"}), TopicError, "no.such"),
+        (create_topic(kafka, "a b"), SettingError, "topic was 'a b'"),
+    ):
+        with pytest.raises(kind, match=text):
+            await refused
+    assert await create_topic(kafka, f"{name}.2")  # no refusal has made it

@@ -74,7 +74,10 @@ async def test_standby_answers_503_and_a_process_that_leads_no_more_ends_itself(
                     assert (waiting.status_code, waiting.headers["Retry-After"]) == (503, "1")
                 for body, status in (
                     (b"{}", 400),
-                    (b'{"key": "anna/1"}', 409),
+                    (b'{"key": 1}', 400),
+                    (b'{"key": "anna/1"}', 409),  # another payload
+                    (b'{"key": "bert#5"}', 200),
+                    (b'{"key": "bert#4"}', 409),  # a number below the highest
                     (b"x" * 2**19, 413),
                 ):
                     refused = await first.post("/orders", content=body)

@@ -7,7 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pytest
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import UnsupportedCodecError
 
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
@@ -127,6 +130,41 @@ def test_sizes_is_a_check_for_monitors(
     name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
     auditor = {"CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, name)}
     assert json_of(call, auditor, "sizes")["log"]["bytes"] is None  # only for pg_monitor
+
+
+@pytest.mark.parametrize("codec", ["snappy", "lz4", "zstd", "gzip"])
+def test_sizes_measures_a_topic_that_the_broker_compresses(
+    call: Call, module_settings: Settings, free_chain: int, tmp_path: Path, admin: Admin, codec: str
+) -> None:
+    topic = f"sized-{codec}"
+    config = {"compression.type": codec}
+    admin(lambda client: client.create_topics([NewTopic(topic, 1, 1, topic_configs=config)]))
+    made = call("chain", "create", free_chain, "--topic", topic, settings=module_settings)
+    assert made.code == 0, made
+    fill_chain(module_settings, free_chain, tmp_path)
+    found = json_of(call, module_settings, "sizes")
+    measured = next(each for each in found["topics"] if each["topic"] == topic)
+    assert measured["records"] > 0
+    assert measured["about_bytes"] > 10 * FILLED_ROWS
+    assert topic in call("sizes", settings=module_settings).out
+
+
+def test_sizes_without_a_codec_or_a_broker_shows_the_database_and_says_why(
+    call: Call, module_settings: Settings, filled_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr("chain_kernel.clients.kafka.AIOKafkaConsumer.getmany", unreadable)
+        done = call("sizes", settings=module_settings)
+    assert (done.code, "chain_page" in done.out) == (0, True), done
+    assert "topics are not measured: compression of records of topic " in done.err
+    away = module_settings | {"CHAINCTL_KAFKA": "127.0.0.1:1"}
+    done = call("sizes", settings=away)
+    assert (done.code, "chain_page" in done.out) == (0, True), done
+    assert "topics are not measured: kafka" in done.err
+
+
+async def unreadable(*_: object, **__: object) -> None:
+    raise UnsupportedCodecError("Libraries for zstd compression codec not found")
 
 
 def test_status_without_a_chain_shows_each_with_its_leader(

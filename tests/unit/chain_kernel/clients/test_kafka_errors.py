@@ -14,7 +14,8 @@ from cramjam import DecompressionError
 from chain_kernel.clients.kafka import TopicPartition, UnreadableRecords, fetch
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import broker_refusal, reading_error
-from chain_kernel.errors import RetryError, TopicError
+from chain_kernel.errors import ConnectError, RetryError, TopicError
+from outbox.parts import endless
 
 KAFKA = KafkaConfig.of("kafka:9092")
 ORDERS = TopicPartition("orders", 0)
@@ -77,3 +78,16 @@ def test_error_that_may_pass_names_its_cause(error: Exception, said: str) -> Non
     with pytest.raises(RetryError, match=said):
         raise found
     assert ("did not answer" in str(found)) == ("did not answer" in said)
+
+
+def test_act_that_is_not_allowed_is_refused_at_a_start() -> None:
+    error = errors.GroupAuthorizationFailedError("ledger")
+    assert isinstance(broker_refusal(error, KAFKA), ConnectError)
+
+
+async def test_part_of_a_service_ends_with_a_record_that_it_cannot_decode() -> None:
+    async def work() -> None:
+        raise await fetching(no_codec())
+
+    with pytest.raises(TopicError, match=r"'snappy', expected .*pip install cramjam"):
+        await endless("confirms", work, KAFKA)
