@@ -26,6 +26,7 @@ NIGHTLY: Final = {
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
     "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",
     "integration/chainctl/test_states.py": "runbooks",
+    "integration/chainctl/test_states_outbox.py": "runbooks",
     "integration/chainctl/test_secured.py": "TLS and logins in every command",
     "integration/chain_verifier/archive/test_archive.py": "every reason to refuse",
     "integration/chain_verifier/test_findings.py": "Spark: every way to be wrong",

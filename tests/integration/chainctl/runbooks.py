@@ -156,11 +156,15 @@ class World:
 
     def sequence(self, rows: int) -> int:
         """Commit so many orders, in small batches, and return the head."""
+        self.must(*self.sequence_of(rows))
+        return self.head()
+
+    def sequence_of(self, rows: int) -> tuple[object, ...]:
+        """Return the command that does so."""
         self._files += 1
         path = self.folder / f"o{self._files}.csv"
         path.write_text("n\n" + "1\n" * rows)
-        self.must("sequence", "--chain", 1, "--input", path, "--batch-rows", BATCH_ROWS)
-        return self.head()
+        return ("sequence", "--chain", 1, "--input", path, "--batch-rows", BATCH_ROWS)
 
     def head(self) -> int:
         return int(self.sql("SELECT last_id FROM chain_head")[0][0])

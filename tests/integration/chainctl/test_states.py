@@ -1,4 +1,4 @@
-"""The worst states of the runbooks are seen and left by `chainctl` alone, as their pages say.
+"""The states of the runbooks are seen and left by `chainctl` alone, as their pages say.
 
 The state is made on real servers, by signals, by faults or by SQL. Then the commands of the page
 are run, read from the page itself: one that fails, or that the test has not run, fails the test.
@@ -14,24 +14,39 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
-from chain_kernel.errors import BatchDamaged
+from chain_kernel.errors import BatchDamaged, RowsMissing
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import (
+    CheckpointConfig,
+    KafkaFrameSource,
+    KafkaSourceConfig,
+    PostgresCheckpointStore,
+    Receiver,
+)
 from orderchain import ReceiverConfig, open_receiver
+from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
 from tests.pages import ROOT, blocks_of
 from tests.stored_pages import LET_TAMPER
+from tests.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from local_stack import KafkaServer, PostgresServer
-    from tests.integration.chainctl.conftest import Start
+    from tests.integration.chainctl.conftest import Call, Start
 
     Settings = dict[str, str]
     Page = Callable[..., Runbook]
 
 # Some pages run Spark in this process: it leaves the socket of every `collect` to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+STORM_ROWS = 30 * BATCH_ROWS
 
 
 def catch_up(settings: Settings, name: str = "matching") -> list[int]:
@@ -58,6 +73,214 @@ def receiver_of(status: Any, name: str = "matching") -> Any:
 
 
 # ------------------------------------------------------------------------------------------ states
+
+
+def test_dead_leader(page: Page, start: Start, world: World) -> None:
+    world.create()
+    world.make_orders()
+    with page("dead-leader") as runbook:
+        leader = start(
+            *("sequence", "--chain", 1, "--intake-topic", world.orders), settings=world.settings
+        )
+        world.send(b"first")
+        runbook.until("status", lambda chain: chain["head_persisted"] > 0)
+        head = world.head()
+        leader.kill()
+        leader.wait()
+        world.send(b"second")
+        state = runbook.until("status", lambda chain: chain["leader_state"] == "silent")
+        assert state["head_persisted"] == head, "orders wait"
+        assert runbook.json("leader")["last_beat_seconds"] > 2
+        assert "nobody leads chain 1: silent" in runbook.run("leader --chain 1 --check", code=1).err
+
+        assert "is free" in runbook.run("takeover").err
+        follower = start(*runbook.words("sequence"), settings=world.settings)
+        state = runbook.until("status", lambda chain: chain["head_persisted"] > head)
+        assert (state["leader_state"], state["epoch"]) == ("leads", 2)
+        runbook.run("lag")
+        follower.terminate()
+        assert follower.wait() == 143
+
+
+class Lossy(KafkaFrameSource):
+    """A topic between which and the receiver every second frame gets lost, once it is bad."""
+
+    is_bad = False
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        found = await super().records(timeout_seconds)
+        return found[::2] if self.is_bad else found
+
+
+async def live_through_a_storm(world: World) -> tuple[int, int]:
+    """Have the receiver `matching` follow while frames get lost; return what it began after, and
+    the head, up to which nothing is missing for it.
+    """
+    settings = world.settings
+    frames = Lossy(KafkaSourceConfig(kafka=settings["CHAINCTL_KAFKA"], topic=world.topic))
+    config = ReceiverConfig(chain_id=1, name="matching", database=settings["CHAINCTL_DATABASE"])
+    reader = GapReaderConfig(database=settings["CHAINCTL_GAP_DATABASE"], chain_id=1)
+    store = CheckpointConfig(database=settings["CHAINCTL_DATABASE"], chain_id=1, name="matching")
+    ids: list[int] = []
+    async with Receiver(
+        tuned(config, poll_after_seconds=0.2), frames, GapReader(reader),
+        PostgresCheckpointStore(store),
+    ) as receiver:  # fmt: skip
+        first, frames.is_bad = receiver.head_at_start, True
+        sequencing = asyncio.create_task(asyncio.to_thread(world.sequence, STORM_ROWS))
+        while not sequencing.done() or ids[-1:] != [sequencing.result()]:
+            try:
+                async with asyncio.timeout(0.2):
+                    run = await anext(receiver)
+            except TimeoutError:
+                continue
+            ids += [event.id for event in run.events]
+            await receiver.checkpoint(run)
+    assert len(ids) == BATCH_ROWS + STORM_ROWS, "nothing is missing for it"
+    return first, sequencing.result()
+
+
+def test_gap_storm(page: Page, world: World) -> None:
+    world.create()
+    world.sequence(BATCH_ROWS)
+    first, head = asyncio.run(live_through_a_storm(world))
+    with page("gap-storm", {"5000": first, "6000": head}) as runbook:
+        stormy = runbook.until("gaps --chain 1 --since 1h", lambda gaps: len(gaps) > 1)
+        assert {each["outcome"] for each in stormy} == {"filled"}
+        assert runbook.json("gaps --chain 1 --open") == []
+        assert runbook.json("gaps --chain 1 --name matching")
+        assert runbook.json("status")["head_published"] == head
+
+        # Rows that the database lacks, too, are a gap that stays open.
+        more = world.sequence(3 * BATCH_ROWS)
+        world.sql(f"DELETE FROM chain_page WHERE last_id = {world.ends()[-2]}", "SELECT 1")
+        with pytest.raises(RowsMissing):
+            catch_up(world.settings)
+        missing = runbook.until("gaps --chain 1 --open", lambda gaps: gaps)
+        assert [each["outcome"] for each in missing] == ["missing"]
+        runbook.run("repair", dry_run=True)
+        runbook.run("repair")
+        assert catch_up(world.settings)[-1] == more
+
+        last = json.loads(runbook.run("fill").out.splitlines()[-1])
+        assert last["id"] == head
+        assert runbook.until("gaps --chain 1 --open", lambda gaps: not gaps) == []
+        runbook.run("lag")
+
+
+def test_slow_receiver(page: Page, world: World) -> None:
+    world.create()
+    first = world.sequence(BATCH_ROWS)
+    catch_up(world.settings)
+    world.sequence(3 * BATCH_ROWS)
+    with page("slow-receiver", {"100000": 2 * BATCH_ROWS, "5": "60s"}) as runbook:
+        slow = "lag --chain 1 --max-seconds 5 --max-rows 100000"
+        (line,) = runbook.json(slow, code=1)
+        assert (line["receiver"], line["behind_rows"]) == ("matching", 3 * BATCH_ROWS)
+        assert receiver_of(runbook.json("status"))["head_delivered"] == first
+        assert runbook.json("gaps") == []
+        catch_up(world.settings)
+        runbook.run(slow)
+        runbook.run("lag --chain 1 --max-seconds 5")
+
+
+def test_lagging_kafka(
+    call: Call, postgres_server: PostgresServer, database_name: str, kafka_to_break: KafkaServer,
+    suffix: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    settings = settings_of(postgres_server, database_name, kafka_to_break)
+    world = World(call, {**settings, "CHAINCTL_STOP_SECONDS": "3"}, suffix, tmp_path)
+    world.create()
+    published = world.sequence(BATCH_ROWS)
+    with Runbook("lagging-kafka", call, world.settings, {}) as runbook:
+        assert runbook.json("status")["published"] == "everything"
+        kafka_to_break.stop()
+        done = call(*world.sequence_of(2 * BATCH_ROWS), settings=world.settings)
+        assert done.code in (0, 3), done
+        state = runbook.json("status")
+        assert state["head_published"] == published < state["head_persisted"]
+        assert state["unpublished_rows"] == 2 * BATCH_ROWS, "orders are taken all the same"
+        assert f"s late: {2 * BATCH_ROWS} rows wait for" in state["published"]
+        runbook.run("lag")
+        kafka_to_break.start()
+        world.sequence(BATCH_ROWS)
+        state = runbook.json("status")
+        assert state["head_published"] == state["head_persisted"]
+        runbook.run("doctor")
+        runbook.run("verify")
+
+        # And where the topic is gone with its broker, the page's line makes it.
+        asyncio.run(delete_topic(settings["CHAINCTL_KAFKA"], world.topic))
+        assert runbook.json("chain create")["topic_created"]
+        world.sequence(BATCH_ROWS)
+        state = runbook.json("status")
+        assert state["head_published"] == state["head_persisted"]
+
+
+async def delete_topic(kafka: str, topic: str) -> None:
+    """Delete a topic, and return once the broker has forgotten it."""
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await client.start()
+    try:
+        async with deadline():
+            await client.delete_topics([topic])
+            while topic in await client.list_topics():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        await client.close()
+
+
+def test_forgotten_reader(page: Page, world: World) -> None:
+    world.create("--partition-ids", 5 * BATCH_ROWS)
+    first = world.sequence(BATCH_ROWS)
+    catch_up(world.settings)
+    head = world.sequence(20 * BATCH_ROWS)
+    world.must("verify", "--local", "--chain", 1, "--source", "database", "--since-verified")
+    world.must("archive", "--chain", 1, "--archive", world.folder / "archive")
+    ends = world.ends()
+    with page("forgotten-reader", {"90000000": ends[-2], "80000000": ends[2]}) as runbook:
+        (line,) = runbook.json("lag")
+        assert line["head_delivered"] == first
+        window = ("--key-window", 0)  # the chain of the test is shorter than the window
+        refused = runbook.run("retention", *window, code=2, dry_run=True)
+        assert "the checkpoint of receiver 'matching'" in refused.err
+
+        # It comes back at a later place: it is moved, and keeps what it needs.
+        runbook.run("receivers move", dry_run=True)
+        runbook.run("receivers move")
+        (moved,) = runbook.json("lag")
+        assert (moved["head_delivered"], moved["agrees"]) == (ends[2], "yes")
+        runbook.run("retention", *window, code=2, dry_run=True)
+
+        # It never comes back: it is forgotten.
+        runbook.run("receivers forget", dry_run=True)
+        runbook.run("receivers forget")
+        assert runbook.json("lag") == []
+        assert [act["act"] for act in runbook.json("acts")] == ["forget", "move"]
+        plan = runbook.json("retention", *window, dry_run=True)
+        assert plan["partitions"]
+        assert first < plan["boundary_id"] < head
+
+
+def test_rejects(page: Page, start: Start, world: World) -> None:
+    world.create()
+    world.make_orders()
+    with page("rejects", {"10m": "500ms"}) as runbook:
+        start("sequence", "--chain", 1, "--intake-topic", world.orders, settings=world.settings)
+        world.send(b"buy", key="order-1")
+        world.send(b"sell", key="order-1")
+        world.send(None, key="order-2")
+
+        def rejects_of(status: Any) -> int:
+            return sum(intake["rejects"] for intake in status["intakes"])
+
+        runbook.until("status", lambda status: rejects_of(status) == 2)
+        found = runbook.json("rejects --chain 1 --since 1h")
+        assert {each["key"] for each in found} == {"order-1", "order-2"}
+        assert runbook.json("rejects --chain 1 --limit") == found
+        world.send(b"sell", key="order-3")
+        runbook.until("tail", lambda rows: rows[-1:] and rows[-1]["key"] == "order-3")
+        assert runbook.until("rejects --chain 1 --since 10m", lambda rows: not rows) == []
 
 
 def test_halted_receiver(page: Page, world: World) -> None:

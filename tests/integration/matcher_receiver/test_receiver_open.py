@@ -72,6 +72,17 @@ async def test_optional_broker_is_not_waited_for(stored: StoredChain, config: An
         await open_receiver(config(**away)).__aenter__()
 
 
+@pytest.mark.parametrize("kafka_at_start", ["required", "optional"])
+async def test_topic_that_is_gone_keeps_no_row_from_a_receiver(
+    stored: StoredChain, config: Any, kafka_at_start: str
+) -> None:
+    await stored.admin.execute("UPDATE chain_head SET topic = 'nobody.has.made.it'")
+    await stored.commit(20)
+    async with open_receiver(config(until="head", kafka_at_start=kafka_at_start)) as receiver:
+        events = [event async for run in receiver for event in run.events]
+    assert events == stored.chain.events
+
+
 async def test_order_that_was_waited_for_is_seen_in_the_callers_table(
     stored: StoredChain, config: Any, publish: Publish, admin: asyncpg.Connection, database: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -132,6 +133,27 @@ def test_sequencer_is_ready_while_it_leads_and_publishes_and_exports_every_metri
             lines = await metrics(sequencer)
             assert 'orderchain_sequencer_commit_seconds_count{chain="1",name="' in "\n".join(lines)
         assert sequencer.why_not_ready() == "chain 1: not leading"
+
+    run_virtual(lead(World()), seed=1)
+
+
+def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too_long() -> None:
+    async def lead(world: World) -> None:
+        async with world.sequencer(virtual_clock(), stop_seconds=1) as sequencer:
+            world.log.is_away = True
+            await sequencer.submit("k", b"x")
+            await asyncio.sleep(59)
+            assert sequencer.why_not_ready() is None
+            await asyncio.sleep(2)
+            status, _, text = await ask(Monitor(sequencer), "/readyz")
+            late = (
+                r"chain 1: published 6\d s late: \d+ ids wait for the broker: the broker is away\n"
+            )
+            assert (status, bool(re.fullmatch(late, text))) == (503, True), text
+            world.log.is_away = False
+            await asyncio.sleep(6)
+            assert sequencer.why_not_ready() is None
+            assert sequencer.stats().unpublished_seconds == 0.0
 
     run_virtual(lead(World()), seed=1)
 

@@ -126,6 +126,9 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
     assert error_line(missing) == not_installed("pyspark", "spark")
     assert error_line(noted) == "later; rows written before that: 7"
     assert error_line(full) == "/data/j.jsonl: No space left on device"
+    halted = error_line(errors.ForkFound(1, 5, 6, 7))
+    assert halted.startswith("halted: chain 1: fork after 5")
+    assert halted.endswith('(docs/runbooks/halted-receiver.md, "What to do")')
 
 
 @pytest.mark.parametrize(

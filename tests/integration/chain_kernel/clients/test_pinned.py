@@ -6,16 +6,29 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
+from chain_kernel.clients.session import Session
 from chain_kernel.errors import RetryError
-from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER
+from chain_verifier.server import verifier_session_config
+from chainctl.console.state_reader import StateReader
+from chainctl.database import connected_to
+from chainctl.settings import Settings
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from outbox import ConsumerConfig
+from outbox.consumer.inbox import ConsumerConnections
+from outbox.sender.config import KeepConfig
+from outbox.session import OutboxSession
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
+
+if TYPE_CHECKING:
+    from chain_kernel.clients.postgres import Connection
 
 HARMFUL = {
     "search_path": "pg_catalog",
@@ -78,6 +91,37 @@ async def test_settings_that_a_role_has_made_for_itself_stop_no_receiver_and_are
         await stored.admin.execute(
             f"ALTER ROLE {GAP_READER} SET default_transaction_read_only = on"
         )
+
+
+async def test_every_other_session_notices_that_its_client_has_given_up(
+    stored: StoredChain, database: str
+) -> None:
+    """Those of a leader are in `test_session.py` of the sequencer, Spark's in its unit tests."""
+
+    async def shown(connection: Connection) -> str:
+        return str(await connection.fetchval("SHOW client_connection_check_interval"))
+
+    chain_id = stored.chain.chain_id
+    receiver = CheckpointConfig(database=database, chain_id=chain_id, name="r")
+    parts = {
+        "gap reader": GapReader(GapReaderConfig(database=database, chain_id=chain_id))._connection,
+        "receiver": PostgresCheckpointStore(receiver)._session,
+        "console": StateReader(Settings(database=database), None)._session,
+        "verifier": Session(verifier_session_config(database, AUDITOR)),
+        "outbox": Session(OutboxSession(KeepConfig(database=database), "keep")._config),
+    }
+    found = {}
+    for name, session in parts.items():
+        found[name] = await session.run(shown)
+        await session.close()
+    async with connected_to(database, 5.0, AUDITOR) as connection:
+        found["command"] = await shown(connection)
+    consumer = ConsumerConfig(name="c", topics=("t",), kafka="h:1", database=database)
+    connections = ConsumerConnections(consumer)
+    async with connections.transaction() as connection:
+        found["consumer"] = await shown(connection)
+    await connections.close()
+    assert set(found.values()) == {"2s"}, found
 
 
 async def test_tries_that_were_given_up_under_a_lock_leave_no_backend(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -17,6 +18,7 @@ from local_stack import PostgresServer
 from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.session import LeaderSession, side_session
 from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
 from tests.integration.sequencer.conftest import MakeChain
@@ -27,6 +29,7 @@ UNFIT = {
     "statement_timeout": ("1ms", "0"),
     "lock_timeout": ("1ms", "0"),
     "idle_session_timeout": ("1ms", "0"),
+    "client_connection_check_interval": ("0", "2s"),
     "idle_in_transaction_session_timeout": ("1ms", "1min"),
     "transaction_timeout": ("1min", "0"),
     "client_encoding": ("LATIN1", "UTF8"),
@@ -53,6 +56,23 @@ async def make_unfit(chain: Chain) -> dict[str, str]:
     for name in known:
         await chain.admin.execute(f"ALTER DATABASE {database} SET {name} = '{UNFIT[name][0]}'")
     return {name: UNFIT[name][1] for name in known}
+
+
+async def settings_of(connection: asyncpg.Connection, names: Iterable[str]) -> dict[str, str]:
+    return {name: await connection.fetchval(f"SHOW {name}") for name in names}
+
+
+async def test_sessions_of_a_leader_pin_what_they_depend_on(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    expected = await make_unfit(chain)
+    session = LeaderSession(chain.config, SystemClock())
+    await session.open()
+    assert await settings_of(await session.idle(), expected) == expected
+    await session.close()
+    expected["synchronous_commit"] = "off"
+    side = side_session(chain.config, "lease", synchronous_commit="off")
+    assert await side.run(lambda one: settings_of(one, expected)) == expected
+    await side.close()
 
 
 async def test_unfit_settings_of_a_database_cost_no_term(make_chain: MakeChain) -> None:

@@ -29,6 +29,8 @@ def test_address_has_deadlines_and_no_secret_in_its_texts() -> None:
     # JDBC knows whole seconds only.
     assert address.properties["connectTimeout"] == address.properties["loginTimeout"] == "3"
     assert int(address.properties["socketTimeout"]) > 0
+    # A backend that waits for a lock ends soon after its client has given up.
+    assert "-c client_connection_check_interval=2s" in address.properties["options"]
 
 
 def test_settings_of_the_config_come_before_the_defaults() -> None:

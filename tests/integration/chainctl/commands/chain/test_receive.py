@@ -83,6 +83,9 @@ def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts
     done = receive(path)
     assert done.code == 3
     assert f"the database ends at {ROWS}" in done.err
+    first = next(line for line in done.err.splitlines() if "the database ends" in line)
+    assert ": halted" in first, done
+    assert "docs/runbooks/halted-receiver.md" in first
     path.write_bytes(journal)
     again = receive(path)
     assert again.code == 3, "a halt outlives the process"
