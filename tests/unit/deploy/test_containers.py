@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 VARIABLES = {"CHAINCTL_CONFIG"} | {variable_of(name) for name in SETTING_NAMES}
-INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT"}
+INSTRUCTIONS = {
+    "ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT",
+}  # fmt: skip
 
 
 def instructions() -> list[tuple[str, str]]:
