@@ -16,7 +16,7 @@ from chain_kernel.sql import load_sql
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from chain_kernel.clients.session import Session
+    from chain_kernel.clients.shared_session import SharedSession
 
 
 _SQL: Final = load_sql("gapfill", "queries.sql")
@@ -77,7 +77,7 @@ class BatchMarks:
 
     def __init__(
         self,
-        connection: Session,
+        connection: SharedSession,
         chain_id: int,
         start: Mark,
         ahead: Iterable[StoredBatch] = (),

@@ -31,9 +31,8 @@ _OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, _Shared]]]
 class SharedSession(ClosedAtExit):
     """A session that is shared by all of one event loop whose `config` and `key` are equal.
 
-    Only for reads: each `fetch` is a statement of its own, in the order of the calls, so nobody
-    sees another's transaction. The last one that closes it closes the connection. What `fetch`
-    raises, `Session.fetch` does.
+    Only for reads: each `fetch` is a statement of its own, in the order of the calls. The last one
+    that closes it closes the connection. `fetch` raises as `Session.fetch`.
     """
 
     def __init__(self, config: SessionConfig, key: object) -> None:
@@ -42,13 +41,18 @@ class SharedSession(ClosedAtExit):
         self._key = msgspec.msgpack.encode((config, key))
         self._shared: _Shared | None = None
 
-    async def fetch(self, statement: str, *values: object) -> list[Any]:
-        """Return the rows of one statement."""
+    @property
+    def session(self) -> Session:
+        """The session of the running loop; it is joined at the first use."""
         if self._shared is None:
             on_loop = _OPEN.setdefault(asyncio.get_running_loop(), {})
             self._shared = on_loop.setdefault(self._key, _Shared(self._config))
             self._shared.users += 1
-        return await self._shared.session.fetch(statement, *values)
+        return self._shared.session
+
+    async def fetch(self, statement: str, *values: object) -> list[Any]:
+        """Return the rows of one statement."""
+        return await self.session.fetch(statement, *values)
 
     async def close(self) -> None:
         """Leave it; never raises, never waits beyond `close_seconds`."""

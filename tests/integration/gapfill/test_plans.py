@@ -86,7 +86,7 @@ async def test_reader_locks_its_chain_alone(make_stored: MakeStored, gap_dsn: st
         for _ in range(8):
             async for _ in reader.runs(stored.chain.mark(0), stored.chain.ids[-1]):
                 pass
-        custom_plans, locked = await reader._connection.run(look)
+        custom_plans, locked = await reader._connection.session.run(look)
     assert custom_plans == 0
     assert "chain_page_7" in locked
     assert "chain_page_8" not in locked

@@ -107,7 +107,7 @@ async def test_one_page_is_read_ahead(make_stored: MakeStored, reader: GapReader
     async with aclosing(reader.runs(chain.mark(0), chain.mark().id)) as runs:
         first = await anext(runs)
         # Its connection is released when the page ahead has been read.
-        while reader._connection._release is None:  # noqa: ASYNC110 - there is no event
+        while reader._connection.session._release is None:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)
         second_last = chain.ids[2 * len(first.events) - 1]
         await stored.delete_rows(*[row_id for row_id in chain.ids if row_id > second_last])

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from chain_kernel.clients.session import Session
+from chain_kernel.clients.shared_session import SharedSession
 from chain_kernel.errors import RowsMissing
 from chain_kernel.seal import PageImage, event_pages
 from gapfill import GapReaderConfig
@@ -34,7 +34,7 @@ class BatchRows:
 
 
 def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
-    return BatchMarks(cast("Session", rows), chain.chain_id, chain.mark(0))
+    return BatchMarks(cast("SharedSession", rows), chain.chain_id, chain.mark(0))
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,9 @@ async def test_every_other_session_notices_that_its_client_has_given_up(
 
     chain_id = stored.chain.chain_id
     receiver = CheckpointConfig(database=database, chain_id=chain_id, name="r")
+    gap_reader = GapReader(GapReaderConfig(database=database, chain_id=chain_id))
     parts = {
-        "gap reader": GapReader(GapReaderConfig(database=database, chain_id=chain_id))._connection,
+        "gap reader": gap_reader._connection.session,
         "receiver": PostgresCheckpointStore(receiver)._session,
         "console": StateReader(Settings(database=database), None)._session,
         "verifier": Session(verifier_session_config(database, AUDITOR)),
