@@ -20,6 +20,7 @@ from chainctl.schema.parts import (
 )
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from outbox import roles as outbox
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -55,7 +56,10 @@ async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[
 def test_numbers_from_sequences_are_those_of_the_tables_that_errors_name() -> None:
     facts = (fact for part in PARTS.values() for fact in shipped_facts(part))
     found = {fact.object: fact.aspect for fact in facts if "AS IDENTITY" in fact.value}
-    assert found == {f"table {table}": f"column {name}" for table, name in NUMBERED.items()}
+    assert found == {
+        f"table {table}": f"column {name}"
+        for table, name in {**NUMBERED, **outbox.NUMBERED}.items()
+    }
 
 
 async def test_every_table_has_a_key(postgres_server: PostgresServer, part_database: str) -> None:
