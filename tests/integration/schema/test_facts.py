@@ -13,9 +13,9 @@ from chainctl.schema.parts import (
     PARTS,
     Fact,
     SchemaPart,
-    differences,
     encode_facts,
     read_facts,
+    schema_differences,
     shipped_facts,
 )
 from local_stack import PostgresServer
@@ -78,7 +78,7 @@ async def test_shipped_facts_are_those_of_the_sql(
 ) -> None:
     found = await read(postgres_server, part_database, part)
     shipped = shipped_facts(part)
-    assert differences(found, shipped) == [], "python tools/schema_facts.py"
+    assert schema_differences(found, shipped) == [], "python tools/schema_facts.py"
     assert encode_facts(found) == encode_facts(shipped)
 
 
@@ -101,7 +101,11 @@ async def test_login_makes_no_difference(postgres_server: PostgresServer, part: 
         found = await read(postgres_server, name, part)
     finally:
         postgres_server.drop_database(name)
-    named = [one for one in differences(found, shipped_facts(part)) if "session setting" not in one]
+    named = [
+        one
+        for one in schema_differences(found, shipped_facts(part))
+        if "session setting" not in one
+    ]
     assert named == []
 
 
@@ -116,7 +120,7 @@ async def test_partitions_made_at_run_time_are_no_difference(
     if part.name in make:
         postgres_server.execute(make[part.name], database=part_database)
     found = await read(postgres_server, part_database, part)
-    assert differences(found, shipped_facts(part)) == []
+    assert schema_differences(found, shipped_facts(part)) == []
 
 
 CHANGES = {
@@ -205,4 +209,4 @@ async def test_every_change_is_named_in_a_line(
         await connection.execute(change)
         found = await read_facts(connection, chain)
         await changing.rollback()
-    assert differences(found, shipped_facts(chain), ["reports"]) == CHANGES[change]
+    assert schema_differences(found, shipped_facts(chain), ["reports"]) == CHANGES[change]
