@@ -60,6 +60,7 @@ site: ## the documents as a site, in build/site, to read from the folder; a brok
 release: check site ## wheel, sdist, bill of materials and hashes into dist (VERSION=0.1.0, else the tag's)
 	@$(BIN)/python tools/release.py $(if $(VERSION),--version $(VERSION))
 
+# The lock is constraints.txt: pip, which is all that the set-up needs, reads no uv.lock.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make hashes' -c constraints.txt pyproject.toml
 
