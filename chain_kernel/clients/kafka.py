@@ -176,7 +176,11 @@ async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _cut(client: Any) -> None:  # noqa: ANN401 - as above
-    """Close every connection, and end the task that would open others. Repeats do no harm."""
+    """Close every connection, and end the task that would open others. Repeats do no harm.
+
+    aiokafka 0.14 has no public name for either. Without them, a process whose stop was cut off
+    keeps its sockets, and its place in a group until the session ends.
+    """
     # A producer has a public name for it, consumers and admin clients do not.
     connections = client.client if hasattr(client, "client") else client._client
     if connections._sync_task is not None:
