@@ -146,6 +146,9 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyp
     that reports it. The block of the transaction may have hidden that error.
     """
 
+    def __init__(self, protocol: object, transport: object, loop: _Opening, *rest: object) -> None:
+        super().__init__(protocol, transport, loop.usual, *rest)
+
     async def execute(
         self,
         query: str,
@@ -457,21 +460,21 @@ class _Opening:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.usual = asyncio.get_running_loop()
         self._opened: list[asyncio.BaseTransport] = []
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a loop has
-        return getattr(self._loop, name)
+        return getattr(self.usual, name)
 
     async def create_connection(self, *given: Any, **options: Any) -> Any:  # noqa: ANN401
         """Open a connection."""
-        opened = await self._loop.create_connection(*given, **options)
+        opened = await self.usual.create_connection(*given, **options)
         self._opened.append(opened[0])
         return opened
 
     async def start_tls(self, *given: Any, **options: Any) -> asyncio.BaseTransport | None:  # noqa: ANN401
         """Put TLS over a connection."""
-        transport = await self._loop.start_tls(*given, **options)
+        transport = await self.usual.start_tls(*given, **options)
         if transport is not None:
             self._opened.append(transport)
         return transport
