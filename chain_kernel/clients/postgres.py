@@ -326,7 +326,7 @@ def statement_refusal(
 
 def _numbers_refusal(error: Exception, numbered: Mapping[str, str]) -> SchemaError | None:
     """Return a SchemaError where a sequence gave a number that its table has already."""
-    table = getattr(error, "table_name", None)
+    table = str(getattr(error, "table_name", None))
     if getattr(error, "constraint_name", None) != f"{table}_pkey" or table not in numbered:
         return None
     lifted = renumbering(table, numbered[table])
