@@ -44,7 +44,8 @@ InterfaceError = asyncpg.InterfaceError
 UniqueViolationError = asyncpg.UniqueViolationError
 
 DriverUUID: Final = pgproto.UUID
-"""The driver's own UUID, a subclass of the standard library's at a tenth of its cost."""
+"""The driver's own UUID, a subclass of the standard library's that takes 0.3 us to make, not 1.6
+(asyncpg 0.32): a message makes three, of the 64 us of CPU time that two cores have for it."""
 
 DRIVER_ERRORS: Final = (
     OSError,  # includes TimeoutError, ssl.SSLError and all errors of the network
