@@ -152,7 +152,7 @@ def journal_end(path: Path) -> JournalEnd:
     return JournalEnd(size, bool(torn), None if row is None else max(0, row.id or 0))
 
 
-def lines_of(chain_id: int, events: Sequence[Event], payloads: Sequence[object]) -> bytes:
+def journal_lines(chain_id: int, events: Sequence[Event], payloads: Sequence[object]) -> bytes:
     """Return a line per event, with its payload: bytes, or the object that they decode to.
 
     Raises TypeError or ValueError for an object that JSON cannot hold.

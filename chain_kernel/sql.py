@@ -89,14 +89,10 @@ def require_version(
     raise SchemaError(name, version, f"{expected}{hint}")
 
 
-NUMBERED: Final = {
-    "chain_verified": "mark_id",
-    "chain_act": "act_id",
-    "delivery_act": "act_id",
-    "inbox_act": "act_id",
-    "inbox_consumer": "consumer_id",
-}
-"""The tables whose rows get a number from a sequence, and its column."""
+NUMBERED: Final[Mapping[str, str]] = MappingProxyType(
+    {"chain_verified": "mark_id", "chain_act": "act_id"}
+)
+"""The chain's tables whose rows get a number from a sequence, and its column."""
 
 
 def renumbering(table: str, column: str) -> str:

@@ -62,7 +62,7 @@ def _check_column(path: Path, group: int, column: Any) -> None:  # noqa: ANN401 
                 break
 
 
-def column_pages(
+def parquet_pages(
     path: Path,
     file: Any,  # noqa: ANN401 - as above
     names: Sequence[str],

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.errors import ChainMissing, ConnectError, OrderchainError
-from chain_kernel.sql import AUDITOR, OWNER, load_sql, require_version
+from chain_kernel.sql import AUDITOR, NUMBERED, OWNER, load_sql, require_version
 from chainctl.locks import naming_lock_holders
+from outbox import roles as outbox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -50,6 +51,7 @@ async def connected_to(
         database=DatabaseConfig.of(database),
         application_name="chainctl",
         role=role,
+        numbered={**NUMBERED, **outbox.NUMBERED},
         connect_seconds=connect_seconds,
         statement_seconds=statement_seconds,
     )

@@ -61,7 +61,7 @@ class Trade(NamedTuple):
     quantity: int
 
 
-class _Side:
+class _BookSide:
     """Price levels of one side. `ranks` rises, and the best level is at its end.
 
     A rank is the price of a buy level, and the negated price of a sell level, so that both sides
@@ -114,7 +114,7 @@ class Book:
     def __init__(self, orders: Iterable[RestingOrder] = ()) -> None:
         """Add `orders` in their turn: those of `by_priority` make the same book again."""
         self.orders: dict[str, RestingOrder] = {}
-        self._sides = {BUY: _Side(1), SELL: _Side(-1)}
+        self._sides = {BUY: _BookSide(1), SELL: _BookSide(-1)}
         for order in orders:
             self.add(order)
 

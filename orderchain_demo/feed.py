@@ -63,7 +63,7 @@ def generated_input(folder: Path, seed: int, orders: int, show: Callable[[int], 
     return read_input(path, show)
 
 
-class Feed:
+class OrderFeed:
     """Puts a file's rows into a chain; waits halfway until `resumed` is set."""
 
     def __init__(self) -> None:

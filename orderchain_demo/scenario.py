@@ -23,7 +23,7 @@ from chainctl.database import connected_to
 from chainctl.monitor_server import Address, watched
 from chainctl.output import talk
 from chainctl.settings import Settings
-from orderchain_demo.feed import DemoInput, Feed
+from orderchain_demo.feed import DemoInput, OrderFeed
 from orderchain_demo.matching import MatchingJob, MatchingReport
 from orderchain_demo.programs import Program
 
@@ -191,7 +191,7 @@ async def play(plan: Plan, bar: ProgressBar) -> Outcome:
     """
     from sequencer import open_sequencer
 
-    feed = Feed()
+    feed = OrderFeed()
     with plan.start_matching(0) as first:
         await _until(first, lambda now: now.is_live, feed, bar)
         async with watched(plan.http) as watch, open_sequencer(plan.sequencer()) as sequencer:
@@ -219,7 +219,10 @@ def _is_to_die(plan: Plan, now: MatchingReport) -> bool:
 
 
 async def _until(
-    matching: Program, is_reached: Callable[[MatchingReport], bool], feed: Feed, bar: ProgressBar
+    matching: Program,
+    is_reached: Callable[[MatchingReport], bool],
+    feed: OrderFeed,
+    bar: ProgressBar,
 ) -> MatchingReport:
     """Return the first report of the matching service that `is_reached` accepts.
 

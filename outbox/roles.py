@@ -1,4 +1,7 @@
-"""The login roles of the outbox: its schema makes those that do not exist, without a password."""
+"""The login roles of the outbox: its schema makes those that do not exist, without a password.
+
+And the tables whose rows it numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +21,10 @@ ROLES_OF: Final = {
     "decision": (OUTBOX_DECIDER,),
 }
 """The roles of each part of the schema."""
+
+NUMBERED: Final = {
+    "delivery_act": "act_id",
+    "inbox_act": "act_id",
+    "inbox_consumer": "consumer_id",
+}
+"""The tables whose rows get a number from a sequence, and its column."""

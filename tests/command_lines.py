@@ -14,6 +14,20 @@ from chainctl.main import cli
 _ENDS: Final = {"|", "||", "&&", ";", ">", ">>", "2>", "<", ")"}
 
 
+def commands_of(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, click.Command]]:
+    """Yield the words of each command of a group, and the command."""
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from commands_of(found, (*path, name))
+
+
 def refusal_of(words: Sequence[str]) -> str | None:
     """Return why `chainctl` refuses these arguments, None where it takes them.
 

@@ -31,7 +31,11 @@ class Module:
         return self.name.removesuffix(".py").replace("/", ".")
 
 
-@cache
 def modules(*folders: str) -> list[Module]:
     """Return the modules within folders of the project."""
-    return [Module(path) for name in folders for path in sorted((ROOT / name).rglob("*.py"))]
+    return [_module(path) for name in folders for path in sorted((ROOT / name).rglob("*.py"))]
+
+
+@cache
+def _module(path: Path) -> Module:
+    return Module(path)

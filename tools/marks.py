@@ -7,14 +7,22 @@ names what each count is made of.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import orderchain
+from matcher_receiver import ReceiverConfig
+from sequencer import SequencerConfig
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from chain_kernel.config import Config
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = (
@@ -59,33 +67,6 @@ class House:
             elif isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
         return (found & self.paths.keys()) - {name}
-
-    def circles(self) -> list[list[str]]:
-        """Return the groups of modules that import each other, type-checking imports included."""
-        order: dict[str, int] = {}
-        low: dict[str, int] = {}
-        stack: list[str] = []
-        found: list[list[str]] = []
-
-        def visit(name: str) -> None:
-            order[name] = low[name] = len(order)
-            stack.append(name)
-            for each in sorted(self.imports[name]):
-                if each not in order:
-                    visit(each)
-                    low[name] = min(low[name], low[each])
-                elif each in stack:
-                    low[name] = min(low[name], order[each])
-            if low[name] == order[name]:
-                group = stack[stack.index(name) :]
-                del stack[stack.index(name) :]
-                if len(group) > 1:
-                    found.append(sorted(group))
-
-        for name in sorted(self.paths):
-            if name not in order:
-                visit(name)
-        return found
 
     def single_use(self) -> list[str]:
         """Return the small modules that one other module alone imports."""
@@ -151,6 +132,72 @@ class House:
         return [" = ".join(names) for names in where.values() if len(names) > 1]
 
 
+def circles(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the groups of names that import each other, type-checking imports included."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[str] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for each in sorted(imports[name]):
+            if each not in order:
+                visit(each)
+                low[name] = min(low[name], low[each])
+            elif each in stack:
+                low[name] = min(low[name], order[each])
+        if low[name] == order[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(" - ".join(sorted(group)))
+
+    for name in sorted(imports):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def packages(house: House) -> dict[str, set[str]]:
+    """Return which package imports which. The outbox's commands are a package above the others."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, imported in house.imports.items():
+        found[_package(name)] |= set(map(_package, imported)) - {_package(name)}
+    return found
+
+
+def _package(name: str) -> str:
+    return "outbox.cli" if name.startswith("outbox.cli") else name.partition(".")[0]
+
+
+def upward(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the imports of a package by one that is below it or beside it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = ["outbox.cli", *contracts["contracts"][0]["layers"]]
+    height = {name: -n for n, layer in enumerate(layers) for name in layer.split(" | ")}
+    return [
+        f"{name} -> {each}"
+        for name, imported in sorted(imports.items())
+        for each in sorted(imported)
+        if height[each] >= height[name]
+    ]
+
+
+def count_in_files(pattern: str, count: Callable[[str], int]) -> int:
+    """Return what `count` counts in all stored files whose names match."""
+    listed = subprocess.run(
+        ["git", "ls-files", pattern], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return sum(count((ROOT / name).read_text()) for name in listed.stdout.splitlines())
+
+
+def _first(config: type[Config]) -> int:
+    """Return how many settings a user meets before the tuning."""
+    return len({*config.__struct_fields__} - {"tuning"})
+
+
 def unmirrored(house: House) -> list[str]:
     """Return the test files that are neither named after a module, nor beside what they import.
 
@@ -195,15 +242,23 @@ def main(arguments: list[str]) -> int:
         for folder, count in folders.most_common()
         if count > FOLDER_FILES_MAX
     ]
+    rooms = packages(product)
     marks: list[tuple[str, object, list[str]]] = [
         ("Python files, product and benchmarks", len(house.paths), []),
         ("lines, product and benchmarks", sum(house.lines.values()), []),
+        ("lines, tests", count_in_files("tests/*.py", lambda text: text.count("\n")), []),
+        ("words, all Markdown", count_in_files("*.md", lambda text: len(text.split())), []),
+        ("names at the door", len(orderchain.__all__), []),
+        ("settings of a sequencer", _first(SequencerConfig), []),
+        ("settings of a receiver", _first(ReceiverConfig), []),
         ("lines per file, median", median(house.lines.values()), []),
         (f"folders of more than {FOLDER_FILES_MAX} files", len(full), full),
     ]
     for title, found in (
         (f"modules below {SMALL_LINES} lines that one other imports", product.single_use()),
-        ("circles, type-checking imports included", [" - ".join(x) for x in product.circles()]),
+        ("circles of files, type-checking imports included", circles(product.imports)),
+        ("circles of packages", circles(rooms)),
+        ("arrows upward", upward(rooms)),
         ("importers of a driver outside chain_kernel.clients", product.driver_importers()),
         ("class names that are used twice", product.classes_twice()),
         ("function names that are used twice", product.functions_twice()),

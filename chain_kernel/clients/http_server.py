@@ -149,7 +149,7 @@ def _no_http(expected: str) -> HttpRefused:
 # -- a connection ----------------------------------------------------------------------------------
 
 
-class _Connection(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection: requests one after the other, each wait for the client with a deadline."""
 
     def __init__(self, server: HttpServer) -> None:
@@ -367,7 +367,7 @@ class _Connection(asyncio.Protocol):
 class _Exchange:
     """One request and its answer, as ASGI has them."""
 
-    def __init__(self, connection: _Connection, request: _Request) -> None:
+    def __init__(self, connection: _HttpConnection, request: _Request) -> None:
         self._connection = connection
         self._request = request
         self._is_first = True
@@ -459,8 +459,8 @@ class HttpServer:
     def __init__(self, app: AsgiApp, limits: HttpLimits) -> None:
         self.app = app
         self.limits = limits
-        self.connections: set[_Connection] = set()
-        self.waiting: dict[_Connection, None] = {}
+        self.connections: set[_HttpConnection] = set()
+        self.waiting: dict[_HttpConnection, None] = {}
         """Those that wait for their clients, the longest first."""
         self.is_ending = False
         self._asked_to_end = asyncio.Event()
@@ -469,7 +469,7 @@ class HttpServer:
         """Serve until `stop`, or cancelled; then give requests under way `stop_seconds`."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: _Connection(self), sock=listening, backlog=_BACKLOG
+            lambda: _HttpConnection(self), sock=listening, backlog=_BACKLOG
         )
         try:
             await self._asked_to_end.wait()
@@ -487,7 +487,7 @@ class HttpServer:
         """Take no more requests, and let `serve` return."""
         self._asked_to_end.set()
 
-    def add(self, connection: _Connection) -> bool:
+    def add(self, connection: _HttpConnection) -> bool:
         """Return whether there is room for one more, made by closing the longest waiting one."""
         has_room = len(self.connections) < self.limits.connections_max
         if not has_room and (longest := next(iter(self.waiting), None)) is not None:
@@ -498,7 +498,7 @@ class HttpServer:
         self.waiting[connection] = None
         return has_room
 
-    def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: _HttpConnection) -> None:
         """Count it no longer."""
         self.connections.discard(connection)
         self.waiting.pop(connection, None)

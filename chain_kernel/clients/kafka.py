@@ -176,7 +176,11 @@ async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _cut(client: Any) -> None:  # noqa: ANN401 - as above
-    """Close every connection, and end the task that would open others. Repeats do no harm."""
+    """Close every connection, and end the task that would open others. Repeats do no harm.
+
+    aiokafka 0.14 has no public name for either. Without them, a process whose stop was cut off
+    keeps its sockets, and its place in a group until the session ends.
+    """
     # A producer has a public name for it, consumers and admin clients do not.
     connections = client.client if hasattr(client, "client") else client._client
     if connections._sync_task is not None:
@@ -262,8 +266,8 @@ class _PlainProduce(ProduceRequest):  # type: ignore[misc] # aiokafka has no typ
     """A request to store records, whose bytes are joined once.
 
     aiokafka's own joins them at each level of the request: field, partition, partitions, topic,
-    topics, request. Frames are half a megabyte and more; those copies were an eleventh of a
-    sequencer's time.
+    topics, request. With aiokafka 0.14 a frame of 512 KiB takes 2.4 ms of CPU time that way, and
+    0.05 ms this way; for 5,000 orders a sequencer and a receiver together take 9 ms.
     """
 
     def build(self, kind: type[Any]) -> Any:  # noqa: ANN401 - a request of aiokafka

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
@@ -28,10 +29,10 @@ from chain_kernel.clients.postgres import (
 )
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, DurabilityError, RetryError
-from chain_kernel.sql import with_constant
+from chain_kernel.sql import NUMBERED, with_constant
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from random import Random
 
     from chain_kernel.clients.postgres import Connection, LogMessage
@@ -161,6 +162,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """What `pg_stat_activity` shows, unless the config of the database says otherwise."""
     role: str
     """The role whose members may do what the session is for: errors name it."""
+    numbered: Mapping[str, str] = NUMBERED
+    """The tables that it writes to whose rows get a number from a sequence, and its column."""
     settings: dict[str, str] = {}
     """Settings of each session, such as `{"jit": "off"}`."""
     pooler: Literal["ignored", "refused", "read through"] = "ignored"
@@ -302,7 +305,9 @@ class Session:
     def _refused(self, error: Exception) -> Exception:
         known = self._refusal(error) if self._refusal is not None else None
         config = self._config
-        return known or statement_refusal(error, config.database, config.role)
+        return known or statement_refusal(
+            error, config.database, config.role, numbered=config.numbered
+        )
 
     async def _open(self) -> Connection:
         connection = self._connection = await self._connect()
@@ -384,7 +389,9 @@ async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
     except SERVER_ERRORS as error:
         database, role = config.database, config.role
         barred = read_only_refusal(error, database, role)
-        raise barred or statement_refusal(error, database, role) from error
+        raise barred or statement_refusal(
+            error, database, role, numbered=config.numbered
+        ) from error
     finally:
         # Nothing is under way any more; a server that is gone must not delay us.
         connection.terminate()

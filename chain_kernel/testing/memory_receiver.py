@@ -63,7 +63,7 @@ PAGE_ROWS: Final = 5_000
 """Rows of a run, as the real reader has it."""
 
 
-class StoredChain(Protocol):
+class SeenChain(Protocol):
     """What a reader sees of a chain: a `CommittedChain`, or what a test uses instead."""
 
     @property
@@ -82,7 +82,7 @@ class StoredChain(Protocol):
     def batches(self) -> Sequence[Batch]: ...  # noqa: D102
 
 
-def mark_at(chain: StoredChain, at_id: int) -> Mark:
+def mark_at(chain: SeenChain, at_id: int) -> Mark:
     """Return the mark after `at_id`, whether there is such a row or not."""
     for batch in reversed(chain.batches):
         if batch.last_id <= at_id:
@@ -91,19 +91,19 @@ def mark_at(chain: StoredChain, at_id: int) -> Mark:
     return Mark(id=at_id, batch_last_id=0, seal=genesis, epoch=0)
 
 
-def seal_at(chain: StoredChain, batch_id: int | None) -> bytes | None:
+def seal_at(chain: SeenChain, batch_id: int | None) -> bytes | None:
     """Return the seal after the batch that ends at `batch_id`; None when none ends there."""
     mark = None if batch_id is None else mark_at(chain, batch_id)
     return mark.seal if mark is not None and mark.is_batch_end else None
 
 
-def rows_ahead(chain: StoredChain, at_id: int, batches_max: int = ROWS_AHEAD_BATCHES) -> int:
+def rows_ahead(chain: SeenChain, at_id: int, batches_max: int = ROWS_AHEAD_BATCHES) -> int:
     """Return how many rows the next batches have; see `chain_kernel.model.Standing`."""
     ahead = [batch.row_count for batch in chain.batches if batch.last_id > at_id]
     return sum(ahead[:batches_max])
 
 
-def head_of(chain: StoredChain) -> ChainHead:
+def head_of(chain: SeenChain) -> ChainHead:
     """Return the head row of `chain`."""
     last_id = chain.batches[-1].last_id if chain.batches else 0
     return ChainHead(
@@ -119,7 +119,7 @@ def head_of(chain: StoredChain) -> ChainHead:
     )
 
 
-def rows_between(chain: StoredChain, after_id: int, until_id: int, at_most: int) -> list[Event]:
+def rows_between(chain: SeenChain, after_id: int, until_id: int, at_most: int) -> list[Event]:
     """Return the next rows after `after_id`, up to `until_id`."""
     found: list[Event] = []
     for batch in chain.batches:
@@ -130,7 +130,7 @@ def rows_between(chain: StoredChain, after_id: int, until_id: int, at_most: int)
     return found[:at_most]
 
 
-def damage_of(chain: StoredChain, batch: Batch) -> BatchDamaged | None:
+def damage_of(chain: SeenChain, batch: Batch) -> BatchDamaged | None:
     """Return what is wrong with a batch whose rows do not give its seal."""
     found = next_seal(
         mark_at(chain, batch.pid).seal,
@@ -181,7 +181,7 @@ class MemoryGapSource:
 
     def __init__(
         self,
-        see: Callable[[], StoredChain],
+        see: Callable[[], SeenChain],
         *,
         is_primary: bool = True,
         page_rows: int = PAGE_ROWS,
@@ -206,7 +206,7 @@ class MemoryGapSource:
     ) -> MemoryGapSource:
         """Return a source over the primary."""
 
-        def see() -> StoredChain:
+        def see() -> SeenChain:
             if database.is_away:
                 raise RetryError("the database is away")
             if chain_id not in database.chains:
@@ -271,7 +271,7 @@ class MemoryGapSource:
             await asyncio.sleep(0)
 
     def _proven(
-        self, chain: StoredChain, events: list[Event], start_id: int, until_id: int
+        self, chain: SeenChain, events: list[Event], start_id: int, until_id: int
     ) -> list[Event]:
         """Return the first of `events`, as far as a fill that began at `start_id` may hand them on.
 

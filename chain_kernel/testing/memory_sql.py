@@ -121,11 +121,6 @@ class SqlDatabase:
                 raise SettingError("connection", "a second one in the same handler", expected)
             await self._until_one_ends()
 
-    async def until_free(self, transaction: SqlTransaction | None, name: Hashable) -> None:
-        """Return once no other holds `name`."""
-        while self._holders.get(name, transaction) is not transaction:
-            await self._until_one_ends()
-
     async def _until_one_ends(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)

@@ -27,7 +27,7 @@ from chain_verifier.archive.manifest import (
     held_manifest,
     sync_folder,
 )
-from chain_verifier.bounded_parquet import column_pages, open_parquet
+from chain_verifier.bounded_parquet import open_parquet, parquet_pages
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def last_row_up_to(folder: Path, part: ArchivePart, until_id: int) -> int | None
     found = None
     path = folder / part.rows.name
     with open_parquet(path) as file:
-        for (ids,) in column_pages(path, file, ["id"]):
+        for (ids,) in parquet_pages(path, file, ["id"]):
             if at := bisect_right(ids, until_id):
                 found = int(ids[at - 1])
             if at < len(ids):
@@ -215,7 +215,7 @@ def _records(path: Path, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarro
     with open_parquet(path) as file:
         if not file.schema_arrow.equals(schema):
             raise BrokenPart(f"{path.name} has other columns than an archive")
-        for columns in column_pages(path, file, schema.names):
+        for columns in parquet_pages(path, file, schema.names):
             yield zip(*columns, strict=True)
 
 

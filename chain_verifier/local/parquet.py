@@ -14,7 +14,7 @@ import pyarrow as pa
 from chain_kernel.errors import InputError, SourceBroken
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.text import reason_of
-from chain_verifier.bounded_parquet import column_pages, open_parquet
+from chain_verifier.bounded_parquet import open_parquet, parquet_pages
 from chain_verifier.verification import CHAIN_FOLDER, CONTENT, MIXED_FOLDERS, require_columns
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _kind_of(found: Any) -> str:  # noqa: ANN401 - as above
 
 def _pages(found: _File, file: Any) -> Iterator[Sequence[Row]]:  # noqa: ANN401 - as above
     names = [name for name in CONTENT if name != _CHAIN_ID or not found.is_of_chain]
-    for columns in column_pages(found.path, file, names):
+    for columns in parquet_pages(found.path, file, names):
         if found.is_of_chain:
             columns.insert(0, [found.chain_id] * len(columns[0]))
         yield list(zip(*columns, strict=True))

@@ -25,8 +25,8 @@ from chain_verifier.repair.survey import (
     BatchEnd,
     Damaged,
     Hole,
-    Piece,
     Repair,
+    RepairPiece,
     Survey,
     add_piece,
     batch_piece,
@@ -82,7 +82,7 @@ class SourceMatching:
         """
         self.head = head
         """After `repairs`, the head that they lead to."""
-        self.written: list[Piece] = []
+        self.written: list[RepairPiece] = []
         self.left = list(survey.left)
         self.notes: list[str] = []
         """What should be known of the source, once it was read."""

@@ -35,7 +35,7 @@ from chain_kernel.text import counted
 from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
 from chain_verifier.repair.matching import SourceMatching
 from chain_verifier.repair.offers import RepairSource, open_offers
-from chain_verifier.repair.survey import BatchEnd, Piece, Survey, left_range, stored_batch
+from chain_verifier.repair.survey import BatchEnd, RepairPiece, Survey, left_range, stored_batch
 from chain_verifier.server import connection_to
 from chain_verifier.stored_chain import StoredChain
 
@@ -81,8 +81,8 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     batches: int
     rows: int
     """All that are written."""
-    written: tuple[Piece, ...]
-    left: tuple[Piece, ...]
+    written: tuple[RepairPiece, ...]
+    left: tuple[RepairPiece, ...]
     head: int
     head_after: int
     """The head once it is done; above `head` where rows are added after it."""

@@ -61,7 +61,7 @@ class Repair(Struct, frozen=True, kw_only=True, gc=False):
         return "head" if self.rows is None else "rows"
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class RepairPiece(Struct, frozen=True, kw_only=True):
     """Neighbouring batches to which the same happens."""
 
     what: str
@@ -78,7 +78,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     """Why they are left."""
 
 
-def add_piece(pieces: list[Piece], piece: Piece) -> None:
+def add_piece(pieces: list[RepairPiece], piece: RepairPiece) -> None:
     """Add a piece; one that goes on from the last one, with the same fate, is joined to it."""
     last = pieces[-1] if pieces else None
     fate = (piece.what, piece.why, piece.after_id)
@@ -93,15 +93,15 @@ def add_piece(pieces: list[Piece], piece: Piece) -> None:
     )
 
 
-def batch_piece(what: str, entry: SealedBatch, why: str = "") -> Piece:
+def batch_piece(what: str, entry: SealedBatch, why: str = "") -> RepairPiece:
     """Return one batch as a piece."""
     ends = {"after_id": entry.prev_last_id, "until_id": entry.last_id}
-    return Piece(what=what, **ends, batches=1, rows=entry.row_count, why=why)
+    return RepairPiece(what=what, **ends, batches=1, rows=entry.row_count, why=why)
 
 
-def left_range(after_id: int, until_id: int, why: str) -> Piece:
+def left_range(after_id: int, until_id: int, why: str) -> RepairPiece:
     """Return a range that is left, whose batches cannot be counted."""
-    return Piece(what="left", after_id=after_id, until_id=until_id, why=why)
+    return RepairPiece(what="left", after_id=after_id, until_id=until_id, why=why)
 
 
 class Damaged(Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class Survey:
         self.damaged: dict[int, Damaged] = {}
         """By the id before them, in order."""
         self.holes: list[Hole] = []
-        self.left: list[Piece] = []
+        self.left: list[RepairPiece] = []
         self.unmet = {at_id: seal for at_id, seal in kept.items() if at_id >= start.id}
         """Kept seals that no batch has."""
         self._last: Damaged | None = None

@@ -217,10 +217,10 @@ async def _schema(settings: Settings) -> list[DoctorLine]:
     """Look at the tables; needs one of our roles."""
     from chainctl.schema.parts import (
         PARTS,
-        differences,
         is_lacking,
         numbers_below,
         read_facts,
+        schema_differences,
         shipped_facts,
     )
 
@@ -231,7 +231,7 @@ async def _schema(settings: Settings) -> list[DoctorLine]:
         facts = await read_facts(connection, PARTS["chain"])
         numbers = await numbers_below(connection, PARTS["chain"])
         steps = await connection.fetch(SQL["steps"])
-    found = differences(facts, shipped_facts(PARTS["chain"]))
+    found = schema_differences(facts, shipped_facts(PARTS["chain"]))
     what = f"version {SCHEMA_VERSION}, database {its_id}"
     checks = [_ok("schema", what)]
     if found:

@@ -19,12 +19,12 @@ from chainctl.schema.parts import (
     DATABASE_SECTION,
     PARTS,
     apply_steps,
-    differences,
     grants_sql,
     migrations_of,
     numbers_below,
     read_facts,
     read_version,
+    schema_differences,
     sections,
     shipped_facts,
     steps_to,
@@ -187,7 +187,9 @@ async def _check(settings: Settings, part: SchemaPart, own_roles: tuple[str, ...
         require_version(version._asdict(), part.version, part.name)
         if version.upgrade_to is not None:  # it was shipped as neither
             return [f"{_label(part)}: an upgrade to {version.upgrade_to} is under way"]
-        found = differences(await read_facts(connection, part), shipped_facts(part), own_roles)
+        found = schema_differences(
+            await read_facts(connection, part), shipped_facts(part), own_roles
+        )
         found += map(": ".join, await numbers_below(connection, part))
         steps = await _steps(connection, part)
     return found + [f"step {step}: missing" for step, is_done in steps if not is_done]

@@ -322,7 +322,7 @@ async def numbers_below(connection: Connection, part: SchemaPart) -> list[tuple[
     return found
 
 
-def differences(
+def schema_differences(
     found: Iterable[Fact], shipped: Iterable[Fact], own_roles: Collection[str] = ()
 ) -> list[str]:
     """Return one line per difference of `found` from `shipped`, sorted by object.
@@ -343,7 +343,7 @@ def differences(
 
 
 def is_lacking(difference: str) -> bool:
-    """Return whether, by this line of `differences`, something is not there that programs use."""
+    """Return whether this line of `schema_differences` names what programs lack."""
     return bool(_LACKING.search(difference))
 
 

@@ -24,7 +24,7 @@ from chain_kernel.text import counted
 from outbox.consumer.decisions import StoredDelivery
 from outbox.consumer.delivery import Delivery
 from outbox.message import storable
-from outbox.roles import OUTBOX_CONSUMER, OUTBOX_OPERATOR
+from outbox.roles import NUMBERED, OUTBOX_CONSUMER, OUTBOX_OPERATOR
 from outbox.session import BARRIER, columns, keep_durable
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class ConsumerConnections(Connections):
 
     def refusal(self, error: Exception) -> Exception:
         """Return what to raise after a statement raised `error`; see `statement_refusal`."""
-        return statement_refusal(error, self._config.database, self._config.role)
+        config = self._config
+        return statement_refusal(error, config.database, config.role, numbered=NUMBERED)
 
 
 def is_interruption(error: BaseException, connection: Connection | None) -> bool:

@@ -82,7 +82,7 @@ class Client(Config, frozen=True, kw_only=True):
         return consumer in self.consumers or "*" in self.consumers
 
 
-class _File(Struct, forbid_unknown_fields=True):
+class _ClientsFile(Struct, forbid_unknown_fields=True):
     client: Annotated[list[Client], Meta(min_length=1, max_length=CLIENTS_MAX)]
 
 
@@ -147,7 +147,7 @@ def read_clients(path: Path) -> Clients:
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
             raise SettingError("clients", str(path), f"at most {FILE_BYTES_MAX} bytes of TOML")
-        decoded = msgspec.convert(tomllib.loads(content.decode()), _File)
+        decoded = msgspec.convert(tomllib.loads(content.decode()), _ClientsFile)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SettingError("clients", str(path), f"a readable file: {reason}") from None

@@ -1,8 +1,8 @@
 """A file of any size as a stream of its decompressed bytes.
 
-The standard library's own readers are not enough: the one for Zstandard accepts a cut-off file as a
-whole one, and none of them bounds the length of a line, so one file without a line end would fill
-the memory.
+One guard bounds the length of a line, for all forms: a file without a line end would fill the
+memory. The libraries' decompressors are used, not their readers: `lzma.open` takes no bound on the
+memory that an xz header asks for, and zstandard's reader accepts a cut-off file as a whole one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import lzma
 import os
 import stat
 import zlib
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from chain_kernel.errors import InputError
 from chain_kernel.text import reason_of
@@ -40,29 +41,6 @@ four bytes, so a slice of this size grows to 32 MiB at most."""
 
 _XZ_MEMORY_BYTES_MAX: Final = 192 * 1024 * 1024
 """What an xz file may make us hold: `xz -9` needs 65 MiB, a hostile header asks for 4 GiB."""
-
-
-class _Decompressor(Protocol):
-    """Turns one compressed stream into its content, piece by piece."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the end of the stream was reached."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was fed after the end of the stream."""
-        ...
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether `feed` needs more input before it can return more."""
-        ...
-
-    def feed(self, data: bytes) -> bytes:
-        """Take `data`, and return a piece of the content."""
-        ...
 
 
 class FileStream(io.RawIOBase):
@@ -138,7 +116,7 @@ class FileStream(io.RawIOBase):
             if not data:
                 raise self._unreadable(f"a whole {self._suffix} file (it is cut off)")
         try:
-            return decompressor.feed(data)
+            return decompressor.decompress(data, _PIECE_BYTES)
         except (zlib.error, lzma.LZMAError, _zstd_error()):
             raise self._unreadable(f"a {self._suffix} file (its content is not)") from None
 
@@ -176,90 +154,67 @@ class FileStream(io.RawIOBase):
         return InputError("input", str(self._path), expected)
 
 
-class _Gzip:
-    """A gzip stream."""
+class _Wrapped:
+    """A decompressor with the names of lzma's own, which is the only one that has what we need."""
 
-    def __init__(self) -> None:
-        self._object = zlib.decompressobj(wbits=31)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        """Whether the stream has ended."""
-        return self._object.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was fed after the end."""
-        return self._object.unused_data
-
-    def feed(self, data: bytes) -> bytes:
-        """Return at most one piece; unused input is kept."""
-        piece = self._object.decompress(self._object.unconsumed_tail + data, _PIECE_BYTES)
-        self.needs_input = len(piece) < _PIECE_BYTES
-        return piece
-
-
-class _Xz:
-    """An xz stream."""
-
-    def __init__(self) -> None:
-        self._object = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES_MAX)
-
-    @property
-    def eof(self) -> bool:
-        """Whether the stream has ended."""
-        return self._object.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was fed after the end."""
-        return self._object.unused_data
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether it has given out all that it was fed."""
-        return self._object.needs_input
-
-    def feed(self, data: bytes) -> bytes:
-        """Return at most one piece; unused input is kept."""
-        return self._object.decompress(data, _PIECE_BYTES)
-
-
-class _Zstandard:
-    """A Zstandard frame, fed in slices so small that each stays small when it is unpacked."""
-
-    def __init__(self) -> None:
-        import zstandard
-
-        self._object = zstandard.ZstdDecompressor().decompressobj()
+    def __init__(self, wrapped: Any) -> None:  # noqa: ANN401 - zlib's and zstandard's, without a type
+        self._wrapped = wrapped
         self._waiting = b""
 
     @property
     def eof(self) -> bool:
-        """Whether the frame has ended."""
-        return self._object.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was fed after the end."""
-        return self._object.unused_data + self._waiting
+        """Whether the stream has ended."""
+        return bool(self._wrapped.eof)
 
     @property
     def needs_input(self) -> bool:
-        """Whether it has given out all that it was fed."""
+        """Whether it needs more input before it can return more."""
         return not self._waiting
 
-    def feed(self, data: bytes) -> bytes:
+
+class _Gzip(_Wrapped):
+    """A gzip stream."""
+
+    def __init__(self) -> None:
+        super().__init__(zlib.decompressobj(wbits=31))
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was given after the end."""
+        return bytes(self._wrapped.unused_data)
+
+    def decompress(self, data: bytes, length: int) -> bytes:
+        """Return at most `length` bytes; unused input is kept."""
+        piece: bytes = self._wrapped.decompress(self._waiting + data, length)
+        self._waiting = self._wrapped.unconsumed_tail
+        return piece
+
+
+class _Zstandard(_Wrapped):
+    """A Zstandard frame, given in slices so small that each stays small when it is unpacked."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        super().__init__(zstandard.ZstdDecompressor().decompressobj())
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was given after the end."""
+        return bytes(self._wrapped.unused_data) + self._waiting
+
+    def decompress(self, data: bytes, _: int) -> bytes:
         """Return what the next slice holds."""
         waiting = self._waiting + data
         self._waiting = waiting[_ZSTD_SLICE_BYTES:]
-        return self._object.decompress(waiting[:_ZSTD_SLICE_BYTES])
+        return bytes(self._wrapped.decompress(waiting[:_ZSTD_SLICE_BYTES]))
 
+
+_Decompressor: TypeAlias = "lzma.LZMADecompressor | _Gzip | _Zstandard"
 
 DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
     ".gz": _Gzip,
-    ".xz": _Xz,
+    ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES_MAX),
     ".zst": _Zstandard,
 }
 """How a file is compressed, by the last suffix of its name."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chain_kernel.model import Event
-    from chain_kernel.testing.memory_receiver import StoredChain
+    from chain_kernel.testing.memory_receiver import SeenChain
     from tests.doubles.wire import Wire
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
@@ -28,7 +28,7 @@ _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "com
 class MemoryReadConnection:
     """Stands in for the reader's `clients.session.Session`: one statement at a time."""
 
-    def __init__(self, see: Callable[[], StoredChain], *, is_standby: bool, wire: Wire) -> None:
+    def __init__(self, see: Callable[[], SeenChain], *, is_standby: bool, wire: Wire) -> None:
         self._see = see
         self._is_standby = is_standby
         self._wire = wire
@@ -52,7 +52,7 @@ class MemoryReadConnection:
         """Nothing is held."""
 
     def _standing(
-        self, chain: StoredChain, at_id: int, batch_id: int | None, terms_max: int, batches_max: int
+        self, chain: SeenChain, at_id: int, batch_id: int | None, terms_max: int, batches_max: int
     ) -> Sequence[Any]:
         head, mark = head_of(chain), mark_at(chain, at_id)
         is_row = bool(rows_between(chain, at_id - 1, at_id, 1))
@@ -86,7 +86,7 @@ class MemoryReadConnection:
 
     def _page(
         self,
-        chain: StoredChain,
+        chain: SeenChain,
         after_id: int,
         until_id: int,
         rows: int,
@@ -117,7 +117,7 @@ class MemoryReadConnection:
             }
         return found
 
-    def _batches_after(self, chain: StoredChain, known_id: int, limit: int) -> Sequence[Any]:
+    def _batches_after(self, chain: SeenChain, known_id: int, limit: int) -> Sequence[Any]:
         rows = [
             (b.last_id, b.seal, b.epoch, b.first_id, b.row_count, b.committed_at_us)
             for b in chain.batches
@@ -125,7 +125,7 @@ class MemoryReadConnection:
         ]
         return rows[:limit]
 
-    def _place(self, chain: StoredChain) -> Sequence[Any]:
+    def _place(self, chain: SeenChain) -> Sequence[Any]:
         return [{"is_standby": self._is_standby, "boundary_id": 0}]
 
 

@@ -26,7 +26,7 @@ from chain_kernel.files import (
     LINE_BYTES_MAX,
     PRIVATE_MODE,
     JournalRow,
-    lines_of,
+    journal_lines,
     written_row,
 )
 from chain_kernel.text import reason_of
@@ -214,7 +214,7 @@ def encode_rows(chain_id: int, events: Sequence[Event], form: PayloadForm) -> by
     """Return the lines of `events`. Raises InputError for a payload that is not of the `form`."""
     is_plain = form == "base64"
     payloads = [event.payload for event in events] if is_plain else _decoded(events)
-    return lines_of(chain_id, events, payloads)
+    return journal_lines(chain_id, events, payloads)
 
 
 def _decoded(events: Sequence[Event]) -> list[object]:

@@ -13,13 +13,14 @@ from chainctl.schema.parts import (
     PARTS,
     Fact,
     SchemaPart,
-    differences,
     encode_facts,
     read_facts,
+    schema_differences,
     shipped_facts,
 )
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from outbox import roles as outbox
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -55,7 +56,10 @@ async def read(server: PostgresServer, database: str, part: SchemaPart) -> list[
 def test_numbers_from_sequences_are_those_of_the_tables_that_errors_name() -> None:
     facts = (fact for part in PARTS.values() for fact in shipped_facts(part))
     found = {fact.object: fact.aspect for fact in facts if "AS IDENTITY" in fact.value}
-    assert found == {f"table {table}": f"column {name}" for table, name in NUMBERED.items()}
+    assert found == {
+        f"table {table}": f"column {name}"
+        for table, name in {**NUMBERED, **outbox.NUMBERED}.items()
+    }
 
 
 async def test_every_table_has_a_key(postgres_server: PostgresServer, part_database: str) -> None:
@@ -74,7 +78,7 @@ async def test_shipped_facts_are_those_of_the_sql(
 ) -> None:
     found = await read(postgres_server, part_database, part)
     shipped = shipped_facts(part)
-    assert differences(found, shipped) == [], "python tools/schema_facts.py"
+    assert schema_differences(found, shipped) == [], "python tools/schema_facts.py"
     assert encode_facts(found) == encode_facts(shipped)
 
 
@@ -97,7 +101,11 @@ async def test_login_makes_no_difference(postgres_server: PostgresServer, part: 
         found = await read(postgres_server, name, part)
     finally:
         postgres_server.drop_database(name)
-    named = [one for one in differences(found, shipped_facts(part)) if "session setting" not in one]
+    named = [
+        one
+        for one in schema_differences(found, shipped_facts(part))
+        if "session setting" not in one
+    ]
     assert named == []
 
 
@@ -112,7 +120,7 @@ async def test_partitions_made_at_run_time_are_no_difference(
     if part.name in make:
         postgres_server.execute(make[part.name], database=part_database)
     found = await read(postgres_server, part_database, part)
-    assert differences(found, shipped_facts(part)) == []
+    assert schema_differences(found, shipped_facts(part)) == []
 
 
 CHANGES = {
@@ -201,4 +209,4 @@ async def test_every_change_is_named_in_a_line(
         await connection.execute(change)
         found = await read_facts(connection, chain)
         await changing.rollback()
-    assert differences(found, shipped_facts(chain), ["reports"]) == CHANGES[change]
+    assert schema_differences(found, shipped_facts(chain), ["reports"]) == CHANGES[change]

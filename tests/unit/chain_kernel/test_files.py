@@ -11,7 +11,7 @@ from chain_kernel.files import (
     LINE_BYTES_MAX,
     found_row,
     journal_end,
-    lines_of,
+    journal_lines,
     write_private,
     written_row,
 )
@@ -25,7 +25,7 @@ EVENTS = [
 
 
 def test_lines_with_extreme_values_are_found_as_written(tmp_path: Path) -> None:
-    lines = lines_of(3, EVENTS, [event.payload for event in EVENTS]).splitlines(keepends=True)
+    lines = journal_lines(3, EVENTS, [event.payload for event in EVENTS]).splitlines(keepends=True)
     for line, event in zip(lines, EVENTS, strict=True):
         found = found_row(line.removesuffix(b"\n"))
         written = written_row(line)

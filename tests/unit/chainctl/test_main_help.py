@@ -20,26 +20,15 @@ from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag
 from chainctl.units import Size, Span
 from tests.cases import case
-from tests.command_lines import command_lines, refusal_of
+from tests.command_lines import command_lines, commands_of, refusal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 ROOT = Path(chainctl.__file__).parent.parent
 
 
-def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield " ".join(path), command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        found = command.get_command(context, name)
-        assert found is not None
-        yield from walk(found, (*path, name))
-
-
-LEAVES = dict(walk(cli))
+LEAVES = dict(commands_of(cli))
 
 
 def test_help_shows_the_commands_in_five_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tests.lanes import at_night
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = DEPLOY / "kubernetes.yaml"
 VARIABLES = {"CHAINCTL_CONFIG"} | {variable_of(name) for name in SETTING_NAMES}
 INSTRUCTIONS = {
     "ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT",
@@ -82,11 +82,7 @@ def test_commands_of_compose_are_taken_with_settings_that_exist(
 
 
 def documents() -> list[dict[str, Any]]:
-    return [
-        document
-        for path in MANIFESTS
-        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    ]
+    return [*yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8"))]
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
@@ -169,8 +165,7 @@ def test_manifests_have_the_form_that_kubernetes_takes(version: str) -> None:
 
 
 def test_images_of_all_files_have_one_version_which_the_changelog_names() -> None:
-    text = "".join(
-        path.read_text(encoding="utf-8") for path in [*MANIFESTS, DEPLOY / "compose.yaml"]
-    )
+    files = MANIFESTS, DEPLOY / "compose.yaml"
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
     (version,) = set(re.findall(r"image: orderchain:(\S+)", text))
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -43,7 +43,8 @@ IN_NAMES = re.compile(r"(?:\b|_)(?:told|tells?|mend(?:s|ed|ing)?|whoever)(?:_|\b
 """Words of names; `tell` alone is a method of files."""
 PROSE = {STRING, COMMENT, getattr(tokenize, "FSTRING_MIDDLE", STRING)}
 """From Python 3.12 on, an f-string is several tokens."""
-FOUND = re.compile("|".join(rf"(?P<w{n}>\b{word}\b)" for n, word in enumerate(WORDS)), re.I)
+ANY = "|".join(rf"(?P<w{n}>{word})" for n, word in enumerate(WORDS))
+FOUND = re.compile(rf"\b(?:{ANY})\b", re.I)  # one \b before all: twice as fast as one for each
 HERE = "tests/unit/house/test_language.py"
 
 

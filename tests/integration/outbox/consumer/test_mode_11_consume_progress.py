@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from outbox.consumer.filters import Filter
+from outbox import Filter
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 

@@ -16,8 +16,8 @@ from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
 from chain_verifier.repair.survey import (
     BatchEnd,
-    Piece,
     Repair,
+    RepairPiece,
     Survey,
     SurveyedBatch,
     add_piece,
@@ -293,7 +293,7 @@ def test_lost_rows_and_entries_anywhere_come_back_from_a_whole_source(seed: int)
 
 
 def test_neighbours_are_one_piece() -> None:
-    pieces: list[Piece] = []
+    pieces: list[RepairPiece] = []
     for batch in TRUE[:3]:
         add_piece(pieces, batch_piece("rows", entry_of(batch)))
     add_piece(pieces, batch_piece("left", entry_of(TRUE[3]), "why"))

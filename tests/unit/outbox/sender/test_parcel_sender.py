@@ -12,6 +12,7 @@ from outbox import Destination, Message, draw_message_ids
 from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
 from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
 from tests.deadlines import deadline
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from outbox.sender.parcel_sender import MessageClaims
@@ -108,7 +109,7 @@ def messages_to(name: str, count: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(6), *at_night(*range(6, 30))])
 async def test_each_message_is_settled_once(seed: int, keeps: bool) -> None:
     broker, book = Broker(seed), Book()
     sending = sending_of(broker, book, keeps=keeps)

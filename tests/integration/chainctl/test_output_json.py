@@ -16,9 +16,9 @@ from chainctl.main import cli
 from outbox import Message, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, Inbox
+from tests.command_lines import commands_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from uuid import UUID
 
@@ -43,22 +43,11 @@ ROWS = {
 WHY = ("--reason", "a test", "--all")
 
 
-def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield " ".join(path), command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        found = command.get_command(context, name)
-        assert found is not None
-        yield from walk(found, (*path, name))
-
-
 def takes_json(command: click.Command) -> bool:
     return any(each.name == "as_json" for each in command.params)
 
 
-WITH_JSON = {path: command for path, command in walk(cli) if takes_json(command)}
+WITH_JSON = {path: command for path, command in commands_of(cli) if takes_json(command)}
 
 
 def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tuple[object, ...]]:
@@ -94,7 +83,7 @@ def test_every_command_with_json_is_called_here_or_read_elsewhere(tmp_path: Path
 
 @pytest.mark.parametrize("path", ["fill", "verify"])
 def test_what_streams_says_in_its_help_that_it_writes_json_lines(path: str) -> None:
-    command = dict(walk(cli))[path]
+    command = dict(commands_of(cli))[path]
     # A command keeps its help option as its first context names it.
     context = click.Context(command, **cli.context_settings)
     assert "JSON Lines" in " ".join(command.get_help(context).split())
