@@ -23,6 +23,7 @@ from chain_verifier.config import (
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.packages import JDBC_DRIVER
 from chain_verifier.spark.table import (
     HAS_NULL,
     MALFORMED,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _DEFAULTS: Final = {
-    "driver": "org.postgresql.Driver",
+    "driver": JDBC_DRIVER,
     "ApplicationName": "chain_verifier",
     "socketTimeout": str(READ_TIMEOUT_S),
     "tcpKeepAlive": "true",
@@ -212,11 +213,7 @@ class DatabaseTable(DatabaseFacts):
         """Return conditions on the end of a page that cut all pages into ranges with about the same
         number of rows each.
         """
-        count = min(
-            CONNECTIONS_MAX,
-            self._spark.sparkContext.defaultParallelism,
-            self.head.rows_counted // _ROWS_A_CONNECTION + 1,
-        )
+        count = min(CONNECTIONS_MAX, self.head.rows_counted // _ROWS_A_CONNECTION + 1)
         ends = self._parts(count, self._start) if count > 1 else ()
         ranges = page_ranges(ends, self._start, self.last_row_id)
         return [f"{last_id} > {after} AND {last_id} <= {until}" for after, until in ranges]

@@ -13,6 +13,7 @@ from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, joined_findings
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
+from chain_verifier.spark.own_session import ARROW_RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -86,7 +87,7 @@ def check_seals(
     """
     with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
         # Few for a whole chain; what is counted and what is shown comes from one look.
-        misfits = _misfits(spark, table, chain_id).persist()
+        misfits = _misfits(table, chain_id).persist()
 
         def computed(last_id: int) -> list[bytes]:
             of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
@@ -101,12 +102,11 @@ def check_seals(
         return joined_findings([found, ends])
 
 
-def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
+def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
     """Check batches against what is stored of them."""
     batches, ends = table.sealed()
-    connections = min(CONNECTIONS_MAX, spark.sparkContext.defaultParallelism)
     checker = seal_checker(genesis_of(table, chain_id), frozenset(ends))
-    return batches.coalesce(connections).mapInArrow(checker, MISFITS_SCHEMA)
+    return batches.coalesce(CONNECTIONS_MAX).mapInArrow(checker, MISFITS_SCHEMA)
 
 
 def _records_at_once(table: DatabaseTable) -> int:
@@ -117,10 +117,9 @@ def _records_at_once(table: DatabaseTable) -> int:
 @contextmanager
 def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
     """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    usual = spark.conf.get(name)
-    spark.conf.set(name, str(count))
+    usual = spark.conf.get(ARROW_RECORDS)
+    spark.conf.set(ARROW_RECORDS, str(count))
     try:
         yield
     finally:
-        spark.conf.set(name, str(usual))
+        spark.conf.set(ARROW_RECORDS, str(usual))
