@@ -29,6 +29,7 @@ from chain_verifier.spark.table import (
     MALFORMED,
     PAGE_FIRST_ID,
     PAGE_LAST_ID,
+    PART,
     ROWS,
 )
 from chain_verifier.verification import CONTENT
@@ -114,10 +115,10 @@ class DatabaseTable(DatabaseFacts):
         found = self._query("seal_at", last_id).head()
         return None if found is None else bytes(found[0])
 
-    def sealed(self) -> tuple[DataFrame, list[int]]:
-        """Return all batches up to the head with what is stored of them, in parts.
+    def sealed(self) -> tuple[DataFrame, frozenset[int]]:
+        """Return all batches up to the head with what is stored of them, in numbered parts.
 
-        The last batch of each part is repeated with the next one; the list has the ends of these.
+        The parts that are returned beside them repeat the last batch of the one before.
         """
         parts = self._parts(_SEALED_PARTS, -1)
         until_ids = sorted({min(until_id, self.head.last_id) for until_id in parts})
@@ -126,7 +127,12 @@ class DatabaseTable(DatabaseFacts):
             f"id > {after} AND id <= {until_id}"
             for after, until_id in zip(afters, until_ids, strict=False)
         ]
-        return self._read("sealed", predicates or ["false"], FETCH_PAGES), until_ids
+        repeating = frozenset(
+            number for number, until_id in enumerate(until_ids, 1) if afters[number] < until_id
+        )
+        batches = self._read("sealed", predicates or ["false"], FETCH_PAGES)
+        # Each predicate is a partition.
+        return batches.withColumn(PART, F.spark_partition_id()), repeating
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""

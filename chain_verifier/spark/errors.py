@@ -87,8 +87,11 @@ def spark_reason(error: BaseException) -> str:
 def _innermost(error: BaseException) -> str:
     if causes := list(_java_causes(error)):
         return str(causes[-1].getMessage() or causes[-1].toString())
-    sent = _CAUSED_BY.findall(_sent_trace(error))
-    return str(sent[-1][1]) if sent else str(error)
+    trace = _sent_trace(error)
+    sent = _CAUSED_BY.findall(trace)
+    if sent and "Traceback (most" not in trace:
+        return str(sent[-1][1])
+    return trace if sent else str(error)
 
 
 def _sent_trace(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from chain_verifier.findings import Findings, joined_findings
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
 from chain_verifier.spark.own_session import ARROW_RECORDS
+from chain_verifier.spark.table import PART
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -37,24 +38,26 @@ _MISFIT_COLUMNS: Final = tuple(column.split()[0] for column in MISFITS_SCHEMA.sp
 
 
 def seal_checker(
-    genesis: bytes, twice: Collection[int]
+    genesis: bytes, repeating: Collection[int]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """Return what takes batches sorted by id, each with what is stored of it, and yields one row
     per misfit: rows that give another seal than the stored one, a batch with another number of
     rows or another range than it states, an epoch that decreases.
 
-    The batches that end with an id in `twice` end one part, and are repeated before the next part,
-    so that the batches after them are judged by them: they are reported once.
+    Parts that are `repeating` begin with the last batch of the part before, so that the batches
+    after it are judged by it: it is reported once, in the part before.
     """
 
     def check(record_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         checked = BatchCheck(genesis)
+        part = -1
         for record_batch in record_batches:
             misfits: list[dict[str, object]] = []
             for batch in record_batch.to_pylist():
-                is_first = not checked.follows(batch)
+                is_repeated = batch[PART] != part and batch[PART] in repeating
+                part = batch[PART]
                 found = checked.misfits(batch)
-                misfits += [] if is_first and batch["id"] in twice else found
+                misfits += [] if is_repeated else found
             yield _arrow(misfits)
 
     return check
@@ -104,8 +107,8 @@ def check_seals(
 
 def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
     """Check batches against what is stored of them."""
-    batches, ends = table.sealed()
-    checker = seal_checker(genesis_of(table, chain_id), frozenset(ends))
+    batches, repeating = table.sealed()
+    checker = seal_checker(genesis_of(table, chain_id), repeating)
     return batches.coalesce(CONNECTIONS_MAX).mapInArrow(checker, MISFITS_SCHEMA)
 
 

@@ -117,4 +117,4 @@ def test_notebook_over_connect_reads_replays_and_verifies(
     assert (found["kind"], found["until_id"]) == ("gap", MISSING)
     nobody = run(server, *verify, "--master", "sc://127.0.0.1:1", **settings)
     assert nobody.code == 2, nobody
-    assert "master: expected a server of Spark Connect that answers" in nobody.err
+    assert "expected a server of Spark Connect that answers" in nobody.err
