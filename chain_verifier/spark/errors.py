@@ -66,14 +66,18 @@ def at_connect(database: DatabaseConfig) -> Iterator[None]:
     except (*SPARK_ERRORS, OSError) as error:
         state, reason = sql_state(error), spark_reason(error)
         if reason == JDBC_DRIVER:
-            expected = f"a Spark that was started with --packages {POSTGRESQL_JDBC}"
-            raise SettingError("spark", "its class path", expected) from error
+            raise lacks_package(POSTGRESQL_JDBC) from error
         if state in _MISSING_OBJECT:
             raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
         expected = f"to get in ({reason})"
         if state == _NOT_ALLOWED:
             expected = f"a login that is a member of {AUDITOR} (login {database.login}: {reason})"
         raise ConnectError("database", database.shown, expected) from error
+
+
+def lacks_package(package: str) -> SettingError:
+    """Return the error of a session that was started without what reads a source."""
+    return SettingError("spark", "started without it", f"a Spark with --packages {package}")
 
 
 def spark_reason(error: BaseException) -> str:

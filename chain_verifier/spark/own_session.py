@@ -5,10 +5,12 @@ A verification changes settings while it runs. Other threads of the caller's ses
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
+
+from chain_verifier.spark.errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +44,12 @@ def own_session(spark: SparkSession) -> Iterator[SparkSession]:
         for name, value in SETTINGS.items():
             own.conf.set(name, value)
         yield own
-    finally:
-        _leave(own, spark)
+    except Exception:
+        # Not after Ctrl-C: Java may still be answering the call that it has cut.
+        with suppress(*SPARK_ERRORS, OSError):
+            _leave(own, spark)
+        raise
+    _leave(own, spark)
 
 
 def _beside(spark: SparkSession) -> SparkSession:

@@ -12,6 +12,9 @@ POSTGRESQL_JDBC: Final = "org.postgresql:postgresql:42.7.11"
 
 JDBC_DRIVER: Final = "org.postgresql.Driver"
 
+NO_KAFKA: Final = "Failed to find data source: kafka"
+"""What Spark says without its connector for Kafka."""
+
 OWN_JARS: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
 """What the Kafka connector requires, and Spark already includes: 50 MB that need no fetching."""
 

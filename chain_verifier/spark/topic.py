@@ -32,8 +32,15 @@ from chain_verifier.checks.topic_frames import (
 from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, Kind, joined_findings
 from chain_verifier.published_reader import PublishedReader, bounds_of
-from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, is_overflow
+from chain_verifier.spark.errors import (
+    SPARK_ERRORS,
+    as_broken,
+    is_overflow,
+    lacks_package,
+    spark_reason,
+)
 from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.packages import NO_KAFKA, kafka_connector
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
 from chain_verifier.verification import CONTENT, EVENT_TYPES
@@ -218,6 +225,8 @@ class TopicTable(PublishedTopic):
             try:
                 self._log = self._read_frames()
             except SPARK_ERRORS as error:
+                if NO_KAFKA in spark_reason(error):
+                    raise lacks_package(kafka_connector(spark.version)) from error
                 if not is_overflow(error):
                     raise
                 # The connector turns each record's time into microseconds, though none is asked

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
+from chain_verifier.spark.packages import packages_for
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 from tests.hanging import drop_call_to_java
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tests.integration.chain_verifier.conftest import MakeParquet
+    from tests.integration.chain_verifier.published_frames import Topic
 
 ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
@@ -42,6 +44,23 @@ with open_session(None) as spark:
 with open_session(None, kafka=True) as spark:
     topic = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
     print(*topic.option("subscribe", "t").load().columns)
+"""
+
+
+BARE_SESSION = """
+import sys
+from pyspark.sql import SparkSession
+from chain_kernel.errors import SettingError
+from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.spark.verify import verify
+
+database, kafka, topic = sys.argv[1:]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+for source in (DatabaseSource(database=database), TopicSource(kafka=kafka, topic=topic)):
+    try:
+        verify(VerifyRequest(chain_id=7, sources=(source,)), spark)
+    except SettingError as error:
+        print(error)
 """
 
 
@@ -129,3 +148,18 @@ def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {"key", "value", "offset"} <= set(done.stdout.split())
+
+
+@pytest.mark.nightly
+def test_session_without_connectors_names_the_packages_of_its_version(
+    database: str, role_dsn: Callable[[str], str], topic: Topic
+) -> None:
+    asyncio.run(store(database, ROWS))
+    given = (role_dsn(AUDITOR), topic.servers, topic.name)
+    done = subprocess.run(
+        [sys.executable, "-c", BARE_SESSION, *given], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr[-3_000:]
+    for line, package in zip(lines, packages_for(kafka=True), strict=True):
+        assert f"a Spark with --packages {package}" in line
