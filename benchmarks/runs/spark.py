@@ -41,6 +41,7 @@ from chain_verifier.dataframe.replay import replay
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.database import DatabaseTable, chain_address
+from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 
@@ -260,7 +261,8 @@ def by_column(book: dict[str, Any], orders: pa.RecordBatch) -> tuple[dict[str, A
 
 async def over_books(path: str, rows: int) -> Figures:
     """Replay the same rows into the same books in plain Python, and on Spark by either fold."""
-    with _spark({"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}) as spark:
+    with _spark({}) as spark:
+        spark.conf.set(ARROW_RECORDS, 10_000)  # as a replay by the command has it
         its = _Books(spark, path, rows)
         ways = {"plain": its.plain, "by_order": its.by_order, "by_column": its.by_column}
         return await _timed(ways, "plain", "by_column")

@@ -17,6 +17,7 @@ from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
+from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
 _FORMATS: Final = ("parquet", "json", "table", "database")
+_ARROW_RECORDS: Final = 10_000
+"""Orders that cross to Python at once: fewer cost more than the fold."""
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
@@ -97,11 +100,14 @@ def differences(
 ) -> Iterator[dict[str, Any]]:
     """Replay a chain from its database, and yield the first wrong state of each group.
 
+    `spark` is one that `open_session` has yielded, whose settings are ours.
+
     Top-level `modules`, those of the fold, are sent to workers on other machines.
 
     Raises as `read_states`, and what the data source raises.
     """
     register(spark)
+    spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
     if modules:
         ship(spark, *modules)
     stored = read_states(spark, states, source, chain_id)
