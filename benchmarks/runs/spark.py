@@ -1,4 +1,5 @@
-"""What does the verifier's check cost beside a scan, and beside what one would write instead?
+"""What does the verifier's check cost beside a scan, and beside what one would write instead? And
+what does a replay cost beside plain Python?
 
 Over Parquet, over two lengths of it in executors whose memory is bounded, and over a database. Each
 repeat is a driver of its own, whose ways of looking at the rows are timed once they are warm.
@@ -15,8 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -24,6 +28,7 @@ from benchmarks.chains import SQL, Site, connected
 from benchmarks.load import Figures  # noqa: TC001 - `serve` looks it up
 from benchmarks.processes import RunFailed, call, serve
 from benchmarks.rivals.engine import filled_chain
+from chain_kernel.model import Event
 from chain_verifier.config import (
     FETCH_ROWS,
     DatabaseSource,
@@ -31,14 +36,17 @@ from chain_verifier.config import (
     VerifyRequest,
     bucket_bits,
 )
+from chain_verifier.dataframe.fold import Fold, digest_of
+from chain_verifier.dataframe.replay import replay
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.database import DatabaseTable, chain_address
+from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from benchmarks.load import Arm
 
@@ -56,12 +64,13 @@ async def run(site: Site, arm: Arm) -> Figures:
         chain_id = await filled_chain(site, rows)
         end = call(over_database, keeps_errors=False, site=site, chain_id=chain_id, rows=rows)
     else:
-        is_wide = way == "wide"
-        path = f"{_folder().name}/{'wide' if is_wide else 'narrow'}-{rows}"
+        kind = {"wide": "wide", "replay": "books"}.get(way, "narrow")
+        path = f"{_folder().name}/{kind}-{rows}"
         if not Path(path).exists():  # noqa: ASYNC240 - once
-            async with call(write_rows, path=path, rows=rows, is_wide=is_wide) as writer:
+            async with call(write_rows, path=path, rows=rows, kind=kind) as writer:
                 await writer.result()
-        function = in_executors if way == "executors" else over_parquet
+        functions = {"executors": in_executors, "replay": over_books}
+        function = functions.get(way, over_parquet)
         end = call(function, keeps_errors=False, path=path, rows=rows)
     async with end as driver:
         return await driver.result()
@@ -117,6 +126,12 @@ _WIDE: Final = (
     "1700000000000000000 + id * 1000",
     "unhex(substr(concat(sha2(string(id), 512), sha2(string(-id), 512)), 1, 200))",
 )
+_BOOKS: Final = (
+    "concat('symbol-', id % 1000, '#', id)",
+    "1700000000000000000 + id * 1000",
+    "unhex(lpad(hex(id % 97 + 1), 16, '0'))",
+)
+_KINDS: Final = {"narrow": _NARROW, "wide": _WIDE, "books": _BOOKS}
 """Key, time and payload of a row by its number."""
 
 
@@ -124,14 +139,15 @@ def _head_of(rows: int) -> int:
     return rows + (rows - 1) // 1_000 * 7
 
 
-async def write_rows(path: str, rows: int, is_wide: bool) -> Figures:
+async def write_rows(path: str, rows: int, kind: str) -> Figures:
     """Write a chain of `rows` rows.
 
     Narrow rows have one and the same key, time and payload (none), so that reading them is as
     cheap as possible and cannot hide what the check costs. Wide ones have keys of their own and
-    payloads of 100 bytes that cannot be compressed.
+    payloads of 100 bytes that cannot be compressed. Those of books name one of 1,000 symbols, and a
+    quantity in 8 bytes.
     """
-    key, time_ns, payload = _WIDE if is_wide else _NARROW
+    key, time_ns, payload = _KINDS[kind]
     columns = (
         f"{CHAIN_ID} AS chain_id", f"{_ID} AS id", f"{_BEFORE} AS pid", f"{key} AS key",
         f"{time_ns} AS event_time_ns", f"{payload} AS payload",
@@ -208,6 +224,92 @@ class _Parquet:
         """Set what suits these ways better than the verifier's settings; they come last."""
         for name, value in _RIVAL_SETTINGS.items():
             self.spark.conf.set(name, value)
+
+
+# -- a replay beside plain Python ------------------------------------------------------------------
+
+_SYMBOLS: Final = 1_000
+
+
+_SIZES: Final = 100
+
+
+def new_book(symbol: str) -> dict[str, Any]:
+    """Return what a matching service may keep of a symbol: how much came, by size."""
+    return {"symbol": symbol, "last_id": 0, "quantity": 0, "by_size": [0] * _SIZES}
+
+
+def by_order(book: dict[str, Any], orders: Sequence[Event]) -> tuple[dict[str, Any], tuple[()]]:
+    """Apply orders one by one."""
+    for order in orders:
+        quantity = int.from_bytes(order.payload, "big")
+        book["last_id"] = order.id
+        book["quantity"] += quantity
+        book["by_size"][quantity] += 1
+    return book, ()
+
+
+def by_column(book: dict[str, Any], orders: pa.RecordBatch) -> tuple[dict[str, Any], tuple[()]]:
+    """Apply orders together."""
+    quantities = np.frombuffer(b"".join(orders.column("payload").to_pylist()), ">i8")
+    book["last_id"] = orders.column("id")[-1].as_py()
+    book["quantity"] += int(quantities.sum())
+    counts = np.bincount(quantities, minlength=_SIZES)
+    book["by_size"] = (np.array(book["by_size"]) + counts).tolist()
+    return book, ()
+
+
+async def over_books(path: str, rows: int) -> Figures:
+    """Replay the same rows into the same books in plain Python, and on Spark by either fold."""
+    with _spark({}) as spark:
+        spark.conf.set(ARROW_RECORDS, 10_000)  # as a replay by the command has it
+        its = _Books(spark, path, rows)
+        ways = {"plain": its.plain, "by_order": its.by_order, "by_column": its.by_column}
+        return await _timed(ways, "plain", "by_column")
+
+
+@dataclass
+class _Books:
+    """Rows in Parquet, and the ways to make books of them; each must give the same books."""
+
+    spark: SparkSession
+    path: str
+    rows: int
+    digests: frozenset[bytes] = frozenset()
+
+    async def plain(self) -> None:
+        """Read with pyarrow, and apply each order as it comes."""
+        books: dict[str, dict[str, Any]] = {}
+        columns = ["id", "pid", "key", "event_time_ns", "payload"]
+        for path in sorted(Path(self.path).glob("*.parquet")):  # noqa: ASYNC240 - nothing waits
+            for batch in pq.ParquetFile(path).iter_batches(10_000, columns=columns):
+                for order in map(Event, *(batch.column(name).to_pylist() for name in columns)):
+                    symbol = order.key.partition("#")[0]
+                    book = books.get(symbol)
+                    if book is None:
+                        book = books[symbol] = new_book(symbol)
+                    by_order(book, (order,))
+        _require(len(books), _SYMBOLS)
+        self._compare(digest_of(book) for book in books.values())
+
+    async def by_order(self) -> None:
+        """Replay with an object per order."""
+        self._replay(Fold(start=new_book, step=by_order))
+
+    async def by_column(self) -> None:
+        """Replay with the columns of many orders."""
+        self._replay(Fold(start=new_book, step=by_column, columns=True))
+
+    def _replay(self, fold: Fold[dict[str, Any]]) -> None:
+        rows = self.spark.read.parquet(self.path)
+        symbol = F.substring_index("key", "#", 1)
+        states = replay(rows, fold, by=symbol).states.collect()
+        self._compare(bytes(state["digest"]) for state in states)
+
+    def _compare(self, digests: Iterable[bytes]) -> None:
+        found = frozenset(digests)
+        self.digests = self.digests or found
+        _require(found == self.digests, True)
 
 
 # -- in two executors: does the check grow as a scan does, and does its memory stay? ---------------
@@ -323,4 +425,4 @@ class _Database:
 
 
 if __name__ == "__main__":
-    serve(write_rows, over_parquet, in_executors, over_database)
+    serve(write_rows, over_parquet, in_executors, over_books, over_database)

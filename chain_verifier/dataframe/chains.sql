@@ -14,6 +14,20 @@ SELECT h.chain_id, h.last_id,
  WHERE $1::integer[] IS NULL OR h.chain_id = ANY ($1::integer[])
  ORDER BY h.chain_id;
 
+-- pages_of_time: as `pages` of `chain_verifier/database.sql`, those alone that have a row with an
+-- event time from $6 to $7
+SELECT last_id, ids, pids, keys, event_times_ns, payloads
+  FROM (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
+                      + pg_column_size(event_times_ns) + pg_column_size(payloads)) OVER (
+                      ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+          FROM (SELECT * FROM public.chain_page
+                 WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
+                   AND EXISTS (SELECT FROM pg_catalog.unnest(event_times_ns) AS t (ns)
+                                WHERE t.ns >= $6::bigint AND t.ns <= $7::bigint)
+                 ORDER BY last_id FETCH FIRST $5 ROWS WITH TIES) n) s
+ WHERE coalesce(before, 0) < $4
+ ORDER BY last_id;
+
 -- batch_ends: the batches of a chain that hold rows after $2 up to $3
 SELECT last_id, epoch FROM public.chain_batch
  WHERE chain_id = $1 AND last_id > $2 AND first_id <= $3 AND row_count > 0

@@ -31,13 +31,17 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
 
     start: Callable[[str], State]
     """Returns the state of a group before its first order."""
-    step: Callable[[State, Sequence[Event]], tuple[State, Sequence[tuple[Any, ...]]]]
+    step: Callable[[State, Any], tuple[State, Sequence[tuple[Any, ...]]]]
     """Applies the next orders of a group, at least one, and returns the state and what they gave
-    out: tuples in the order of `outputs`. It may change the state in place."""
+    out: tuples in the order of `outputs`. It may change the state in place. The orders are a list
+    of `Event`, or with `columns` an Arrow record batch."""
     digest: Callable[[State], bytes] = digest_of
     """Returns the digest that the services store, too."""
     group: Callable[[Event], str] | None = None
     """Returns the group of an order, such as its symbol. None: the chain is one group."""
+    columns: bool = False
+    """Whether `step` takes orders as a record batch of `id, pid, key, event_time_ns, payload`: for
+    folds that Arrow or NumPy compute, without an object per order."""
     outputs: str = ""
     """Names and types of what is given out, as Spark writes them: `price BIGINT, buyer STRING`."""
 
@@ -46,11 +50,14 @@ class Piece(NamedTuple):
     """The next rows of a group, or one stored state of it."""
 
     group: str
-    events: Sequence[Event]
+    events: Any
+    """What `step` takes; nothing for a stored state."""
     stored_id: int = 0
     """Where the stored state is: after the rows up to this id."""
     stored: bytes = b""
     """Its digest; empty for rows."""
+    last_id: int = 0
+    """The id of the last row, where `events` are columns."""
 
 
 Kind = Literal["state", "output", "differs"]
@@ -74,16 +81,23 @@ class Result(NamedTuple):
 
 
 class _Group(Generic[State]):
-    def __init__(self, fold: Fold[State], name: str) -> None:
+    def __init__(
+        self, fold: Fold[State], name: str, kept: tuple[State, int, int] | None = None
+    ) -> None:
         self._fold = fold
         self.name = name
-        self._state = fold.start(name)
-        self._id = self._rows = self._equal_id = 0
+        self._state, self._id, self._rows = kept or (fold.start(name), 0, 0)
+        self._equal_id = 0
         self._differs = False
 
-    def apply(self, events: Sequence[Event]) -> Iterator[Result]:
-        self._state, outputs = self._fold.step(self._state, events)
-        self._id, self._rows = events[-1].id, self._rows + len(events)
+    @property
+    def kept(self) -> tuple[State, int, int]:
+        return self._state, self._id, self._rows
+
+    def apply(self, piece: Piece) -> Iterator[Result]:
+        self._state, outputs = self._fold.step(self._state, piece.events)
+        self._id = piece.last_id or piece.events[-1].id
+        self._rows += len(piece.events)
         for output in outputs:
             yield Result("output", self.name, self._id, self._rows, b"", output=output)
 
@@ -113,6 +127,18 @@ def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Result]:
         if piece.stored:
             yield from group.compare(piece.stored_id, piece.stored)
         else:
-            yield from group.apply(piece.events)
+            yield from group.apply(piece)
     if group is not None:
         yield group.end()
+
+
+def go_on(
+    fold: Fold[State], piece: Piece, kept: tuple[State, int, int] | None
+) -> tuple[list[Result], tuple[State, int, int]]:
+    """Apply the next orders of one group, whose state, last id and count of rows were `kept`.
+
+    Returns what they gave out and the state after them; and what is to be kept.
+    """
+    group = _Group(fold, piece.group, kept)
+    results = [*group.apply(piece), group.end()]
+    return results, group.kept

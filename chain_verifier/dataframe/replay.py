@@ -17,8 +17,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from chain_kernel.errors import SettingError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, Piece, run_fold
+from chain_verifier.dataframe.stream import EVENT, replayed_stream
+from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
 _GROUP: Final = "replayed_group"
 _STORED: Final = "stored_digest"
-_EVENT: Final = ("id", "pid", "key", "event_time_ns", "payload")
 _RESULTS: Final = 10_000
 """Results per Arrow batch."""
 
@@ -78,15 +80,28 @@ def replay(
     all rows are one group. `until` is the last id that is replayed. `states` is what the services
     have stored: `group, id, digest`, compared with the replayed state after each such id.
 
-    Raises AnalysisException for a fold whose outputs are no columns.
+    This package's code is sent to workers on other machines; a fold of a notebook goes with the
+    query, one of a module must be importable there.
+
+    A stream of rows gives the state of each group after each micro-batch that has orders of it.
+    Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
+
+    Raises AnalysisException for a fold whose outputs are no columns, SettingError for `states`
+    of a stream.
     """
+    ship(rows.sparkSession)
     if until is not None:
         rows = rows.where(F.col("id") <= until)
-    rows = (
-        _grouped(rows, fold, by)
-        .select(_GROUP, *_EVENT)
-        .withColumn(_STORED, F.lit(None).cast("binary"))
-    )
+    rows = _grouped(rows, fold, by).select(_GROUP, *EVENT)
+    spark = rows.sparkSession
+    schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
+    if fold.outputs:
+        schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
+    if rows.isStreaming:
+        if states is not None:
+            raise SettingError("states", "a frame", "a replay of a frame, not of a stream")
+        return Replayed(replayed_stream(rows, fold, _GROUP, schema))
+    rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     if states is not None:
         stored = states if until is None else states.where(F.col("id") <= until)
         rows = rows.unionByName(
@@ -101,10 +116,6 @@ def replay(
     in_order = rows.repartition(_GROUP).sortWithinPartitions(
         _GROUP, "id", F.col(_STORED).isNotNull()
     )
-    spark = rows.sparkSession
-    schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
-    if fold.outputs:
-        schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
     # The types go to the workers, which have no session to ask.
     arrow = to_arrow_schema(schema)
     return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema))
@@ -119,20 +130,20 @@ def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataF
     schema = (
         f"{_GROUP} STRING, id BIGINT, pid BIGINT, key STRING, event_time_ns BIGINT, payload BINARY"
     )
-    return rows.select(*_EVENT).mapInArrow(partial(_add_group, fold), schema)
+    return rows.select(*EVENT).mapInArrow(partial(_add_group, fold), schema)
 
 
 def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     group: Any = fold.group
     for batch in batches:
         names = pa.array(list(map(group, _events(batch))), pa.string())
-        yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *_EVENT])
+        yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *EVENT])
 
 
 def _replay(
     fold: Fold[Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    results = run_fold(fold, _pieces(batches))
+    results = run_fold(fold, _pieces(batches, columns=fold.columns))
     while some := list(islice(results, _RESULTS)):
         columns = zip(*some, strict=True)
         arrays = [
@@ -141,7 +152,7 @@ def _replay(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+def _pieces(batches: Iterable[pa.RecordBatch], *, columns: bool) -> Iterator[Piece]:
     """Cut batches where the group changes, and at stored states."""
     for batch in batches:
         if not batch.num_rows:
@@ -161,8 +172,14 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
                 place = batch.column("id")[first].as_py()
                 yield Piece(group, (), place, stored[first].as_py())
             else:
-                yield Piece(group, _events(batch.slice(first, last - first)))
+                rows = batch.slice(first, last - first)
+                last_id = rows.column("id")[-1].as_py() if columns else 0
+                yield Piece(
+                    group,
+                    rows.select(EVENT) if columns else _events(rows),
+                    last_id=last_id,
+                )
 
 
 def _events(batch: pa.RecordBatch) -> list[Event]:
-    return list(map(Event, *(batch.column(name).to_pylist() for name in _EVENT)))
+    return list(map(Event, *(batch.column(name).to_pylist() for name in EVENT)))

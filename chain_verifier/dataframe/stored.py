@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, SettingError
@@ -18,10 +16,12 @@ from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.spark.database import chain_address
-from chain_verifier.spark.errors import as_broken, spark_reason
+from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
+from chain_verifier.spark.own_session import ARROW_RECORDS
+from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
 _FORMATS: Final = ("parquet", "json", "table", "database")
+_ARROW_RECORDS: Final = 10_000
+"""Orders that cross to Python at once: fewer cost more than the fold."""
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
@@ -66,7 +68,7 @@ def read_states(
     try:
         found = _opened(spark, kind, name, database)
         missing = [column for column in STATE_COLUMNS if column not in found.columns]
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         expected = f"a source that can be read ({spark_reason(error)})"
         raise InputError("--states", source, expected) from error
     if missing:
@@ -94,12 +96,20 @@ def differences(
     chain_id: int,
     states: str,
     until: int | None = None,
+    modules: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Replay a chain from its database, and yield the first wrong state of each group.
+
+    `spark` is one that `open_session` has yielded, whose settings are ours.
+
+    Top-level `modules`, those of the fold, are sent to workers on other machines.
 
     Raises as `read_states`, and what the data source raises.
     """
     register(spark)
+    spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
+    if modules:
+        ship(spark, *modules)
     stored = read_states(spark, states, source, chain_id)
     options = {"url": str(source.database), "chains": str(chain_id)}
     with as_broken(source.name):

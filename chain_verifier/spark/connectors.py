@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from chain_kernel.errors import OrderchainError
-from chain_verifier.spark.session import open_session, packages_for
+from chain_verifier.spark.packages import packages_for
+from chain_verifier.spark.session import open_session
 
 
 def main() -> int:

@@ -23,11 +23,13 @@ from chain_verifier.config import (
 from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.packages import JDBC_DRIVER
 from chain_verifier.spark.table import (
     HAS_NULL,
     MALFORMED,
     PAGE_FIRST_ID,
     PAGE_LAST_ID,
+    PART,
     ROWS,
 )
 from chain_verifier.verification import CONTENT
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _DEFAULTS: Final = {
-    "driver": "org.postgresql.Driver",
+    "driver": JDBC_DRIVER,
     "ApplicationName": "chain_verifier",
     "socketTimeout": str(READ_TIMEOUT_S),
     "tcpKeepAlive": "true",
@@ -113,10 +115,10 @@ class DatabaseTable(DatabaseFacts):
         found = self._query("seal_at", last_id).head()
         return None if found is None else bytes(found[0])
 
-    def sealed(self) -> tuple[DataFrame, list[int]]:
-        """Return all batches up to the head with what is stored of them, in parts.
+    def sealed(self) -> tuple[DataFrame, frozenset[int]]:
+        """Return all batches up to the head with what is stored of them, in numbered parts.
 
-        The last batch of each part is repeated with the next one; the list has the ends of these.
+        The parts that are returned beside them repeat the last batch of the one before.
         """
         parts = self._parts(_SEALED_PARTS, -1)
         until_ids = sorted({min(until_id, self.head.last_id) for until_id in parts})
@@ -125,7 +127,12 @@ class DatabaseTable(DatabaseFacts):
             f"id > {after} AND id <= {until_id}"
             for after, until_id in zip(afters, until_ids, strict=False)
         ]
-        return self._read("sealed", predicates or ["false"], FETCH_PAGES), until_ids
+        repeating = frozenset(
+            number for number, until_id in enumerate(until_ids, 1) if afters[number] < until_id
+        )
+        batches = self._read("sealed", predicates or ["false"], FETCH_PAGES)
+        # Each predicate is a partition.
+        return batches.withColumn(PART, F.spark_partition_id()), repeating
 
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
@@ -212,11 +219,7 @@ class DatabaseTable(DatabaseFacts):
         """Return conditions on the end of a page that cut all pages into ranges with about the same
         number of rows each.
         """
-        count = min(
-            CONNECTIONS_MAX,
-            self._spark.sparkContext.defaultParallelism,
-            self.head.rows_counted // _ROWS_A_CONNECTION + 1,
-        )
+        count = min(CONNECTIONS_MAX, self.head.rows_counted // _ROWS_A_CONNECTION + 1)
         ends = self._parts(count, self._start) if count > 1 else ()
         ranges = page_ranges(ends, self._start, self.last_row_id)
         return [f"{last_id} > {after} AND {last_id} <= {until}" for after, until in ranges]

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from chain_kernel.errors import ConnectError, OrderchainError, SchemaError, SourceBroken
+from chain_kernel.errors import (
+    ConnectError,
+    OrderchainError,
+    SchemaError,
+    SettingError,
+    SourceBroken,
+)
 from chain_kernel.sql import AUDITOR, SCHEMA_VERSION
 from chain_kernel.text import printable
+from chain_verifier.spark.packages import JDBC_DRIVER, POSTGRESQL_JDBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chain_kernel.clients.database_config import DatabaseConfig
 
+
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+"""What a call to Spark raises."""
 
 _CAUSES_MAX: Final = 20
 """Java's chains of causes are short; a circular one must end too."""
@@ -26,6 +37,15 @@ _NOT_ALLOWED: Final = "42501"
 _MISSING_OBJECT: Final = frozenset({"42P01", "42703", "3F000"})
 """undefined_table, undefined_column, invalid_schema_name"""
 
+_CAUSED_BY: Final = re.compile(r"^(?:Caused by: )?([\w.$]+): (.*)$", re.MULTILINE)
+"""A cause in Java's words, as a server of Connect sends them."""
+
+_PYTHON_ENDS: Final = re.compile(
+    r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
+)
+"""The last line of a traceback from a Python worker: the error."""
+_PYTHON_CLASS: Final = re.compile(r"^[\w.]+: ")
+
 
 @contextmanager
 def as_broken(source: str) -> Iterator[None]:
@@ -34,7 +54,7 @@ def as_broken(source: str) -> Iterator[None]:
         yield
     except OrderchainError:
         raise
-    except (PySparkException, Py4JError, OSError) as error:
+    except (*SPARK_ERRORS, OSError) as error:
         raise SourceBroken(source, spark_reason(error)) from error
 
 
@@ -43,8 +63,10 @@ def at_connect(database: DatabaseConfig) -> Iterator[None]:
     """Raise ConnectError or SchemaError for what a database answers at the first contact."""
     try:
         yield
-    except (PySparkException, Py4JError, OSError) as error:
+    except (*SPARK_ERRORS, OSError) as error:
         state, reason = sql_state(error), spark_reason(error)
+        if reason == JDBC_DRIVER:
+            raise lacks_package(POSTGRESQL_JDBC) from error
         if state in _MISSING_OBJECT:
             raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
         expected = f"to get in ({reason})"
@@ -53,16 +75,41 @@ def at_connect(database: DatabaseConfig) -> Iterator[None]:
         raise ConnectError("database", database.shown, expected) from error
 
 
+def lacks_package(package: str) -> SettingError:
+    """Return the error of a session that was started without what reads a source."""
+    return SettingError("spark", "started without it", f"a Spark with --packages {package}")
+
+
 def spark_reason(error: BaseException) -> str:
     """Return the innermost reason in one line, without Spark's plans and Java's traces."""
-    causes = list(_java_causes(error))
-    text = str(causes[-1].getMessage() or causes[-1].toString()) if causes else str(error)
+    text = _innermost(error).strip()
+    if ends := _PYTHON_ENDS.findall(text):
+        text = _PYTHON_CLASS.sub("", ends[-1])
     return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
+
+
+def _innermost(error: BaseException) -> str:
+    if causes := list(_java_causes(error)):
+        return str(causes[-1].getMessage() or causes[-1].toString())
+    trace = _sent_trace(error)
+    sent = _CAUSED_BY.findall(trace)
+    if sent and "Traceback (most" not in trace:
+        return str(sent[-1][1])
+    return trace if sent else str(error)
+
+
+def _sent_trace(error: BaseException) -> str:
+    """Return the trace of Java that a server of Connect has sent, or nothing."""
+    if _java_exception(error) is not None or not isinstance(error, PySparkException):
+        return ""
+    trace = getattr(error, "getStackTrace", None)
+    return (trace() or "") if trace is not None else ""
 
 
 def is_overflow(error: BaseException) -> bool:
     """Return whether a number did not fit Spark's type for it."""
-    names = (cause.getClass().getName() for cause in _java_causes(error))
+    names = [cause.getClass().getName() for cause in _java_causes(error)]
+    names += [name for name, _ in _CAUSED_BY.findall(_sent_trace(error))]
     return "java.lang.ArithmeticException" in names
 
 

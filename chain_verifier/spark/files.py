@@ -10,15 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.errors import InputError
 from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
-from chain_verifier.spark.errors import as_broken, spark_reason
+from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.table import (
     BLOCK,
     HAS_NULL,
@@ -153,7 +151,7 @@ class ParquetTable:
         self._path = source.path
         try:
             self._found = spark.read.parquet(source.path)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             raise InputError(
                 "parquet", source.path, f"Parquet that can be read ({spark_reason(error)})"
             ) from error
@@ -191,7 +189,7 @@ class ParquetTable:
                     .agg(F.min("id"), F.max("id"), F.count("*"), *counts)
                 )
                 row = extremes.head()
-        except (PySparkException, Py4JError):
+        except SPARK_ERRORS:
             return None
         if row is None or row[0] is None:
             return None

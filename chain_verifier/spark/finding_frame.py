@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -26,7 +25,7 @@ from chain_verifier.findings import (
     Kind,
     finding_columns,
 )
-from chain_verifier.spark.errors import spark_reason
+from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -167,7 +166,7 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
         frame.write.mode("append").parquet(inside(folder, PARQUET))
         frame.write.mode("append").json(inside(folder, JSON))
         found = min(_written(spark, chain_id, folder, name) for name in (PARQUET, JSON))
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         reason = spark_reason(error)
         raise RetryError(f"findings could not be written to {folder}: {reason}") from error
     finally:
@@ -181,13 +180,12 @@ def write_findings(spark: SparkSession, chain_id: int, findings: Findings, folde
 
 def require_free(spark: SparkSession, folder: str) -> None:
     """Raise InputError unless Spark finds nothing at `folder`, and knows how to write there."""
-    jvm: Any = spark._jvm
-    java: Any = spark.sparkContext._jsc
+    listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
-        path = jvm.org.apache.hadoop.fs.Path(folder)
-        system = path.getFileSystem(java.hadoopConfiguration())
-        is_free = not system.exists(path) or not len(system.listStatus(path))
-    except Py4JError as error:
+        is_free = listed.load(literal_path(folder)).select("path").isEmpty()
+    except SPARK_ERRORS as error:
+        if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
+            return
         expected = f"a place that Spark can write to ({spark_reason(error)})"
         raise InputError("findings", folder, expected) from error
     if not is_free:

@@ -13,6 +13,8 @@ from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, joined_findings
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
+from chain_verifier.spark.own_session import ARROW_RECORDS
+from chain_verifier.spark.table import PART
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -36,24 +38,26 @@ _MISFIT_COLUMNS: Final = tuple(column.split()[0] for column in MISFITS_SCHEMA.sp
 
 
 def seal_checker(
-    genesis: bytes, twice: Collection[int]
+    genesis: bytes, repeating: Collection[int]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """Return what takes batches sorted by id, each with what is stored of it, and yields one row
     per misfit: rows that give another seal than the stored one, a batch with another number of
     rows or another range than it states, an epoch that decreases.
 
-    The batches that end with an id in `twice` end one part, and are repeated before the next part,
-    so that the batches after them are judged by them: they are reported once.
+    Parts that are `repeating` begin with the last batch of the part before, so that the batches
+    after it are judged by it: it is reported once, in the part before.
     """
 
     def check(record_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         checked = BatchCheck(genesis)
+        part = -1
         for record_batch in record_batches:
             misfits: list[dict[str, object]] = []
             for batch in record_batch.to_pylist():
-                is_first = not checked.follows(batch)
+                is_repeated = batch[PART] != part and batch[PART] in repeating
+                part = batch[PART]
                 found = checked.misfits(batch)
-                misfits += [] if is_first and batch["id"] in twice else found
+                misfits += [] if is_repeated else found
             yield _arrow(misfits)
 
     return check
@@ -86,7 +90,7 @@ def check_seals(
     """
     with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
         # Few for a whole chain; what is counted and what is shown comes from one look.
-        misfits = _misfits(spark, table, chain_id).persist()
+        misfits = _misfits(table, chain_id).persist()
 
         def computed(last_id: int) -> list[bytes]:
             of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
@@ -101,12 +105,11 @@ def check_seals(
         return joined_findings([found, ends])
 
 
-def _misfits(spark: SparkSession, table: DatabaseTable, chain_id: int) -> DataFrame:
+def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
     """Check batches against what is stored of them."""
-    batches, ends = table.sealed()
-    connections = min(CONNECTIONS_MAX, spark.sparkContext.defaultParallelism)
-    checker = seal_checker(genesis_of(table, chain_id), frozenset(ends))
-    return batches.coalesce(connections).mapInArrow(checker, MISFITS_SCHEMA)
+    batches, repeating = table.sealed()
+    checker = seal_checker(genesis_of(table, chain_id), repeating)
+    return batches.coalesce(CONNECTIONS_MAX).mapInArrow(checker, MISFITS_SCHEMA)
 
 
 def _records_at_once(table: DatabaseTable) -> int:
@@ -117,10 +120,9 @@ def _records_at_once(table: DatabaseTable) -> int:
 @contextmanager
 def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
     """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    usual = spark.conf.get(name)
-    spark.conf.set(name, str(count))
+    usual = spark.conf.get(ARROW_RECORDS)
+    spark.conf.set(ARROW_RECORDS, str(count))
     try:
         yield
     finally:
-        spark.conf.set(name, str(usual))
+        spark.conf.set(ARROW_RECORDS, str(usual))

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -13,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-import pyspark
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, java_gateway
@@ -23,6 +24,9 @@ from pyspark.sql import SparkSession
 
 from chain_kernel.clients.options import SPARK_REDACTION_REGEX
 from chain_kernel.errors import ConnectError, RefusedError, SettingError
+from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
+from chain_verifier.spark.own_session import SETTINGS, own_session
+from chain_verifier.spark.packages import OWN_JARS, packages_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,24 +81,12 @@ def _require_release(program: Path, release: str) -> None:
         raise SettingError("java", str(program), EXPECTED)
 
 
-POSTGRESQL_JDBC: Final = "org.postgresql:postgresql:42.7.11"
-"""The JDBC driver; needs nothing else."""
-
-OWN_JARS: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
-"""What the Kafka connector requires, and Spark already includes: 50 MB that need no fetching."""
-
-
-def kafka_connector() -> str:
-    """Return the Kafka connector of the Spark that is installed; other versions do not load."""
-    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-
-
-def packages_for(*, kafka: bool) -> tuple[str, ...]:
-    """Return what a verification needs; a topic also needs the Kafka connector: a slower start."""
-    return (POSTGRESQL_JDBC, kafka_connector()) if kafka else (POSTGRESQL_JDBC,)
-
-
 LOCAL_MASTER: Final = "local[*]"
+
+CONNECT: Final = "sc://"
+_PORT: Final = 15_002
+"""The port of a server of Connect, unless its URL has another."""
+_KNOCK_SECONDS: Final = 10.0
 
 LOG_FILE: Final = "spark.log"
 
@@ -109,13 +101,10 @@ _SHUFFLE_PARTITIONS: Final = 4
 _COMMON: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "true",
+    **SETTINGS,
     "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
     # Plans here are small and known; planning them again after each stage costs more than it gains.
     "spark.sql.adaptive.enabled": "false",
-    # Records of a topic that cross to Python at once: each may hold a frame of many rows.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "32",
     # The place in our code that made a column does not help, and took two of three calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Only buckets and samples reach the driver; code that wants more is wrong.
@@ -138,8 +127,10 @@ def open_session(
 ) -> Iterator[SparkSession]:
     """Start Spark, yield its session, stop it. `kafka` loads the connector that reads a topic.
 
-    Without a `master`, it runs inside a Java process of our own, tuned for a short run unless
-    `is_long_run` is set. A session that this process has already is yielded, and not stopped.
+    A `master` that begins with `sc://` is a server of Connect, as is `SPARK_REMOTE` without one.
+    Else, without a `master`, it runs inside a Java process of our own, tuned for a short run unless
+    `is_long_run` is set. Beside a session that this process has already, one of the same Spark is
+    yielded.
 
     In a session that this starts, Ctrl-C raises KeyboardInterrupt at once, whatever Java does then;
     so does SIGTERM with the error of a handler that was set before.
@@ -152,7 +143,12 @@ def open_session(
     """
     active = _open_elsewhere()
     if active is not None:
-        yield active
+        with own_session(active) as own:
+            yield own
+        return
+    if (master or "").startswith(CONNECT) or (master is None and "SPARK_REMOTE" in os.environ):
+        with _connected(master) as session:
+            yield session
         return
     if is_submitted(os.environ):
         with _signals_as_before(), _stopped(_submitted(master)) as session:
@@ -169,6 +165,31 @@ def open_session(
             _stopped(_start(master, Path(folder), tuning, packages)) as session,
         ):
             yield session
+
+
+@contextmanager
+def _connected(remote: str | None) -> Iterator[SparkSession]:
+    """Yield a session over Connect, whose server brings the connectors, and end it."""
+    builder: Any = SparkSession.builder
+    # What comes after the place may be a token.
+    address, _, _ = (remote or os.environ["SPARK_REMOTE"]).partition("/;")
+    try:
+        if address.startswith(CONNECT):
+            # The client itself would knock for ten minutes.
+            place = urlsplit(address)
+            socket.create_connection((place.hostname, place.port or _PORT), _KNOCK_SECONDS).close()
+        session: SparkSession = (builder.remote(remote) if remote else builder).getOrCreate()
+        for name, value in SETTINGS.items():
+            session.conf.set(name, value)
+    except ImportError as error:
+        raise SettingError("master", address, f"orderchain[connect] ({error})") from error
+    except (*SPARK_ERRORS, OSError) as error:
+        expected = f"a server of Spark Connect that answers ({spark_reason(error)})"
+        raise ConnectError("master", address, expected) from error
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 def _open_elsewhere() -> SparkSession | None:

@@ -11,8 +11,6 @@ from contextlib import closing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.clients.kafka_config import KafkaConfig
@@ -31,10 +29,18 @@ from chain_verifier.checks.topic_frames import (
     header_of,
     standing_of,
 )
+from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, Kind, joined_findings
 from chain_verifier.published_reader import PublishedReader, bounds_of
-from chain_verifier.spark.errors import as_broken, is_overflow
+from chain_verifier.spark.errors import (
+    SPARK_ERRORS,
+    as_broken,
+    is_overflow,
+    lacks_package,
+    spark_reason,
+)
 from chain_verifier.spark.finding_frame import finding_frame, sampled
+from chain_verifier.spark.packages import NO_KAFKA, kafka_connector
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
 from chain_verifier.verification import CONTENT, EVENT_TYPES
@@ -185,6 +191,10 @@ _HEAD_COLUMNS: Final = (
 )  # fmt: skip
 
 
+_RECORDS_A_CONNECTION: Final = 200
+"""A second consumer costs more than it saves below this many records."""
+
+
 class TopicTable(PublishedTopic):
     """The rows of a topic, each at its first occurrence; an identical repeat is no further row.
 
@@ -214,7 +224,9 @@ class TopicTable(PublishedTopic):
         with as_broken(self.name):
             try:
                 self._log = self._read_frames()
-            except (PySparkException, Py4JError) as error:
+            except SPARK_ERRORS as error:
+                if NO_KAFKA in spark_reason(error):
+                    raise lacks_package(kafka_connector(spark.version)) from error
                 if not is_overflow(error):
                     raise
                 # The connector turns each record's time into microseconds, though none is asked
@@ -302,6 +314,7 @@ class TopicTable(PublishedTopic):
 
     def _by_connector(self) -> DataFrame:
         place = {"first": self._bounds.first, "end": self._bounds.end}
+        span = self._bounds.end - self._bounds.first
         bounds = {
             name: json.dumps({self._topic: {str(self._partition): offset}})
             for name, offset in place.items()
@@ -313,7 +326,7 @@ class TopicTable(PublishedTopic):
             assign=json.dumps({self._topic: [self._partition]}),
             # What retention removes during the read must not look like what was never there.
             failOnDataLoss="true",
-            minPartitions=str(self._spark.sparkContext.defaultParallelism),
+            minPartitions=str(min(CONNECTIONS_MAX, span // _RECORDS_A_CONNECTION + 1)),
         )
         return reader.load().select("offset", "value")
 

@@ -26,8 +26,10 @@ from chain_verifier.spark.finding_frame import (
     write_findings,
 )
 from chain_verifier.spark.keys import repeated_keys
+from chain_verifier.spark.own_session import own_session
 from chain_verifier.spark.seals import check_seals
 from chain_verifier.spark.session import open_session
+from chain_verifier.spark.shipping import ship
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
 
@@ -104,8 +106,10 @@ def _spark_for(
             chain_address(source)
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
-        _require_free(session, folders)
-        yield session, 0.0
+        with own_session(session) as own:
+            ship(own)
+            _require_free(own, folders)
+            yield own, 0.0
         return
     progress("starting Spark")
     began = time.monotonic()
@@ -113,6 +117,7 @@ def _spark_for(
     master = next((request.master for request in requests), None)
     with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
         start_seconds = time.monotonic() - began
+        ship(own)
         _require_free(own, folders)
         yield own, start_seconds
 

@@ -508,7 +508,10 @@ def follow(
     "--checkpoint", metavar="FOLDER",
     help="Where --follow keeps how far it is and what it found; the next one goes on from there.",
 )  # fmt: skip
-@click.option("--master", metavar="URL", help="A Spark master. [default: Spark in this process]")
+@click.option(
+    "--master", metavar="URL",
+    help="A Spark master, or sc://HOST:PORT for Spark Connect. [default: Spark in this process]",
+)  # fmt: skip
 @click.option(
     "--local", "is_local", is_flag=True,
     help="Check in plain Python, without Java and Spark, on one core: the same answer, but only "

@@ -40,7 +40,8 @@ def replay_states(
         bar.move_to(0, "starting Spark")
         spark = closing.enter_context(open_session(master))
         bar.move_to(0, f"replaying chain {chain_id}")
-        found += differences(spark, fold, database, chain_id, states)
+        modules = [fold_name.partition(":")[0].partition(".")[0]]
+        found += differences(spark, fold, database, chain_id, states, modules=modules)
     if as_json:
         data_json({"chain": chain_id, "states": states, "differences": found})
     else:

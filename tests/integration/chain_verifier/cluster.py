@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from chain_verifier.spark.packages import OWN_JARS, packages_for
 from local_stack.process import free_port
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ def spark_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept.pop("PYTHONPATH", None)
     return kept | {
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
         # A dozen Java processes for a few seconds each: the quick compiler is all that pays, and
         # Spark's classes need no check.
         "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -38,17 +39,23 @@ def spark_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def on_small_disk(folder: Path) -> tuple[str, ...]:
+    """The start of a command that sees `folder` as a file system of six megabytes of its own."""
+    mount = f'mount -t tmpfs -o size=6m none {folder} && exec "$@"'
+    return ("unshare", "-rm", "sh", "-c", mount, "sh")
+
+
 class _Daemon:
     """One process of the cluster, whose log goes to a file."""
 
-    def __init__(self, name: str, log: Path, ready: str, *arguments: object) -> None:
+    def __init__(self, name: str, log: Path, ready: str, *command: object, **settings: str) -> None:
         self.name = name
         self.log = log
         self._ready = ready
         self._is_ready = threading.Event()
         self._process = subprocess.Popen(
-            [str(_CLASS), *map(str, arguments)],
-            env=spark_environment(os.environ),
+            [*map(str, command)],
+            env=spark_environment(os.environ) | {"SPARK_DAEMON_MEMORY": "256m"} | settings,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -74,6 +81,11 @@ class _Daemon:
         if self._process.poll() is not None or self._ready not in self.log.read_text():
             raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()[-2_000:]}")
 
+    def kill(self) -> None:
+        """Kill this process, as a machine that is gone."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """End this process, and no other: a worker ends the executors that it has started."""
         self._process.terminate()
@@ -87,11 +99,51 @@ class _Daemon:
             self._process.stdout.close()
 
 
+class ConnectServer:
+    """A server of Spark Connect on loopback; `remote` is its URL. Started with `with`."""
+
+    def __init__(self, folder: Path, master: str, python: str = sys.executable) -> None:
+        """`python` is what its workers are."""
+        port = free_port()
+        self.remote = f"sc://127.0.0.1:{port}"
+        self._log = folder / "connect.log"
+        self._python = python
+        packages = ("--packages", ",".join(packages_for(kafka=True)))
+        settings = (
+            f"spark.connect.grpc.binding.port={port}", "spark.ui.enabled=false",
+            "spark.driver.bindAddress=127.0.0.1", "spark.driver.host=127.0.0.1",
+            f"spark.sql.warehouse.dir={folder / 'warehouse'}",
+        )  # fmt: skip
+        self._command = (
+            *(_CLASS, "org.apache.spark.deploy.SparkSubmit", "--master", master),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            *(*packages, "--exclude-packages", ",".join(OWN_JARS)),
+            *(word for each in settings for word in ("--conf", each)),
+            "spark-internal",
+        )
+
+    def __enter__(self) -> ConnectServer:
+        settings = {"SPARK_DAEMON_MEMORY": "1g", "PYSPARK_PYTHON": self._python}
+        ready = "Spark Connect server started"
+        self._server = _Daemon("connect", self._log, ready, *self._command, **settings)
+        try:
+            self._server.wait()
+        except BaseException:
+            self._server.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+
+
 class SparkCluster:
     """Started with `with`; `master` is its URL."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, small: Path | None = None) -> None:
+        """`small`: each worker has its scratch files there, on a disk of a few megabytes."""
         self._folder = folder
+        self._small = small
         self._daemons: list[_Daemon] = []
         port = free_port()
         self._ports = (port, free_port([port]))
@@ -129,9 +181,22 @@ class SparkCluster:
         for worker in self._daemons[1:]:
             worker.wait()
 
+    def worker_of(self, folder: str) -> int:
+        """The number of the worker whose executor works in `folder`."""
+        return next(n for n in range(WORKERS) if Path(folder).is_relative_to(self._work(n)))
+
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker; its executor finds out, and ends."""
+        self._daemons[1 + number].kill()
+
     def _start(self, name: str, ready: str, *arguments: object) -> None:
         log = self._folder / f"{name}.log"
-        self._daemons.append(_Daemon(name, log, ready, *arguments))
+        start: tuple[object, ...] = (_CLASS,)
+        settings: dict[str, str] = {}
+        if self._small is not None and name != "master":
+            start = (*on_small_disk(self._small), *start)
+            settings["SPARK_LOCAL_DIRS"] = str(self._small)
+        self._daemons.append(_Daemon(name, log, ready, *start, *arguments, **settings))
 
     def _work(self, number: int) -> Path:
         return self._folder / f"work-{number}"

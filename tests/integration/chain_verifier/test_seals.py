@@ -30,7 +30,12 @@ from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import batches_of, seal_of, store
+from tests.integration.chain_verifier.stored_rows import (
+    BATCH_ROWS,
+    batches_of,
+    seal_of,
+    store,
+)
 from tests.stored_pages import LET_TAMPER, execute
 
 if TYPE_CHECKING:
@@ -101,6 +106,18 @@ def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     report = verified()
     assert report.findings == (finding(Kind.SEAL_MISMATCH, **span, batches=3),)
     assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 3})
+
+
+def test_damaged_first_batch_of_a_short_chain_is_one_finding(
+    spark: SparkSession, database: str, role_dsn: Callable[[str], str]
+) -> None:
+    rows = chain_of(random.Random(15), 2 * BATCH_ROWS)
+    asyncio.run(store(database, rows))
+    asyncio.run(execute(database, event(rows[3], "payload = payload || '\\x00'")))
+    source = DatabaseSource(database=role_dsn(AUDITOR))
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), seals=True)
+    report = verified_by_both(request, spark)
+    assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 1})
 
 
 def entry(number: int, change: str) -> str:

@@ -21,6 +21,7 @@ import pytest
 from py4j.java_gateway import JavaGateway
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.core import SparkConnectClient
 
 from chain_kernel.testing.virtual_loop import VirtualLoop
 from tests.sources import PRODUCT, modules
@@ -34,7 +35,7 @@ KAFKA: Final = "chain_kernel/clients/kafka.py"
 PIPELINE: Final = "chain_kernel/clients/pipeline.py"
 POSTGRES: Final = "chain_kernel/clients/postgres.py"
 LOOP: Final = "chain_kernel/testing/virtual_loop.py"
-FINDINGS: Final = "chain_verifier/spark/finding_frame.py"
+OWN_SESSION: Final = "chain_verifier/spark/own_session.py"
 SESSION: Final = "chain_verifier/spark/session.py"
 LOOP_INIT: Final = asyncio.BaseEventLoop.__init__
 
@@ -55,10 +56,12 @@ PRIVATE: Final[dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]] = {
     "_conns": ((KAFKA,), (aiokafka.client.AIOKafkaClient.__init__,)),
     "_sync_task": ((KAFKA,), (aiokafka.client.AIOKafkaClient.__init__,)),
     # Java's own classes behind a session of Spark.
-    "_jvm": ((FINDINGS, SESSION), (SparkSession.__init__,)),
-    "_jsc": ((FINDINGS,), (pyspark.SparkContext._do_init,)),
+    "_jvm": ((SESSION,), (SparkSession.__init__,)),
+    "_jsparkSession": ((OWN_SESSION,), (SparkSession.__init__,)),
     "_gateway": ((SESSION,), (pyspark.SparkContext,)),
     "_gateway_client": ((SESSION,), (JavaGateway.set_gateway_client,)),
+    # Where a session over Connect leads to.
+    "_builder": ((OWN_SESSION,), (SparkConnectClient.__init__,)),
     "_origin": (("chain_verifier/spark/errors.py",), (CapturedException.__init__,)),
     # The loop in virtual time: for simulations alone.
     "_ready": ((LOOP,), (LOOP_INIT,)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from chain_verifier.dataframe.fold import Fold
 
 if TYPE_CHECKING:
@@ -28,6 +30,15 @@ def step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str
         if order.id % 2 == 0:
             given.append((order.id, order.key))
     return book, given
+
+
+def step_of_columns(book: Book, orders: pa.RecordBatch) -> tuple[Book, list[tuple[int, str]]]:
+    """Apply the same to the columns of many orders."""
+    ids = orders.column("id").to_pylist()
+    assert [book["last"], *ids] == sorted([book["last"], *ids]), "orders come in the order of ids"
+    book["rows"] += len(ids)
+    book["last"] = ids[-1]
+    return book, []
 
 
 def side_of(order: Event) -> str:

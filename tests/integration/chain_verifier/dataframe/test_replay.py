@@ -6,11 +6,19 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
 import orderchain.spark
-from chain_verifier.dataframe.fold import digest_of
+from chain_verifier.dataframe.fold import Fold, digest_of
 from tests.integration.chain_verifier.conftest import frame_of
-from tests.integration.chain_verifier.dataframe.books import BOOKS, Book, side_of, start, step
+from tests.integration.chain_verifier.dataframe.books import (
+    BOOKS,
+    Book,
+    side_of,
+    start,
+    step,
+    step_of_columns,
+)
 from tests.integration.chain_verifier.planted_faults import chain_of, events_of
 
 if TYPE_CHECKING:
@@ -77,3 +85,30 @@ def test_first_stored_state_that_differs_is_reported_by_group_and_id(
     ).differences.collect()
     assert (results["group"], results["id"], results["equal_id"]) == ("sell", ids[30], ids[20])
     assert bytes(results["digest"]) == STRAIGHT["sell"][ids[30]]
+
+
+def test_fold_over_columns_gives_the_same_states(rows: DataFrame) -> None:
+    columns = Fold(start=start, step=step_of_columns, columns=True)
+    one, other = (
+        orderchain.spark.replay(rows, fold, by=F.octet_length("payload") % 3).states.collect()
+        for fold in (Fold(start=start, step=step), columns)
+    )
+    assert sorted(one) == sorted(other)
+    assert len(one) == 3
+
+
+def test_group_larger_than_memory_streams(spark: SparkSession) -> None:
+    """All rows of a group come in pieces of the size of an Arrow batch, never at once."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    usual = spark.conf.get(name)
+    spark.conf.set(name, "50")
+    try:
+        sizes = Fold(
+            start=lambda group: 0,
+            step=lambda count, orders: (count + len(orders), [(len(orders),)]),
+            outputs="rows INT",
+        )
+        replayed = orderchain.spark.replay(frame_of(spark, ROWS), sizes).outputs.collect()
+    finally:
+        spark.conf.set(name, str(usual))
+    assert [row["rows"] for row in replayed] == [50] * 6

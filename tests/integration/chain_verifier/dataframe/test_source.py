@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import DataSourceReader
 
 import orderchain.spark
+from chain_verifier.archive.write_archive import write_archive
+from chain_verifier.verified_mark import set_mark
+from tests.integration.chain_verifier.dataframe.books import BOOKS
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
+from tests.integration.chain_verifier.published_frames import frames_of
 from tests.integration.chain_verifier.stored_rows import BATCH_ROWS, batches_of, store
+from tests.stored_pages import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.integration.chain_verifier.planted_faults import Row
+    from tests.integration.chain_verifier.published_frames import Topic
 
     Read = Callable[..., DataFrame]
 
@@ -84,6 +93,64 @@ def test_an_id_that_is_no_row_bounds_as_well(read: Read) -> None:
     assert found(read(start=between)) == expected(ROWS[gap:])
 
 
+def test_event_time_is_a_time_of_spark(read: Read) -> None:
+    frame = read().select("event_time_ns", F.unix_micros("event_time").alias("micros"))
+    assert [row["micros"] for row in frame.collect()] == [
+        row["event_time_ns"] // 1_000 for row in frame.collect()
+    ]
+
+
+def test_topic_gives_each_row_once_as_the_database_has_it(
+    spark: SparkSession, read: Read, topic: Topic, database: str
+) -> None:
+    frames = asyncio.run(frames_of(database, ROWS))
+    topic.send(*frames[:4], b"no frame", *frames[2:], *frames)
+    options = {"source": f"topic:{topic.name}", "kafka": topic.servers, "url": ""}
+    rows = read(str(CHAIN_ID), **options)
+    assert rows.orderBy("id").collect() == read().orderBy("id").collect()
+    later = read(str(CHAIN_ID), **options, start=id_of(ROWS[50]), until=id_of(ROWS[60]))
+    assert found(later) == expected(ROWS[51:61])
+
+
+def test_archive_gives_what_the_database_had(
+    read: Read, url: str, database: str, tmp_path: Path
+) -> None:
+    set_mark(url, url, CHAIN_ID, after_id=0, until_id=id_of(ROWS[-1]), verified_by="eve")
+    write_archive(url, tmp_path, CHAIN_ID, None)
+    asyncio.run(execute(database, "DELETE FROM chain_event"))
+    options = {"source": f"archive:{tmp_path}", "url": "", "partitionRows": 20}
+    rows = read(**options)
+    assert found(rows) == expected(ROWS)
+    assert rows.where("is_batch_end").count() == len(batches_of(ROWS))
+    first, last = id_of(ROWS[7]), id_of(ROWS[70])
+    assert found(read("7", **options, start=first, until=last)) == expected(ROWS[8:71])
+    assert read(**options).where("chain_id = 8").count() == 0
+
+
+def test_filters_leave_the_rows_that_they_name(read: Read) -> None:
+    row = ROWS[60]
+    at = datetime.fromtimestamp((row.event_time_ns or 0) // 10**9, UTC)
+    for condition, left in (
+        (f"id > {row.id} AND chain_id = {CHAIN_ID}", ROWS[61:]),
+        (f"id <= {row.id} AND chain_id IN (1, {CHAIN_ID})", ROWS[:61]),
+        (f"id IN ({row.id}, {ROWS[3].id})", [ROWS[3], row]),
+        (f"event_time_ns = {row.event_time_ns}", [row]),
+        (f"event_time >= timestamp'{at.isoformat()}' AND id = {row.id}", [row]),
+        (f"event_time < timestamp'{at.isoformat()}'", []),
+        ("chain_id = 99", []),
+    ):
+        assert found(read(partitionRows=10).where(condition)) == expected(left), condition
+
+
+@pytest.mark.skipif(not hasattr(DataSourceReader, "pushFilters"), reason="from Spark 4.1 on")
+def test_filters_reach_the_source(read: Read) -> None:
+    whole, few = (
+        read(partitionRows=10).where(f"id > {bound}").rdd.getNumPartitions()
+        for bound in (0, id_of(ROWS[-5]))
+    )
+    assert (whole, few) == (10, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -93,6 +160,10 @@ def test_an_id_that_is_no_row_bounds_as_well(read: Read) -> None:
         ({"until": "soon"}, "until"),
         ({"url": ""}, "url"),
         ({"lag": "1"}, "lag"),
+        ({"source": "journal:x"}, "archive:FOLDER"),
+        ({"source": "topic"}, "kafka"),
+        ({"source": "topic", "kafka": "127.0.0.1:1", "kafka.colour": "red"}, "colour"),
+        ({"source": "archive:/nowhere"}, "/nowhere"),
         ({"chains": "99"}, "99"),
     ],
 )
@@ -121,3 +192,37 @@ def test_stream_goes_on_where_its_checkpoint_is(
 
     assert run() == [row.id for row in ROWS]
     assert run() == [row.id for row in ROWS]
+
+
+def test_replay_of_a_stream_goes_on_from_its_checkpoint(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    usual = str(spark.conf.get(provider))
+    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set(provider, rocks)
+    orderchain.spark.register(spark)
+
+    def run(until: int) -> dict[str, tuple[int, bytes]]:
+        options = {"url": url, "until": str(until)}
+        stream = spark.readStream.format("orderchain").options(**options).load(str(CHAIN_ID))
+        query = (
+            orderchain.spark.replay(stream, BOOKS).states.writeStream.format("parquet")
+            .option("path", str(tmp_path / "states"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        query.awaitTermination()
+        found = spark.read.parquet(str(tmp_path / "states")).orderBy("id").collect()
+        return {row["group"]: (row["rows"], bytes(row["digest"])) for row in found}
+
+    try:
+        for until in (id_of(ROWS[40]), id_of(ROWS[-1])):
+            frame = spark.read.format("orderchain").option("url", url).load(str(CHAIN_ID))
+            whole = orderchain.spark.replay(frame, BOOKS, until=until).states.collect()
+            assert run(until) == {
+                row["group"]: (row["rows"], bytes(row["digest"])) for row in whole
+            }
+    finally:
+        spark.conf.set(provider, usual)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
+from chain_kernel.sql import AUDITOR
+from chain_verifier.config import DatabaseSource, VerifyRequest
+from chain_verifier.spark.packages import packages_for
 from chain_verifier.spark.session import open_session
+from chain_verifier.spark.verify import verify
 from tests.hanging import drop_call_to_java
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.stored_rows import store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
     from types import FrameType
 
-    from pyspark.sql import SparkSession
+    from tests.integration.chain_verifier.conftest import MakeParquet
+    from tests.integration.chain_verifier.published_frames import Topic
 
+ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
 
 
@@ -30,6 +44,23 @@ with open_session(None) as spark:
 with open_session(None, kafka=True) as spark:
     topic = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
     print(*topic.option("subscribe", "t").load().columns)
+"""
+
+
+BARE_SESSION = """
+import sys
+from pyspark.sql import SparkSession
+from chain_kernel.errors import SettingError
+from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.spark.verify import verify
+
+database, kafka, topic = sys.argv[1:]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+for source in (DatabaseSource(database=database), TopicSource(kafka=kafka, topic=topic)):
+    try:
+        verify(VerifyRequest(chain_id=7, sources=(source,)), spark)
+    except SettingError as error:
+        print(error)
 """
 
 
@@ -74,8 +105,40 @@ def test_session_of_another_thread_is_used_and_left_open(spark: SparkSession) ->
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    assert used == [spark]
+    assert used != [spark]
+    assert used[0].sparkContext is spark.sparkContext
     assert spark.range(3).count() == 3
+
+
+def test_verification_changes_no_setting_that_other_threads_see(
+    spark: SparkSession, database: str, role_dsn: Callable[[str], str], parquet_of: MakeParquet
+) -> None:
+    asyncio.run(store(database, ROWS))
+    # Seals and the ends of Parquet files are read under settings of their own.
+    sources = (DatabaseSource(database=role_dsn(AUDITOR)), parquet_of(ROWS))
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=sources, seals=True)
+    before = dict(spark.conf.getAll)
+    changes = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(verify, request, spark)
+        while not running.done():
+            changes += [dict(spark.conf.getAll)] if dict(spark.conf.getAll) != before else []
+    assert running.result().counts == {}
+    assert changes == []
+
+
+def test_session_is_the_active_one_of_its_thread_afterwards(
+    spark: SparkSession, parquet_of: MakeParquet, tmp_path: Path
+) -> None:
+    request = VerifyRequest(
+        chain_id=CHAIN_ID,
+        sources=(parquet_of(ROWS[:9] + ROWS[10:]),),
+        findings_folder=str(tmp_path / "found"),
+    )
+    assert verify(request, spark).counts == {"gap": 1}
+    spark.conf.set("orderchain.of.this.session", "yes")
+    assert SparkSession.active().conf.get("orderchain.of.this.session", None) == "yes"
+    spark.conf.unset("orderchain.of.this.session")
 
 
 @pytest.mark.nightly
@@ -85,3 +148,18 @@ def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {"key", "value", "offset"} <= set(done.stdout.split())
+
+
+@pytest.mark.nightly
+def test_session_without_connectors_names_the_packages_of_its_version(
+    database: str, role_dsn: Callable[[str], str], topic: Topic
+) -> None:
+    asyncio.run(store(database, ROWS))
+    given = (role_dsn(AUDITOR), topic.servers, topic.name)
+    done = subprocess.run(
+        [sys.executable, "-c", BARE_SESSION, *given], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr[-3_000:]
+    for line, package in zip(lines, packages_for(kafka=True), strict=True):
+        assert f"a Spark with --packages {package}" in line

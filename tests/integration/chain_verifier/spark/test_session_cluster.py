@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import chainctl
-from chain_verifier.spark.session import POSTGRESQL_JDBC
+from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import (
     SUBMIT,

@@ -19,7 +19,7 @@ def step(state: list[int], orders: list[Event]) -> tuple[list[int], list[tuple[i
     return state, [(order.id,) for order in orders if order.id % 10 == 0]
 
 
-FOLD: Fold[list[int]] = Fold(start=lambda _: [], step=step, outputs="id BIGINT")  # type: ignore[arg-type]
+FOLD: Fold[list[int]] = Fold(start=lambda _: [], step=step, outputs="id BIGINT")
 
 
 def results_of(pieces: list[Piece]) -> list[Result]:

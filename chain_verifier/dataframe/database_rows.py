@@ -1,0 +1,160 @@
+"""Rows of chains in their database: the heads first, then pages up to them, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from chain_kernel.clients.session import Session
+from chain_kernel.errors import ChainMissing
+from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_verifier.database_facts import SQL, filled, page_ranges
+from chain_verifier.dataframe.columns import batch_facts, rows_of, within
+from chain_verifier.server import verifier_session_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from chain_verifier.dataframe.options import ChainOptions
+
+_SQL: Final = load_sql("chain_verifier.dataframe", "chains.sql")
+
+_BYTES: Final = 4 * 2**20
+_PAGES: Final = 256
+"""Stored bytes, and pages, per round trip."""
+
+
+class PageRange(Struct, frozen=True, tag=True):
+    """Rows of one chain: those after `after_id` up to `until_id`, in pages up to `page_id`."""
+
+    chain_id: int
+    after_id: int
+    until_id: int
+    page_id: int
+    rows: int
+    """About how many it has."""
+
+
+class ChainHeads:
+    """The chains that are read, and where each of them ends now."""
+
+    def __init__(self, options: ChainOptions) -> None:
+        self._options = options
+
+    def heads(self) -> dict[int, int]:
+        """Return the last id of each chain. Raises ChainMissing, SchemaError, ConnectError."""
+        with Reading(self._options.url) as reading:
+            return {chain["chain_id"]: chain["last_id"] for chain in self._chains(reading)}
+
+    def ranges(
+        self, after: Mapping[int, int] | None = None, until: Mapping[int, int] | None = None
+    ) -> list[PageRange]:
+        """Return what is read: all rows, or those between two offsets of a stream."""
+        options = self._options
+        with Reading(options.url) as reading:
+            found: list[PageRange] = []
+            for chain in self._chains(reading):
+                number = chain["chain_id"]
+                first = max(options.start, chain["boundary_id"], (after or {}).get(number, 0))
+                last = min(options.until, (until or {}).get(number, chain["last_id"]))
+                if first < last:
+                    found += self._cut(reading, chain, first, last)
+        return found
+
+    def _chains(self, reading: Reading) -> list[Any]:
+        versions = reading.fetch(_SQL["version"])
+        require_version(versions[0] if versions else None)
+        asked = self._options.chains
+        found = reading.fetch(_SQL["chains"], None if asked is None else list(asked))
+        missing = set(asked or ()) - {chain["chain_id"] for chain in found}
+        if missing and not self._options.is_filtered:
+            raise ChainMissing(min(missing))
+        return found
+
+    def _cut(
+        self,
+        reading: Reading,
+        chain: Any,  # noqa: ANN401 - a record
+        first: int,
+        last: int,
+    ) -> list[PageRange]:
+        number, rows = chain["chain_id"], chain["rows"]
+        count = rows // self._options.partition_rows + 1
+        ends: list[int] = []
+        if count > 1:
+            parts = reading.fetch(filled(SQL["parts"], number, count, first))
+            ends = [part["until_id"] for part in parts]
+        return [
+            # The last row may be within a page; all other ends are those of batches.
+            PageRange(number, max(a, first), u, chain["last_id"] if u == last else u, rows // count)
+            for a, u in page_ranges(ends, first, last)
+        ]
+
+
+class Reading:
+    """One connection, for callers without an event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._session = Session(verifier_session_config(url, AUDITOR))
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.run(self._session.close())
+        self._runner.close()
+
+    def fetch(self, statement: str, *values: object) -> list[Any]:
+        """Return the rows of a statement. Raises what `Session.fetch` raises."""
+        return self._runner.run(self._session.fetch(statement, *values))
+
+    def batches(
+        self, asked: PageRange, times_ns: tuple[int | None, int | None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range in their order, a page at a time.
+
+        Pages without a row of these times are left out by the server.
+        """
+        number, at_id = asked.chain_id, asked.after_id
+        found = self.fetch(_SQL["batch_ends"], number, asked.after_id, asked.until_id)
+        ends = np.array([batch["last_id"] for batch in found], np.int64)
+        epochs = np.array([batch["epoch"] for batch in found], np.int64)
+        while at_id < asked.until_id:
+            pages = self._pages(number, at_id, asked.page_id, times_ns)
+            if not pages:
+                return
+            for page in pages:
+                yield _rows(asked, page, ends, epochs)
+            at_id = pages[-1]["last_id"]
+
+    def _pages(
+        self, chain_id: int, after_id: int, until_id: int, times_ns: tuple[int | None, int | None]
+    ) -> list[Any]:
+        first, last = times_ns
+        given = (chain_id, after_id, until_id, _BYTES, _PAGES)
+        if first is None or last is None:
+            return self.fetch(filled(SQL["pages"], *given))
+        return self.fetch(filled(_SQL["pages_of_time"], *given, first, last))
+
+
+def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch:  # noqa: ANN401
+    """Return the rows of `page` that are in the range, with what their batches say."""
+    columns = ("ids", "pids", "keys", "event_times_ns", "payloads")
+    event = [page[name] for name in columns]
+    facts = batch_facts(np.array(page["ids"], np.int64), ends, epochs)
+    return within(rows_of(asked.chain_id, event, *facts), asked.after_id, asked.until_id)
+
+
+def read_pages(
+    url: str, ranges: Sequence[PageRange], times_ns: tuple[int | None, int | None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ranges in their order, over one connection; within a worker of Spark."""
+    with Reading(url) as reading:
+        for asked in ranges:
+            yield from reading.batches(asked, times_ns)

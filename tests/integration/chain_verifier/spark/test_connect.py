@@ -1,0 +1,120 @@
+"""Sessions over Connect: a chain is read, replayed and verified as by a Spark of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.command_call import Done
+from tests.integration.chain_verifier.cluster import ConnectServer, spark_environment
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
+from tests.stored_pages import execute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.integration.chain_verifier.conftest import MakeFrames
+    from tests.integration.chain_verifier.published_frames import Topic
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+ROWS = chain_of(random.Random(40), 60)
+MISSING = id_of(ROWS[33])
+
+CLIENT = """
+import json
+import sys
+from pyspark.sql import SparkSession
+import orderchain.spark
+from chain_verifier.config import DatabaseSource, ParquetSource, TopicSource, VerifyRequest
+from chain_verifier.spark.verify import verify
+from tests.integration.chain_verifier.dataframe.books import BOOKS
+
+url, chain_id, kafka, topic, folder, missing = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+spark.conf.set("spark.sql.shuffle.partitions", "3")
+settings = dict(spark.conf.getAll)
+orderchain.spark.register(spark)
+orders = spark.read.format("orderchain").option("url", url).load(chain_id)
+states = orderchain.spark.replay(orders, BOOKS).states.collect()
+orders.write.parquet(folder + "/rows")
+orders.where("id != " + missing).write.parquet(folder + "/damaged")
+
+def counts(*sources, **options):
+    request = VerifyRequest(chain_id=int(chain_id), sources=sources, **options)
+    return verify(request, spark).counts
+
+database = DatabaseSource(database=url)
+lacking = ParquetSource(path=folder + "/damaged")
+found = {
+    "session": type(spark).__module__,
+    "rows": orders.count(),
+    "replayed": sum(row["rows"] for row in states),
+    "groups": sorted(row["group"] for row in states),
+    "whole": counts(database, ParquetSource(path=folder + "/rows"), seals=True),
+    "topic": counts(database, TopicSource(kafka=kafka, topic=topic)),
+    "damaged": counts(database, lacking, findings_folder=folder + "/found"),
+    "written": spark.read.json(folder + "/found/findings.json").count(),
+    "settings_stay": dict(spark.conf.getAll) == settings,
+}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    with ConnectServer(tmp_path_factory.mktemp("connect"), "local[2]") as running:
+        yield running
+
+
+def run(server: ConnectServer, *arguments: object, **settings: str) -> Done:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=spark_environment(os.environ) | {"SPARK_REMOTE": server.remote} | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_notebook_over_connect_reads_replays_and_verifies(
+    server: ConnectServer, database: str, role_dsn: Callable[[str], str], topic: Topic,
+    make_frames: MakeFrames, tmp_path: Path,
+) -> None:  # fmt: skip
+    topic.send(*make_frames(ROWS))
+    url = role_dsn("auditor")
+    given = (url, CHAIN_ID, topic.servers, topic.name, tmp_path, MISSING)
+    done = run(server, "-c", CLIENT, *given)
+    assert done.code == 0, done.err[-4_000:]
+    assert json.loads(done.out) == {
+        "session": "pyspark.sql.connect.session",
+        "rows": len(ROWS),
+        "replayed": len(ROWS),
+        "groups": ["buy", "cancel", "sell"],
+        "whole": {},
+        "topic": {},
+        "damaged": {"gap": 1, "lacking": 1},
+        "written": 2,
+        "settings_stay": True,
+    }
+
+    # As a command, on a chain that was damaged since.
+    asyncio.run(execute(database, f"DELETE FROM chain_event WHERE id = {MISSING}"))  # noqa: S608
+    verify = ("-m", "chainctl", "verify", "--chain", CHAIN_ID, "--source", "database", "--json")
+    settings = {"CHAINCTL_DATABASE": database, "CHAINCTL_AUDIT_DATABASE": url}
+    damaged = run(server, *verify, "--master", server.remote, **settings)
+    assert damaged.code == 1, damaged
+    (found,) = json.loads(damaged.out)["findings"]
+    assert (found["kind"], found["until_id"]) == ("gap", MISSING)
+    nobody = run(server, *verify, "--master", "sc://127.0.0.1:1", **settings)
+    assert nobody.code == 2, nobody
+    assert "expected a server of Spark Connect that answers" in nobody.err
