@@ -103,6 +103,32 @@ def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 3})
 
 
+@pytest.mark.merge
+@pytest.mark.parametrize("archived", [0, 1], ids=["of the chain", "after the archive"])
+def test_damaged_first_batch_is_one_finding(
+    spark: SparkSession,
+    database: str,
+    role_dsn: Callable[[str], str],
+    change: Execute,
+    archived: int,
+) -> None:
+    """In a chain so short that each task of Spark has one batch."""
+    asyncio.run(store(database, ROWS[:30]))
+    boundary = ends(archived - 1)["until_id"] if archived else 0
+    if archived:
+        change(
+            f"DELETE FROM chain_page WHERE last_id <= {boundary}",
+            "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0 "
+            f"WHERE last_id = {boundary}",
+            f"DELETE FROM chain_batch WHERE last_id < {boundary}",
+        )
+    change(f"UPDATE chain_event SET payload = 'other' WHERE id = {batch(archived)[5].id}")
+    source = DatabaseSource(database=role_dsn(AUDITOR))
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary or 0, seals=True)
+    found = (finding(Kind.SEAL_MISMATCH, **ends(archived)),)
+    assert verified_by_both(request, spark).findings == found
+
+
 def entry(number: int, change: str) -> str:
     return f"UPDATE chain_batch SET {change} WHERE last_id = {batch(number)[-1].id}"
 
