@@ -24,7 +24,7 @@ from chain_kernel.errors import InputError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from io import BufferedReader
     from pathlib import Path
 
@@ -58,11 +58,15 @@ def open_regular(path: str | Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_bounded(path: str | Path, bytes_max: int) -> bytes:
+def read_bounded(
+    path: object, bytes_max: int, open_file: Callable[[Any], BufferedReader] = open_regular
+) -> bytes:
     """Return what a regular file holds. Raises OSError, also for more than `bytes_max` bytes."""
-    with open_regular(path) as file:
+    with open_file(path) as file:
         # Its size is looked at first: a file of 2 GB without content takes no place on a disk.
-        if os.fstat(file.fileno()).st_size <= bytes_max:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size <= bytes_max:
             content = file.read(bytes_max + 1)
             if len(content) <= bytes_max:
                 return content
@@ -137,10 +141,12 @@ class JournalEnd(NamedTuple):
     is no line; None if it is no row."""
 
 
-def journal_end(path: Path) -> JournalEnd:
+def journal_end(
+    path: object, open_file: Callable[[Any], BufferedReader] = open_regular
+) -> JournalEnd:
     """Look at the end of a journal. Raises InputError for a file that cannot be one."""
     try:
-        with open_regular(path) as file:
+        with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - END_BYTES))
             *lines, torn = file.read(END_BYTES).split(b"\n")

@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chain_kernel.errors import InputError
-from chain_kernel.files import open_regular
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_verifier.places import UrlPlace, open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from chain_verifier.places import Place
 
 PAGE_ROWS: Final = 1_000
 """Rows held at a time: at most 256 MiB of the largest payloads. 10,000 rows are no faster."""
@@ -32,12 +33,12 @@ _OVERHEAD_BYTES: Final = 64
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
+def open_parquet(path: Place) -> Iterator[Any]:
     """Open a regular file. Raises OSError and ArrowException; InputError for sizes, as its footer
     names them, that are too large.
     """
-    open_regular(path).close()
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    open_to_read(path).close()
+    with pq.ParquetFile(_input(path), page_checksum_verification=True) as file:
         for group in range(file.num_row_groups):
             found = file.metadata.row_group(group)
             for column in map(found.column, range(found.num_columns)):
@@ -45,7 +46,11 @@ def open_parquet(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _check_column(path: Path, group: int, column: Any) -> None:  # noqa: ANN401 - pyarrow has no types
+def _input(path: Place) -> Any:  # noqa: ANN401 - pyarrow has no types
+    return path.native() if isinstance(path, UrlPlace) else path
+
+
+def _check_column(path: Place, group: int, column: Any) -> None:  # noqa: ANN401 - pyarrow has no types
     size, name = column.total_uncompressed_size, column.path_in_schema
     of_values = (column.num_values + 1) * (PAYLOAD_BYTES_MAX + _OVERHEAD_BYTES)
     if size > min(COLUMN_BYTES_MAX, of_values):
@@ -56,14 +61,14 @@ def _check_column(path: Path, group: int, column: Any) -> None:  # noqa: ANN401 
     is_text = column.physical_type == "BYTE_ARRAY"
     if is_text and column.has_dictionary_page and size > PAYLOAD_BYTES_MAX:
         # Its values are stored once, and read as often as a row names them.
-        with pq.ParquetFile(path, read_dictionary=[name]) as file:
+        with pq.ParquetFile(_input(path), read_dictionary=[name]) as file:
             for batch in file.iter_batches(1, row_groups=[group], columns=[name]):
                 _check_values(path, name, batch.column(0).dictionary)
                 break
 
 
 def parquet_pages(
-    path: Path,
+    path: Place,
     file: Any,  # noqa: ANN401 - as above
     names: Sequence[str],
 ) -> Iterator[list[list[Any]]]:
@@ -75,7 +80,7 @@ def parquet_pages(
         yield [column.to_pylist() for column in columns]
 
 
-def _check_values(path: Path, name: str, values: Any) -> None:  # noqa: ANN401 - as above
+def _check_values(path: Place, name: str, values: Any) -> None:  # noqa: ANN401 - as above
     if pa.types.is_dictionary(values.type):
         values = values.dictionary
     if values.type in (pa.string_view(), pa.binary_view()):
@@ -87,5 +92,5 @@ def _check_values(path: Path, name: str, values: Any) -> None:  # noqa: ANN401 -
         raise _too_large(path, f"a value of column {name} has {size} bytes, expected {expected}")
 
 
-def _too_large(path: Path, reason: str) -> InputError:
+def _too_large(path: Place, reason: str) -> InputError:
     return InputError("parquet", path, f"Parquet that can be read ({reason})")

@@ -17,9 +17,10 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.config import Config
 from chain_kernel.errors import InputError, SettingError
-from chain_kernel.files import open_regular
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.seal import SEAL_BYTES
+from chain_kernel.text import reason_of
+from chain_verifier.places import is_url, open_to_read, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ class JournalSource(Config, frozen=True, kw_only=True, tag=True):
     """What a receiver wrote: JSON Lines, uncompressed, read by position and by content."""
 
     path: Annotated[str, Meta(min_length=1)]
-    """A file on a disk that the driver can read (with a remote master: every executor too)."""
+    """A file, or a URL, that the driver can read (with a remote master: every executor too)."""
 
     @property
     def name(self) -> str:
@@ -227,14 +228,7 @@ def bucket_bits(span: int | None) -> int:
     return max(LEAF_BITS, (max(span, 1) // BUCKETS_MAX).bit_length())
 
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-
 _PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
-
-
-def is_url(text: str) -> bool:
-    """Return whether `text` is a URL (`s3a://bucket/x`, `file:/x`), which is no path."""
-    return _URL.match(text) is not None
 
 
 def inside(folder: str, name: str) -> str:
@@ -249,9 +243,10 @@ def literal_path(path: str) -> str:
 
 def local_folder(option: str, text: str) -> Path:
     """Return a folder of this machine. Raises SettingError for a URL, naming the `option`."""
-    if is_url(text):
+    place = place_of(option, text) if text.startswith("file:") else Path(text)
+    if is_url(str(place)) or not isinstance(place, Path):
         raise SettingError(option, text, "a folder of this machine, not a URL")
-    return Path(text)
+    return place
 
 
 def require_sound(requests: Sequence[VerifyRequest]) -> None:
@@ -276,9 +271,10 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
 def require_readable(source: JournalSource) -> None:
     """Raise InputError unless there is a file that can be read."""
     try:
-        open_regular(source.path).close()
+        open_to_read(place_of("journal", source.path)).close()
     except OSError as error:
-        raise InputError("journal", source.path, f"a readable file ({error.strerror})") from error
+        reason = error.strerror or reason_of(error)
+        raise InputError("journal", source.path, f"a readable file ({reason})") from error
 
 
 def _refuse_pipe(source: ParquetSource) -> None:

@@ -4,17 +4,20 @@
 -- PostgreSQL prefers a function or operator that is made for exactly one type to one of the same name
 -- that takes any array. The latter are named with their schema, so that no user-defined one answers.
 
--- head: the head of a chain, where archived rows end, the first and the last id that its pages name,
+-- head: the heads of the chains $1, with where archived rows end, the first and the last id that its pages name,
 -- what commits counted, and whether its pages are surely what a page must be: every partition has the rules of `chain_page`,
 -- unchanged and validated. One snapshot. For a chain that does not exist, only the version
-SELECT v.version, v.upgrade_to, v.database_id::text AS database_id,
+SELECT c.chain_id, v.version, v.upgrade_to, v.database_id::text AS database_id,
        h.last_id, h.last_seal AS seal, h.epoch, h.published_id, h.topic, h.topic_partition,
        coalesce((SELECT max(a.last_id) FROM public.chain_batch a
-                  WHERE a.chain_id = $1 AND a.prev_last_id IS NULL), 0) AS boundary_id,
+                  WHERE a.chain_id = c.chain_id AND a.prev_last_id IS NULL), 0) AS boundary_id,
+       -- The planner opens the partitions of the constants alone.
        (SELECT p.first_id FROM public.chain_page p
-         WHERE p.chain_id = $1 ORDER BY p.last_id LIMIT 1) AS first_row_id,
+         WHERE p.chain_id = c.chain_id AND p.chain_id = ANY ($1::integer[])
+         ORDER BY p.last_id LIMIT 1) AS first_row_id,
        (SELECT p.last_id FROM public.chain_page p
-         WHERE p.chain_id = $1 ORDER BY p.last_id DESC LIMIT 1) AS last_row_id,
+         WHERE p.chain_id = c.chain_id AND p.chain_id = ANY ($1::integer[])
+         ORDER BY p.last_id DESC LIMIT 1) AS last_row_id,
        b.rows_counted, b.batches_counted,
        (SELECT coalesce(bool_and(
                    (SELECT bool_and(a.attnotnull AND coalesce(c.convalidated, true))
@@ -30,13 +33,15 @@ SELECT v.version, v.upgrade_to, v.database_id::text AS database_id,
                      ('chain_page_no_null', 'CHECK ((COALESCE(array_position(ids, NULL::bigint), array_position(pids, NULL::bigint), array_position(keys, NULL::text), array_position(event_times_ns, NULL::bigint), array_position(payloads, NULL::bytea)) IS NULL))')
                    ))), false)
           FROM pg_catalog.pg_partition_tree(
-               pg_catalog.to_regclass(pg_catalog.format('public.chain_page_%s', $1::integer))) t
+               pg_catalog.to_regclass(pg_catalog.format('public.chain_page_%s', c.chain_id))) t
        ) AS has_rules
   FROM public.schema_version v
- CROSS JOIN (SELECT coalesce(sum(row_count), 0)::bigint AS rows_counted,
-                    count(*) AS batches_counted
-               FROM public.chain_batch WHERE chain_id = $1 AND prev_last_id IS NOT NULL) b
-  LEFT JOIN public.chain_head h ON h.chain_id = $1
+ CROSS JOIN pg_catalog.unnest($1::integer[]) AS c (chain_id)
+ CROSS JOIN LATERAL (SELECT coalesce(sum(row_count), 0)::bigint AS rows_counted,
+                            count(*) AS batches_counted
+                       FROM public.chain_batch
+                      WHERE chain_id = c.chain_id AND prev_last_id IS NOT NULL) b
+  LEFT JOIN public.chain_head h ON h.chain_id = c.chain_id
 
 -- parts: the ends of $2 ranges of batches after $3 with about the same number of rows each, and where
 -- the last batch of each begins. By rows, not by ids: ids skip far ahead at a take-over
@@ -223,3 +228,8 @@ SELECT after_id, until_id FROM public.chain_skip WHERE chain_id = $1
 
 -- terms: the keys that sign the frames of each term
 SELECT nonce, frame_key FROM public.chain_term WHERE chain_id = $1
+
+-- between: what {statement}, filled for the chain $1, finds after $2 up to $3 by the column {ids}, with
+-- the chain's number and where its rows begin to count, $4: so the finds of several chains are one table
+SELECT $1::integer AS chain_id, $4::bigint AS start_id, s.*
+  FROM ({statement}) AS s WHERE s.{ids} > $2 AND s.{ids} <= $3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from chain_kernel.sql import load_sql
+from chain_kernel.sql import load_sql, require_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,8 +51,21 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     database_id: str
 
 
+def head_of(row: dict[str, Any]) -> DatabaseHead | None:
+    """Return a row of the statement `head`; None for a chain that does not exist.
+
+    Raises SchemaError.
+    """
+    require_version(row)
+    if row["last_id"] is None:
+        return None
+    known = {name: row[name] for name in DatabaseHead.__struct_fields__}
+    return DatabaseHead(**(known | {"seal": bytes(row["seal"])}))
+
+
 def filled(statement: str, *values: int | bool | Sequence[int]) -> str:
-    """Return `statement` with `values` for `$1`, `$2`, ...: the first is the chain's number.
+    """Return `statement` with `values` for `$1`, `$2`, ...: the first is the chain's number, or
+    those of several.
 
     The values become constants, so that PostgreSQL plans only for the partitions of this chain; and
     Spark cannot bind values. They are whole numbers, booleans and sequences of numbers: nothing in

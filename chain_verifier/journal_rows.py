@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.errors import SourceBroken
-from chain_kernel.files import LINE_BYTES_MAX, found_row, journal_end, no_row, open_regular
+from chain_kernel.files import LINE_BYTES_MAX, found_row, journal_end, no_row
+from chain_verifier.places import open_to_read, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,9 +29,9 @@ class JournalRows:
 
     def __init__(self, source: JournalSource) -> None:
         self.name = source.name
-        self._path = Path(source.path)
+        self._place = place_of("journal", source.path)
         self._is_torn = False
-        self._bytes, _, self.span = journal_end(self._path)
+        self._bytes, _, self.span = journal_end(self._place, open_to_read)
 
     def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
         """Yield the rows in the order of the file, those up to `after_id` too.
@@ -52,7 +52,7 @@ class JournalRows:
         """Yield the lines up to where the file ended when it was opened."""
         left = self._bytes
         try:
-            with open_regular(self._path) as file:
+            with open_to_read(self._place) as file:
                 while left:
                     line = file.readline(min(left, LINE_BYTES_MAX))
                     if not line:

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chain_kernel.clients.session import Session
 from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
-from chain_kernel.sql import AUDITOR, require_version
+from chain_kernel.sql import AUDITOR
 from chain_kernel.text import reason_of
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.topic_frames import FrameKeys
-from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
+from chain_verifier.database_facts import (
+    SQL,
+    DatabaseFacts,
+    DatabaseHead,
+    filled,
+    head_of,
+    page_ranges,
+)
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.runner import Runner
 from chain_verifier.server import verifier_session_config
@@ -91,12 +98,11 @@ class StoredChain(DatabaseFacts):
         return self._runner.run(self._session.fetch(statement))
 
     def _read_head(self) -> DatabaseHead:
-        head = dict(self._fetch("head")[0])
-        require_version(head)
-        del head["version"], head["upgrade_to"]
-        if head["last_id"] is None:
+        (found,) = self._ask(filled(SQL["head"], [self._chain_id]))
+        head = head_of(dict(found))
+        if head is None:
             raise ChainMissing(self._chain_id)
-        return DatabaseHead(**head)
+        return head
 
     def head_now(self) -> int:
         """Read the head once more. Raises SourceBroken."""

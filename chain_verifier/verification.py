@@ -70,7 +70,7 @@ def require_own_rows(source: str, chain_id: int, own: int, others: int) -> None:
         raise InputError(source, found, "rows of the chain")
 
 
-_KEY_BITS: Final = 63
+KEY_BITS: Final = 63
 """A key is a positive bigint: Spark's literals have no unsigned type."""
 
 
@@ -92,7 +92,7 @@ def how_to_scan(request: VerifyRequest, spans: Iterable[int | None]) -> ScanPlan
     found = list(spans)
     known = None if None in found else max((span for span in found if span is not None), default=0)
     return ScanPlan(
-        key=secrets.randbits(_KEY_BITS),
+        key=secrets.randbits(KEY_BITS),
         bits=request.bucket_bits or bucket_bits(known),
         leaf_bits=request.leaf_bits,
         fingerprints=len(found) > 1,
@@ -120,6 +120,13 @@ class ScannedSource(Struct, frozen=True, kw_only=True):
             buckets=[path], findings=Findings(), notes=(), rows_beyond=0, beyond_id=None,
             is_whole=True,
         )  # fmt: skip
+
+    @classmethod
+    def bare(cls) -> ScannedSource:
+        """Return the source that has no row, where there should be none."""
+        return cls(
+            buckets=[], findings=Findings(), notes=(), rows_beyond=0, beyond_id=None, is_whole=True
+        )
 
     @property
     def rows(self) -> int:
@@ -260,6 +267,16 @@ class SourceResult(Struct, Generic[T], frozen=True, kw_only=True):
     seconds: float
 
 
+def horizon_of(request: VerifyRequest, facts: DatabaseFacts | None) -> Horizon:
+    """Return the horizon: a requested head counts only if it is after the database's own."""
+    heads = [request.head, facts.head.last_id if facts else None]
+    return Horizon(
+        chain_id=request.chain_id,
+        start=request.start,
+        head=max((head for head in heads if head is not None), default=None),
+    )
+
+
 class Verification(Generic[T]):
     """One run over one chain: all tables are opened first, and looked at up to the same head."""
 
@@ -279,7 +296,7 @@ class Verification(Generic[T]):
         self._progress("opening " + ", ".join(source.name for source in ordered))
         tables = [self._mode.open(source) for source in ordered]
         self._facts = next((table for table in tables if isinstance(table, DatabaseFacts)), None)
-        self._horizon = self._horizon_of_all()
+        self._horizon = horizon_of(self._request, self._facts)
         how = how_to_scan(self._request, (table.span for table in tables))
         # Only the keys of the first source: the others are compared with it row by row.
         looked = [self._look(table, how, has_keys=table is tables[0]) for table in tables]
@@ -291,15 +308,6 @@ class Verification(Generic[T]):
             self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
         return self._report(looked, [one for one, _ in compared], every, start_seconds)
-
-    def _horizon_of_all(self) -> Horizon:
-        """Return the horizon: a requested head counts only if it is after the database's own."""
-        heads = [self._request.head, self._facts.head.last_id if self._facts else None]
-        return Horizon(
-            chain_id=self._request.chain_id,
-            start=self._request.start,
-            head=max((head for head in heads if head is not None), default=None),
-        )
 
     def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> SourceResult[T]:
         self._progress(f"checking {table.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -14,6 +15,8 @@ from chain_verifier.config import CONNECT_SECONDS, ContradictedMark
 from chain_verifier.server import connection_to, run_alone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
 
@@ -79,6 +82,21 @@ async def read_extent(
     """Return the chain's standing. Raises ChainMissing, ConnectError, SchemaError, RetryError."""
     async with connection_to(database, AUDITOR, connect_seconds) as connection:
         return await extent_of(connection, chain_id)
+
+
+@run_alone
+async def read_extents(
+    database: str | DatabaseConfig,
+    chain_ids: Iterable[int],
+    connect_seconds: float = CONNECT_SECONDS,
+) -> dict[int, VerifiedExtent]:
+    """Return the standing of those that exist. Raises ConnectError, SchemaError, RetryError."""
+    found: dict[int, VerifiedExtent] = {}
+    async with connection_to(database, AUDITOR, connect_seconds) as connection:
+        for chain_id in chain_ids:
+            with suppress(ChainMissing):
+                found[chain_id] = await extent_of(connection, chain_id)
+    return found
 
 
 async def extent_of(connection: Connection, chain_id: int) -> VerifiedExtent:

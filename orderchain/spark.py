@@ -1,4 +1,5 @@
-"""Chains for Spark: rows as a DataFrame or a stream, and a replay of orders through a state.
+"""Chains for Spark: rows as a DataFrame or a stream, a replay of orders through a state, and a
+check of any frame with ids.
 
 import orderchain.spark
 
@@ -7,8 +8,9 @@ orders = spark.read.format("orderchain").option("url", url).load("1")
 """
 
 from chain_verifier.dataframe.fold import Fold as Fold
+from chain_verifier.dataframe.frame import verify_frame as verify_frame
 from chain_verifier.dataframe.replay import Replayed as Replayed
 from chain_verifier.dataframe.replay import replay as replay
 from chain_verifier.dataframe.source import register as register
 
-__all__ = ["Fold", "Replayed", "register", "replay"]
+__all__ = ["Fold", "Replayed", "register", "replay", "verify_frame"]

@@ -17,16 +17,16 @@ from chain_verifier.archive.part_files import BrokenPart, batches_of, last_row_u
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from datetime import datetime
-    from pathlib import Path
 
     from chain_kernel.model import Standing
     from chain_verifier.archive.manifest import ArchivePart, Manifest
     from chain_verifier.checks.seals import ArchivedRow, SealedBatch
+    from chain_verifier.places import Place
 
     Group = list[tuple[SealedBatch, list[ArchivedRow]]]
 
 
-def archived_mark(folder: Path, manifest: Manifest, at_id: int) -> Mark | None:
+def archived_mark(folder: Place, manifest: Manifest, at_id: int) -> Mark | None:
     """Return the mark after the row `at_id`; None if the archive does not hold this row.
 
     Raises OSError or ArrowException.
@@ -44,7 +44,7 @@ def archived_mark(folder: Path, manifest: Manifest, at_id: int) -> Mark | None:
     return Mark(id=at_id, batch_last_id=mark.id, seal=mark.seal, epoch=mark.epoch)
 
 
-def archived_row_up_to(folder: Path, manifest: Manifest, until_id: int) -> int:
+def archived_row_up_to(folder: Place, manifest: Manifest, until_id: int) -> int:
     """Return the last archived row that is not above `until_id`; 0 for none. Raises as above."""
     for part in reversed(manifest.parts):
         if part.first_id <= until_id:
@@ -53,7 +53,7 @@ def archived_row_up_to(folder: Path, manifest: Manifest, until_id: int) -> int:
     return 0
 
 
-def archived_row_before(folder: Path, manifest: Manifest, moment: datetime) -> int:
+def archived_row_before(folder: Place, manifest: Manifest, moment: datetime) -> int:
     """Return the last archived row that was committed before `moment`; 0 for none.
 
     Times never decrease along a chain. Raises as above.
@@ -75,7 +75,7 @@ def mark_after(batch: SealedBatch) -> Mark:
     return Mark(id=last_id, batch_last_id=last_id, seal=batch.seal, epoch=batch.epoch)
 
 
-def _mark_before(folder: Path, manifest: Manifest, part: ArchivePart) -> Mark:
+def _mark_before(folder: Place, manifest: Manifest, part: ArchivePart) -> Mark:
     """Return the mark before a part.
 
     If the archive does not begin with the start of its chain, it does not hold the epoch of the
@@ -113,7 +113,7 @@ class ArchivedRows:
     time.
     """
 
-    def __init__(self, archive: Path, chain_id: int) -> None:
+    def __init__(self, archive: Place, chain_id: int) -> None:
         self._archive = archive
         self._chain_id = chain_id
         self._folder = chain_folder(archive, chain_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -12,9 +11,10 @@ from chain_kernel.errors import InputError
 from chain_kernel.files import read_bounded
 from chain_kernel.limits import ID_MAX
 from chain_kernel.text import reason_of
+from chain_verifier.places import open_to_read, sync_file, sync_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from chain_verifier.places import Place
 
 VERSION: Final = 1
 
@@ -67,23 +67,24 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.parts[-1].last_id if self.parts else 0
 
 
-def chain_folder(archive: Path, chain_id: int) -> Path:
+def chain_folder(archive: Place, chain_id: int) -> Place:
     """Return where an archive keeps one chain."""
     return archive / f"chain-{chain_id}"
 
 
-def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
+def load_manifest(archive: Place, chain_id: int) -> Manifest | None:
     """Return the manifest of a chain; None if the chain was not archived.
 
     Raises InputError for a manifest that cannot be read or is of another chain.
     """
     path = chain_folder(archive, chain_id) / _NAME
     try:
-        text = read_bounded(path, _BYTES_MAX)
+        text = read_bounded(path, _BYTES_MAX, open_to_read)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError("archive", str(path), f"a readable file ({error.strerror})") from error
+        reason = error.strerror or reason_of(error)
+        raise InputError("archive", str(path), f"a readable file ({reason})") from error
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (ValueError, RecursionError) as error:
@@ -93,7 +94,7 @@ def load_manifest(archive: Path, chain_id: int) -> Manifest | None:
     return manifest
 
 
-def held_manifest(archive: Path, chain_id: int) -> Manifest:
+def held_manifest(archive: Place, chain_id: int) -> Manifest:
     """Return the manifest of a chain that has parts. Raises InputError."""
     manifest = load_manifest(archive, chain_id)
     if manifest is None or not manifest.parts:
@@ -101,19 +102,18 @@ def held_manifest(archive: Path, chain_id: int) -> Manifest:
     return manifest
 
 
-def store_manifest(archive: Path, manifest: Manifest) -> None:
+def store_manifest(archive: Place, manifest: Manifest) -> None:
     """Replace the previous manifest, as a whole and durably."""
     folder = chain_folder(archive, manifest.chain_id)
     draft = folder / f"{_NAME}.part"
     with draft.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        file.flush()
-        os.fsync(file.fileno())
+    sync_file(draft)
     draft.replace(folder / _NAME)
     sync_folder(folder)
 
 
-def remove_unfinished(archive: Path, manifest: Manifest) -> None:
+def remove_unfinished(archive: Place, manifest: Manifest) -> None:
     """Remove the files of a part that was written, but never added to the manifest.
 
     It removes only files after the last archived row: they are written again. Raises InputError for
@@ -131,7 +131,7 @@ def remove_unfinished(archive: Path, manifest: Manifest) -> None:
         path.unlink()
 
 
-def begin_manifest(archive: Path, chain_id: int, database_id: str) -> Manifest:
+def begin_manifest(archive: Place, chain_id: int, database_id: str) -> Manifest:
     """Return the manifest of a chain; an empty one if the chain was not archived yet.
 
     The manifest is stored before any part. So files without a manifest are an archive that lost its
@@ -146,12 +146,3 @@ def begin_manifest(archive: Path, chain_id: int, database_id: str) -> Manifest:
         manifest = Manifest(chain_id=chain_id, database_id=database_id)
         store_manifest(archive, manifest)
     return manifest
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

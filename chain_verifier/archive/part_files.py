@@ -5,7 +5,6 @@ A whole archive is proven part by part, from its first row to its last.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from hashlib import file_digest
 from itertools import chain, islice
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from chain_kernel.files import open_regular
 from chain_kernel.limits import BATCH_ROWS_MAX
 from chain_kernel.seal import genesis_seal
 from chain_kernel.text import reason_of
@@ -25,14 +23,15 @@ from chain_verifier.archive.manifest import (
     StoredFile,
     chain_folder,
     held_manifest,
-    sync_folder,
 )
 from chain_verifier.bounded_parquet import open_parquet, parquet_pages
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
+from chain_verifier.places import open_to_read, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from chain_verifier.places import Place
 
 
 _ROWS: Final = pa.schema(
@@ -61,7 +60,7 @@ _BATCHES: Final = pa.schema(
 class PartWriter:
     """Writes one part under draft names; `end` completes the files and gives them their names."""
 
-    def __init__(self, folder: Path, chain_id: int, run: SealRun) -> None:
+    def __init__(self, folder: Place, chain_id: int, run: SealRun) -> None:
         self._folder = folder
         self._chain_id = chain_id
         self._after_id, self._seal_before = run.at_id, run.seal
@@ -71,9 +70,10 @@ class PartWriter:
         self._rows = self._batches = 0
         (folder / "_batches").mkdir(parents=True, exist_ok=True)
         self._drafts = (folder / "_rows.part", folder / "_batches" / "batches.part")
+        self._files = [draft.open("wb") for draft in self._drafts]
         self._writers = [
-            pq.ParquetWriter(draft, schema, compression="zstd")
-            for draft, schema in zip(self._drafts, (_ROWS, _BATCHES), strict=True)
+            pq.ParquetWriter(file, schema, compression="zstd")
+            for file, schema in zip(self._files, (_ROWS, _BATCHES), strict=True)
         ]
 
     def add(self, batches: Sequence[SealedBatch], rows: Sequence[ArchivedRow]) -> None:
@@ -109,13 +109,13 @@ class PartWriter:
 
     def close(self) -> None:
         """Close the drafts; the next part overwrites drafts that were not ended."""
-        for writer in self._writers:
+        for writer, file in zip(self._writers, self._files, strict=True):
             writer.close()
+            file.close()
 
-    def _stored(self, draft: Path, name: str) -> StoredFile:
+    def _stored(self, draft: Place, name: str) -> StoredFile:
         path = self._folder / name
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(draft)
         draft.replace(path)
         sync_folder(path.parent)
         return StoredFile(name=name, bytes=path.stat().st_size, sha256=_sha256(path))
@@ -126,7 +126,7 @@ class BrokenPart(ValueError):
 
 
 def proven_batches(
-    folder: Path, part: ArchivePart, run: SealRun
+    folder: Place, part: ArchivePart, run: SealRun
 ) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
     """Yield the batches of a part with their rows, each checked against links, count and seal.
 
@@ -146,7 +146,7 @@ def proven_batches(
 
 
 def proven_parts(
-    folder: Path, chain_id: int, parts: Sequence[ArchivePart]
+    folder: Place, chain_id: int, parts: Sequence[ArchivePart]
 ) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
     """Yield the batches of consecutive parts, at least one, as `proven_batches` does."""
     run = SealRun(chain_id, parts[0].after_id, bytes.fromhex(parts[0].seal_before))
@@ -154,7 +154,7 @@ def proven_parts(
         yield from proven_batches(folder, part, run)
 
 
-def _require_files(folder: Path, part: ArchivePart) -> None:
+def _require_files(folder: Place, part: ArchivePart) -> None:
     for stored in (part.rows, part.batches):
         path = folder / stored.name
         if not path.is_file():
@@ -164,7 +164,7 @@ def _require_files(folder: Path, part: ArchivePart) -> None:
 
 
 def _proven_content(
-    folder: Path, part: ArchivePart, run: SealRun
+    folder: Place, part: ArchivePart, run: SealRun
 ) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
     rows = _rows_of(folder / part.rows.name)
     batches = row_count = 0
@@ -184,14 +184,14 @@ def _proven_content(
         raise BrokenPart(f"the part after {part.after_id} is not what the manifest says")
 
 
-def batches_of(folder: Path, part: ArchivePart) -> Iterator[SealedBatch]:
+def batches_of(folder: Place, part: ArchivePart) -> Iterator[SealedBatch]:
     """Yield the batches of a part without their rows, unproven."""
     for page in _records(folder / part.batches.name, _BATCHES):
         for record in page:
             yield SealedBatch(**dict(zip(_BATCHES.names, record, strict=True)))
 
 
-def last_row_up_to(folder: Path, part: ArchivePart, until_id: int) -> int | None:
+def last_row_up_to(folder: Place, part: ArchivePart, until_id: int) -> int | None:
     """Return the last row of a part that is not above `until_id`; None for none.
 
     Raises OSError or ArrowException.
@@ -207,11 +207,11 @@ def last_row_up_to(folder: Path, part: ArchivePart, until_id: int) -> int | None
     return found
 
 
-def _rows_of(path: Path) -> Iterator[ArchivedRow]:
+def _rows_of(path: Place) -> Iterator[ArchivedRow]:
     return (record[1:] for record in chain.from_iterable(_records(path, _ROWS)))
 
 
-def _records(path: Path, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
+def _records(path: Place, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
     with open_parquet(path) as file:
         if not file.schema_arrow.equals(schema):
             raise BrokenPart(f"{path.name} has other columns than an archive")
@@ -219,8 +219,8 @@ def _records(path: Path, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarro
             yield zip(*columns, strict=True)
 
 
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
+def _sha256(path: Place) -> str:
+    with open_to_read(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 
@@ -244,7 +244,7 @@ class ArchiveReport(Struct, frozen=True, kw_only=True):
     """The requested seals; None where no batch ends."""
 
 
-def verify_archive(archive: Path, chain_id: int, *seals_at: int) -> ArchiveReport:
+def verify_archive(archive: Place, chain_id: int, *seals_at: int) -> ArchiveReport:
     """Check every file, row, link and seal of the archive, and return what it holds.
 
     Raises InputError when there is no archive of the chain.

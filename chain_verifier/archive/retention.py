@@ -19,11 +19,11 @@ from chain_verifier.verified_mark import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
     from chain_verifier.archive.manifest import Manifest
+    from chain_verifier.places import Place
     from chain_verifier.verified_mark import VerifiedExtent
 
 
@@ -70,7 +70,7 @@ class RetentionRequest(Struct, frozen=True, kw_only=True):
 @run_alone
 async def retain(
     database: str | DatabaseConfig,
-    archive: Path,
+    archive: Place,
     request: RetentionRequest,
     *,
     connect_seconds: float = CONNECT_SECONDS,
@@ -187,7 +187,7 @@ async def _old(
 
 
 async def _require_archived(
-    connection: Connection, archive: Path, place: VerifiedExtent, chain_id: int, boundary_id: int
+    connection: Connection, archive: Place, place: VerifiedExtent, chain_id: int, boundary_id: int
 ) -> None:
     """Refuse unless the archive, read back now, holds all rows to detach."""
     report = _verified(archive, place, chain_id, boundary_id)
@@ -201,7 +201,7 @@ async def _require_archived(
         raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
 
 
-def _verified(archive: Path, place: VerifiedExtent, chain_id: int, at_id: int) -> ArchiveReport:
+def _verified(archive: Place, place: VerifiedExtent, chain_id: int, at_id: int) -> ArchiveReport:
     """Return what the archive, read back now, holds; refuse a broken or another database's one."""
     report = verify_archive(archive, chain_id, at_id)
     if report.fault is not None:
@@ -212,7 +212,7 @@ def _verified(archive: Path, place: VerifiedExtent, chain_id: int, at_id: int) -
 
 
 async def _set_boundary(
-    connection: Connection, request: RetentionRequest, boundary_id: int, archive: Path
+    connection: Connection, request: RetentionRequest, boundary_id: int, archive: Place
 ) -> None:
     chain_id = request.chain_id
     async with connection.transaction():
@@ -257,7 +257,7 @@ class DropReport(Struct, frozen=True, kw_only=True):
 @run_alone
 async def drop_detached(
     database: str | DatabaseConfig,
-    archive: Path,
+    archive: Place,
     request: RetentionRequest,
     *,
     connect_seconds: float = CONNECT_SECONDS,
@@ -296,7 +296,7 @@ async def _detached(connection: Connection, chain_id: int) -> list[DetachedTable
 
 
 def _require_held(
-    archive: Path, place: VerifiedExtent, chain_id: int, tables: Sequence[DetachedTable]
+    archive: Place, place: VerifiedExtent, chain_id: int, tables: Sequence[DetachedTable]
 ) -> None:
     """Refuse unless the archive, read back now, holds the rows of every table."""
     report = _verified(archive, place, chain_id, place.boundary_id)
@@ -309,7 +309,7 @@ def _require_held(
 
 
 def _require_rows(
-    archive: Path, manifest: Manifest, report: ArchiveReport, place: VerifiedExtent,
+    archive: Place, manifest: Manifest, report: ArchiveReport, place: VerifiedExtent,
     table: DetachedTable,
 ) -> None:  # fmt: skip
     if table.first_id is None or table.last_id is None:
@@ -336,7 +336,7 @@ def _require_rows(
 async def _drop_all(
     connection: Connection,
     request: RetentionRequest,
-    archive: Path,
+    archive: Place,
     tables: Sequence[DetachedTable],
 ) -> int:
     """Drop them all; none if one was attached again since: then it is the chain's."""

@@ -24,11 +24,11 @@ from chain_verifier.verified_mark import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
-    from pathlib import Path
 
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
     from chain_verifier.archive.manifest import ArchivePart, Manifest
+    from chain_verifier.places import Place
     from chain_verifier.verified_mark import VerifiedExtent
 
 
@@ -55,7 +55,7 @@ class ArchivedRun(Struct, frozen=True, kw_only=True):
 @run_alone
 async def write_archive(
     database: str | DatabaseConfig,
-    archive: Path,
+    archive: Place,
     chain_id: int,
     until_id: int | None = None,
     *,
@@ -122,7 +122,7 @@ async def _end_of(connection: Connection, manifest: Manifest, place: VerifiedExt
 
 async def _write_part(
     connection: Connection,
-    archive: Path,
+    archive: Place,
     manifest: Manifest,
     place: VerifiedExtent,
     run: SealRun,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
@@ -14,6 +13,7 @@ from msgspec.structs import astuple
 from chain_kernel.clock import record_time
 from chain_kernel.config import Config
 from chain_kernel.errors import InputError, SettingError
+from chain_verifier import places
 from chain_verifier.archive.manifest import chain_folder, held_manifest
 from chain_verifier.archive.part_files import BrokenPart, proven_parts
 from chain_verifier.checks.published import place_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from chain_verifier.checks.seals import ArchivedRow
     from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.database_facts import DatabaseHead
+    from chain_verifier.places import Place
 
     Offers = Callable[[SourceMatching, FrameKeys], Iterator[Offer]]
     """Reads the batches that are wanted of a source. Raises SourceBroken or InputError."""
@@ -88,7 +89,7 @@ def open_offers(
         return partial(_of_topic, reader, chain_id, has_kept)
     if isinstance(source, JournalSource):
         return partial(_of_journal, JournalRows(source), chain_id)
-    archive = Path(source.path)
+    archive = places.place_of("--from", source.path)
     manifest = held_manifest(archive, chain_id)
     if manifest.database_id != head.database_id:
         raise InputError("archive of database", manifest.database_id, head.database_id)
@@ -167,7 +168,7 @@ def _of_journal(
 
 
 def _of_archive(
-    folder: Path, manifest: Manifest, matching: SourceMatching, keys: FrameKeys
+    folder: Place, manifest: Manifest, matching: SourceMatching, keys: FrameKeys
 ) -> Iterator[Offer]:
     """Yield what is whole of an archive, each batch checked against its links and seals."""
     for part in manifest.parts:

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_kernel.clients.database_config import PINNED, DatabaseConfig, warn_of_exposure
 from chain_kernel.clients.options import JdbcAddress, jdbc_address
 from chain_kernel.errors import ChainMissing
-from chain_kernel.sql import require_version
 from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import (
     CONNECTIONS_MAX,
@@ -20,7 +19,14 @@ from chain_verifier.config import (
     READ_TIMEOUT_S,
     DatabaseSource,
 )
-from chain_verifier.database_facts import SQL, DatabaseFacts, DatabaseHead, filled, page_ranges
+from chain_verifier.database_facts import (
+    SQL,
+    DatabaseFacts,
+    DatabaseHead,
+    filled,
+    head_of,
+    page_ranges,
+)
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.packages import JDBC_DRIVER
@@ -64,6 +70,15 @@ def chain_address(source: DatabaseSource) -> JdbcAddress:
     return replace(address, properties={**_DEFAULTS, **waits, **address.properties})
 
 
+def read_statement(
+    spark: SparkSession, address: JdbcAddress, statement: str, fetch_rows: int
+) -> DataFrame:
+    """Return what a statement finds, read over one connection."""
+    reader = spark.read.format("jdbc").option("url", address.url)
+    reader = reader.options(**address.properties, fetchsize=fetch_rows)
+    return reader.option("dbtable", f"({statement}) AS found").load()
+
+
 _ROWS_A_CONNECTION: Final = 50_000
 """A second connection costs more than it saves below this many rows."""
 
@@ -82,16 +97,23 @@ class DatabaseTable(DatabaseFacts):
     """
 
     def __init__(
-        self, spark: SparkSession, source: DatabaseSource, chain_id: int, start: int = 0
+        self,
+        spark: SparkSession,
+        source: DatabaseSource,
+        chain_id: int,
+        start: int = 0,
+        head: DatabaseHead | None = None,
     ) -> None:
         self.name = source.name
         self._spark = spark
         self._chain_id = chain_id
         self._start = start
         self._faults: Findings | None = None
-        self._address = chain_address(source)
-        with at_connect(DatabaseConfig.of(source.database)):
-            self.head = self._read_head()
+        self.address = chain_address(source)
+        if head is None:
+            with at_connect(DatabaseConfig.of(source.database)):
+                head = self._read_head()
+        self.head = head
 
     def head_now(self) -> int:
         """Read the head once more. Raises SourceBroken."""
@@ -99,12 +121,12 @@ class DatabaseTable(DatabaseFacts):
             return self._read_head().last_id
 
     def _read_head(self) -> DatabaseHead:
-        head = self._query("head").collect()[0].asDict()
-        require_version(head)
-        del head["version"], head["upgrade_to"]
-        if head["last_id"] is None:
+        statement = filled(SQL["head"], [self._chain_id])
+        (found,) = read_statement(self._spark, self.address, statement, FETCH_ROWS).collect()
+        head = head_of(found.asDict())
+        if head is None:
             raise ChainMissing(self._chain_id)
-        return DatabaseHead(**(head | {"seal": bytes(head["seal"])}))
+        return head
 
     def batches(self) -> DataFrame:
         """Return, by seal, what the batch after it must be; as of when it is read."""
@@ -233,14 +255,12 @@ class DatabaseTable(DatabaseFacts):
         self, name: str, predicates: Sequence[str], fetch_rows: int, *values: bool
     ) -> DataFrame:
         return self._spark.read.jdbc(
-            self._address.url,
+            self.address.url,
             f"({filled(SQL[name], self._chain_id, *values)}) AS {name}",
             predicates=list(predicates),
-            properties={**self._address.properties, "fetchsize": str(fetch_rows)},
+            properties={**self.address.properties, "fetchsize": str(fetch_rows)},
         )
 
     def _query(self, name: str, *values: int | bool | Sequence[int]) -> DataFrame:
-        reader = self._spark.read.format("jdbc").option("url", self._address.url)
         statement = filled(SQL[name], self._chain_id, *values)
-        reader = reader.options(**self._address.properties, fetchsize=FETCH_ROWS)
-        return reader.option("dbtable", f"({statement}) AS {name}").load()
+        return read_statement(self._spark, self.address, statement, FETCH_ROWS)

@@ -16,6 +16,7 @@ from chain_kernel.errors import InputError
 from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
+from chain_verifier.places import open_to_read, place_of
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.table import (
     BLOCK,
@@ -61,16 +62,17 @@ class JournalTable:
 
     def __init__(self, spark: SparkSession, source: JournalSource) -> None:
         self.name = source.name
-        self._path = Path(source.path).absolute()
-        self._bytes, self._is_torn, self.span = journal_end(self._path)
+        self._place = place_of("journal", source.path).absolute()
+        self._bytes, self._is_torn, self.span = journal_end(self._place, open_to_read)
         # Made once: Spark lists the file now, and reads no line that begins after this end.
-        self._lines = _numbered_lines(spark, self._path)
+        path = f"file://{self._place}" if isinstance(self._place, Path) else source.path
+        self._lines = _numbered_lines(spark, path)
         if self._bytes and not self._lines.inputFiles():
             raise InputError("journal", source.path, "a file name that begins with neither _ nor .")
 
     def may_end_torn(self) -> bool:
         """Whether the last line may be cut off: by a crash, or because a receiver is writing it."""
-        return self._is_torn or self._path.stat().st_size != self._bytes
+        return self._is_torn or self._place.stat().st_size != self._bytes
 
     @property
     def rows(self) -> DataFrame:
@@ -96,7 +98,7 @@ class JournalTable:
         return no_row(self.name, line, self._number_of(line))
 
     def _number_of(self, line: str) -> int | None:
-        with self._path.open("rb") as file:
+        with self._place.open("rb") as file:
             lines = iter(lambda: file.readline(LINE_BYTES_MAX), b"")
             for number, found in enumerate(lines, 1):
                 if found.rstrip(b"\n").decode(errors="replace") == line:
@@ -104,10 +106,10 @@ class JournalTable:
         return None
 
 
-def _numbered_lines(spark: SparkSession, path: Path) -> DataFrame:
+def _numbered_lines(spark: SparkSession, path: str) -> DataFrame:
     return (
         spark.read.option("lineSep", "\n")
-        .text(literal_path(f"file://{path}"))
+        .text(literal_path(path))
         .select(
             F.col("value").alias(_LINE),
             F.col("_metadata.file_block_start").alias(BLOCK),

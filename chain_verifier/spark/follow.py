@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ from chain_verifier.checks.topic_frames import (
 )
 from chain_verifier.config import FINDINGS_MAX
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.places import Place, open_to_read, write_whole
 from chain_verifier.published_reader import bounds_of
 from chain_verifier.spark.comparison import by_id, findings_of, pairs_of
 from chain_verifier.spark.database import DatabaseTable
@@ -49,7 +51,6 @@ from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -78,9 +79,9 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FollowLog:
-    """One folder of one chain."""
+    """One folder, or URL, of one chain."""
 
-    def __init__(self, folder: Path, chain_id: int) -> None:
+    def __init__(self, folder: Place, chain_id: int) -> None:
         """Open or make the folder. Raises InputError when it belongs to another chain."""
         self._folder = folder
         self._chain_id = chain_id
@@ -93,7 +94,7 @@ class FollowLog:
         return str(self._folder / "spark")
 
     @property
-    def findings_path(self) -> Path:
+    def findings_path(self) -> Place:
         """All findings so far, one JSON object per line."""
         return self._folder / _FINDINGS
 
@@ -105,28 +106,36 @@ class FollowLog:
         """Write a step: after a crash it is there with all its findings, or not at all."""
         begin = self.step.findings_bytes if self.step else 0
         lines = b"".join(msgspec.json.encode(finding) + b"\n" for finding in findings)
-        with open(self.findings_path, "ab", opener=private_opener) as file:
-            file.truncate(begin)
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        self._append(begin, lines)
         step = Step(
             number=number, chain_id=self._chain_id, walk=walk, findings_bytes=begin + len(lines)
         )
-        aside = self._folder / f"{_STATE}.new"
-        with open(aside, "wb", opener=private_opener) as file:
-            file.write(msgspec.json.encode(step))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._folder / _STATE)
+        write_whole(self._folder / _STATE, msgspec.json.encode(step))
         self.step = step
+
+    def _append(self, begin: int, lines: bytes) -> None:
+        path = self.findings_path
+        if isinstance(path, Path):
+            with open(path, "ab", opener=private_opener) as file:
+                file.truncate(begin)
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        elif lines:
+            # Nothing can be added to an object. Steps with findings are few.
+            before = b""
+            if begin:
+                with open_to_read(path) as file:
+                    before = file.read(begin)
+            write_whole(path, before + lines)
 
     def _read(self) -> Step | None:
         path = self._folder / _STATE
-        if not path.exists():
+        if not path.is_file():
             return None
         try:
-            step = msgspec.json.decode(read_bounded(path, _STATE_BYTES_MAX), type=Step)
+            content = read_bounded(path, _STATE_BYTES_MAX, open_to_read)
+            step = msgspec.json.decode(content, type=Step)
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(
                 "checkpoint", str(path), f"the state of a follower ({reason_of(error)})"
@@ -198,7 +207,7 @@ class Follower:
         topic: TopicSource,
         database: DatabaseSource,
         chain_id: int,
-        folder: Path,
+        folder: Place,
         report: ReportFinding,
     ) -> None:
         """Open everything. Raises RefusedError for a source or a folder that cannot be used."""

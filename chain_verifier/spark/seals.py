@@ -88,7 +88,7 @@ def check_seals(
     Reads every column of every page once, as the seals cover them; nothing is unpacked, sorted or
     shuffled. `kept` are seals that were exported. Raises SourceBroken.
     """
-    with as_broken(table.name), _arrow_records(spark, _records_at_once(table)):
+    with as_broken(table.name), arrow_records(spark, records_at_once(table)):
         # Few for a whole chain; what is counted and what is shown comes from one look.
         misfits = _misfits(table, chain_id).persist()
 
@@ -112,13 +112,14 @@ def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
     return batches.coalesce(CONNECTIONS_MAX).mapInArrow(checker, MISFITS_SCHEMA)
 
 
-def _records_at_once(table: DatabaseTable) -> int:
+def records_at_once(table: DatabaseTable) -> int:
+    """Return how many batches of a chain may cross to Python at once."""
     rows_per_batch = table.head.rows_counted // max(1, table.head.batches_counted)
     return min(_ARROW_BATCHES, _ARROW_ROWS // max(1, rows_per_batch) + 1)
 
 
 @contextmanager
-def _arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
+def arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
     """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
     usual = spark.conf.get(ARROW_RECORDS)
     spark.conf.set(ARROW_RECORDS, str(count))

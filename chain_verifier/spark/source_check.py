@@ -47,9 +47,9 @@ from chain_verifier.spark.table import (
 from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from chain_verifier.checks.buckets import Bucket, Horizon
     from chain_verifier.spark.table import Table
@@ -74,9 +74,22 @@ def whole_chain(paths: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
     None means that this is not proven: the rows must be looked at in buckets. Without a row, the
     result is None, too.
     """
-    sums = _sums(horizon, has_rows=ROWS in paths.columns)
+    sums = path_sums(F.col("chain_id") == horizon.chain_id, has_rows=ROWS in paths.columns)
     summed = looked_at(with_key(paths, key), horizon).agg(*sums)
-    found = summed.withColumn("is_balanced", _is_balanced()).collect()[0]
+    return _path_of(summed.withColumn("is_balanced", is_balanced()).collect()[0], horizon)
+
+
+def whole_chains(
+    paths: DataFrame, horizons: Mapping[int, Horizon], key: int
+) -> dict[int, Bucket | None]:
+    """Return the same for each chain of which there are `paths`, by one grouped look."""
+    sums = path_sums(F.lit(True), has_rows=ROWS in paths.columns)
+    summed = with_key(paths, key).groupBy("chain_id").agg(*sums)
+    found = summed.withColumn("is_balanced", is_balanced()).collect()
+    return {row["chain_id"]: _path_of(row, horizons[row["chain_id"]]) for row in found}
+
+
+def _path_of(found: Row, horizon: Horizon) -> Bucket | None:
     if not found["rows"] or found["sound"] != found["rows"] or not found["is_balanced"]:
         return None
     bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
@@ -92,10 +105,10 @@ def with_key(rows: DataFrame, key: int) -> DataFrame:
     return rows.crossJoin(F.broadcast(rows.sparkSession.sql(_KEY_QUERY, {"key": key})))
 
 
-def _sums(horizon: Horizon, *, has_rows: bool) -> list[Column]:
+def path_sums(is_of_chain: Column, *, has_rows: bool) -> list[Column]:
     """Return what a path is known by. Only `sound` rows count; one other row fails the whole."""
     row_id, pid = F.col("id"), F.col("pid")
-    is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & (F.col("chain_id") == horizon.chain_id)
+    is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & is_of_chain
     # A NULL counts as not sound, so that no NULL can hide from the sums.
     is_sound = is_own & (pid < row_id)
     surpluses = zip(_PARTS, _parts_of("id"), _parts_of("pid"), strict=True)
@@ -117,7 +130,7 @@ def _parts_of(node: str) -> list[Column]:
     return [low.bitwiseAND(F.lit(_PART_MASK)), middle.bitwiseAND(F.lit(_PART_MASK)), high]
 
 
-def _is_balanced() -> Column:
+def is_balanced() -> Column:
     """Return whether ids plus {lowest pid} equal pids plus {highest id}, by all sums."""
     balanced = F.lit(True)
     for name, leave, enter in zip(_PARTS, _parts_of("last_id"), _parts_of("pid"), strict=True):

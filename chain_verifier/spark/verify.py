@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.text import silent
+from chain_verifier.checks.neighbours import gathered
+from chain_verifier.checks.seals import seal_ends
 from chain_verifier.config import (
     DatabaseSource,
     JournalSource,
@@ -15,6 +17,7 @@ from chain_verifier.config import (
     TopicSource,
     require_sound,
 )
+from chain_verifier.dataframe.together import look_at_all
 from chain_verifier.findings import Findings
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.spark import comparison, source_check
@@ -40,9 +43,10 @@ if TYPE_CHECKING:
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import KeptSeal, Source, VerifyRequest
+    from chain_verifier.dataframe.together import Proven
     from chain_verifier.report import Report
     from chain_verifier.spark.table import Table
-    from chain_verifier.verification import ScanPlan, ShowStep
+    from chain_verifier.verification import ScannedSource, ScanPlan, ShowStep
 
 
 _LONG_RUN_BYTES: Final = 128 * 2**20
@@ -70,7 +74,9 @@ def verify_chains(
     session: SparkSession | None = None,
     progress: ShowStep = silent,
 ) -> ChainsReport:
-    """Verify several chains, one after the other, in one Spark.
+    """Verify several chains in one Spark: those of one database together, in one job.
+
+    A chain that is not proven whole there, or has other sources, is then verified alone.
 
     Raises RefusedError for what shows before anything is read. Later, a chain that cannot be
     verified does not stop the others: its outcome gives the reason, as for one that is `Unverified`
@@ -79,12 +85,15 @@ def verify_chains(
     began = time.monotonic()
     requests = [one for one in chains if not isinstance(one, Unverified)]
     with _spark_for(requests, session, progress) as (spark, start_seconds):
+        proven, away = look_at_all(spark, chains, progress)
 
         def verified(request: VerifyRequest) -> Report:
-            progress(f"chain {request.chain_id}")
-            return Verification(request, SparkMode(spark, request), progress).run()
+            known = proven.get(request.chain_id)
+            if known is None or known.scanned is None:
+                progress(f"chain {request.chain_id}")
+            return Verification(request, SparkMode(spark, request, known), progress).run()
 
-        outcomes = outcomes_of(chains, verified)
+        outcomes = outcomes_of([away.get(one.chain_id, one) for one in chains], verified)
     return ChainsReport(
         outcomes=outcomes,
         spark_start_seconds=round(start_seconds, 3),
@@ -136,8 +145,12 @@ def _is_long(sources: Sequence[Source]) -> bool:
 class SparkMode:
     """The steps of a verification as jobs of Spark. Implements `verification.Mode`."""
 
-    def __init__(self, spark: SparkSession, request: VerifyRequest) -> None:
+    def __init__(
+        self, spark: SparkSession, request: VerifyRequest, proven: Proven | None = None
+    ) -> None:
+        """`proven` is what a look at many chains has shown of this one."""
         self._spark = spark
+        self._proven = proven
         self._chain_id = request.chain_id
         self._start = request.start
         self._database: DatabaseTable | None = None
@@ -145,6 +158,8 @@ class SparkMode:
     def open(self, source: Source) -> Table:
         """Open a source, the database first."""
         with as_broken(source.name):
+            if self._proven is not None:
+                return self._proven.table
             if isinstance(source, DatabaseSource):
                 self._database = DatabaseTable(self._spark, source, self._chain_id, self._start)
                 return self._database
@@ -154,7 +169,12 @@ class SparkMode:
                 return JournalTable(self._spark, source)
             return ParquetTable(self._spark, source)
 
-    examine = staticmethod(source_check.examine)
+    def examine(self, table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
+        """Scan a source, and locate its faults if there are any."""
+        if self._proven is not None and self._proven.scanned is not None:
+            return self._proven.scanned
+        return source_check.examine(table, horizon, how)
+
     compare = staticmethod(comparison.compare)
 
     def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
@@ -175,12 +195,18 @@ class SparkMode:
         """Recompute the seals of the database."""
         if not isinstance(table, DatabaseTable):
             return Findings()
+        if self._proven is not None and self._proven.are_seals_whole:
+            ends = gathered(seal_ends(table, self._chain_id, kept, lambda _: ()))
+            if not ends.total:
+                return ends
         return check_seals(self._spark, table, self._chain_id, kept)
 
     def repeated_keys(
         self, table: Table, horizon: Horizon, window_rows: int, how: ScanPlan
     ) -> Findings:
         """Return the rows whose key an earlier row has."""
+        if self._proven is not None and self._proven.has_own_keys:
+            return Findings()
         return repeated_keys(table, horizon, window_rows, how.bits)
 
     def write_findings(self, findings: Findings, folder: str) -> None:

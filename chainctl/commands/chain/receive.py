@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Mark, Run
     from chain_kernel.ports import CheckpointStore, GapSource
+    from chain_verifier.places import Place
     from chainctl.commands.chain.journal import Journal, PayloadForm
     from chainctl.monitor_server import Address
     from chainctl.output import ProgressBar
@@ -61,7 +62,7 @@ class _Task(NamedTuple):
     until_id: int | None
     idle_seconds: float | None
     follow: bool
-    archive: Path | None
+    archive: Place | None
 
     def config(self, settings: Settings, start: Mark | None) -> ReceiverConfig:
         """Return the receiver's settings. Raises SettingError."""
@@ -137,9 +138,9 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
 @click.option("--follow", is_flag=True, help="Receive until interrupted.")
 @_decode_option
 @click.option(
-    "--archive", metavar="DIR", type=click.Path(path_type=Path),
-    help="Where `chainctl archive` put rows that the database no longer has: they are read "
-    "there, and proven by their seals.",
+    "--archive", "archive_folder", metavar="DIR",
+    help="The folder or URL where `chainctl archive` put rows that the database no longer has: "
+    "they are read there, and proven by their seals.",
 )  # fmt: skip
 @http_option
 @demo_option
@@ -156,7 +157,7 @@ def receive(
     until_idle: float | None,
     follow: bool,
     form: PayloadForm,
-    archive: Path | None,
+    archive_folder: str | None,
     http: Address | None,
     as_json: bool,
 ) -> None:
@@ -167,8 +168,10 @@ def receive(
     several of them in the order given: standbys first, the primary last. What was archived and is
     in the database no more is read from --archive.
     """
+    from chain_verifier.places import place_of
     from chainctl.commands.chain.journal import Journal
 
+    archive = None if archive_folder is None else place_of("--archive", archive_folder)
     if follow and (until_id is not None or until_idle is not None):
         raise click.UsageError("--follow goes on until interrupted: leave the other ends out")
     task = _Task(
@@ -404,7 +407,7 @@ def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
     return PreferredSources.of_databases(config, standbys)
 
 
-def with_archive(databases: GapSource, archive: Path, chain_id: int) -> GapSource:
+def with_archive(databases: GapSource, archive: Place, chain_id: int) -> GapSource:
     """Return what reads from the archive what the `databases` have dropped."""
     # Imported only here: an archive needs pyarrow, which nothing else in a receiver needs.
     from chain_verifier.archive.archived_rows import ArchivedRows

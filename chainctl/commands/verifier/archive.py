@@ -21,9 +21,8 @@ from chainctl.options import (
 from chainctl.output import data, data_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chain_verifier.archive.retention import DropReport, RetentionReport
+    from chain_verifier.places import Place
     from chainctl.settings import Settings
 
 
@@ -33,7 +32,11 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @chain_option
 @click.option(
-    "--archive", "folder", required=True, metavar="DIR", help="The archive; made where missing."
+    "--archive",
+    "folder",
+    required=True,
+    metavar="DIR",
+    help="The archive, a folder or a URL; made where missing.",
 )
 @click.option(
     "--until", "until_id", type=ROW_ID, metavar="ID",
@@ -50,9 +53,9 @@ def archive(
     Goes on after the last archived row, up to the verified mark, in whole batches. Every part is
     read back and verified by its rows, links and seals before the manifest names it.
     """
-    from chain_verifier.config import local_folder
+    from chain_verifier.places import place_of
 
-    archive = local_folder("--archive", folder)
+    archive = place_of("--archive", folder)
     if check:
         return _check(archive, chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
@@ -71,7 +74,7 @@ def archive(
     return ExitCode.CLEAN
 
 
-def _check(folder: Path, chain_id: int, *, as_json: bool) -> ExitCode:
+def _check(folder: Place, chain_id: int, *, as_json: bool) -> ExitCode:
     from chain_verifier.archive.part_files import verify_archive
 
     report = verify_archive(folder, chain_id)
@@ -131,14 +134,14 @@ def retention(
     --drop, the tables that were detached stay, and no disk is freed. Needs the owner's rights.
     """
     from chain_verifier.archive.retention import RetentionRequest, drop_detached, retain
-    from chain_verifier.config import local_folder
+    from chain_verifier.places import place_of
 
     if drop and reason is None:
         raise SettingError("--reason", None, "why the tables are dropped")
     known = {"actor": checked_text("--actor", who(actor))}
     if reason is not None:
         known["reason"] = checked_text("--reason", reason)
-    folder_path = local_folder("--archive", folder).absolute()
+    folder_path = place_of("--archive", folder).absolute()
     request = RetentionRequest(
         chain_id=chain_id,
         until_id=until_id,

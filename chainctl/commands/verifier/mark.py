@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from chain_kernel.errors import RefusedError, RetryError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chain_verifier.config import ContradictedMark
     from chain_verifier.report import Report
+    from chain_verifier.verified_mark import VerifiedExtent
     from chainctl.settings import Settings
 
 
@@ -22,17 +25,18 @@ class Beginning(NamedTuple):
 
 
 def beginning_of(
-    settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool
-) -> Beginning:
+    settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool,
+    standing: VerifiedExtent | None = None,
+) -> Beginning:  # fmt: skip
     """Return where to begin: at `start`, after the mark if it `is_marked`, or after the archive.
 
     A mark also shows how far the chain had come, whatever head the database reports now. Where one
-    is contradicted, everything up to there must be verified again.
+    is contradicted, everything up to there must be verified again. `standing` may have been read.
     """
     from chain_verifier.verified_mark import read_extent
 
     try:
-        standing = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
+        standing = standing or read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
     except (RefusedError, RetryError) as error:
         if is_marked or isinstance(error, SchemaError):
             raise  # before Spark starts, which takes its time
@@ -42,6 +46,16 @@ def beginning_of(
     if start is None:
         start = standing.start if is_marked else standing.boundary_id
     return Beginning(start, head, standing.contradicted)
+
+
+def standings_of(settings: Settings, chains: Sequence[int]) -> dict[int, VerifiedExtent]:
+    """Return what is known of many chains, read over one connection; nothing if that fails."""
+    from chain_verifier.verified_mark import read_extents
+
+    try:
+        return read_extents(settings.audit_dsn(), chains, settings.connect_seconds)
+    except (RefusedError, RetryError):
+        return {}  # the look at a single chain meets the same, and reports it
 
 
 def move_mark(settings: Settings, report: Report, actor: str) -> str:

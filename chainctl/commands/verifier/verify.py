@@ -15,12 +15,17 @@ import click
 from msgspec import Struct
 
 from chain_kernel.errors import OrderchainError, SettingError
-from chain_kernel.files import write_private
 from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
 from chainctl.commands.stack import demo_option
-from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark
+from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark, standings_of
 from chainctl.commands.verifier.verify_replay import replay_states
+from chainctl.commands.verifier.verify_table import (
+    TableOptions,
+    check_of,
+    table_options,
+    verify_table,
+)
 from chainctl.exits import ExitCode, hide_secrets
 from chainctl.monitor_server import Address, http_option, watched_beside
 from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
     from chain_verifier.findings import Finding
     from chain_verifier.report import ChainsReport, Report, Unverified
+    from chain_verifier.verified_mark import VerifiedExtent
     from chainctl.settings import Settings
 
 
@@ -76,6 +82,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     states: str | None
     http: Address | None
     as_json: bool
+    table: TableOptions
 
 
 def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
@@ -84,6 +91,10 @@ def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     A single chain raises what keeps it from being verified. Raises SettingError for options that
     do not go together.
     """
+    check = check_of(asked.sources, asked.table)
+    if check is not None:
+        _require_table_alone(asked)
+        return verify_table(check, asked.table.lineage, asked.master, as_json=asked.as_json)
     _require_fitting(asked)
     chains = _chains_of(settings, asked)
     _require_named_apart(asked, chains)
@@ -119,8 +130,20 @@ def _require_fitting(asked: VerifyOptions) -> None:
     _require_fitting_replay(asked)
     if asked.key_window_rows is not None and not asked.keys:
         raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
-    if asked.page is not None and not Path(asked.page).absolute().parent.is_dir():
-        raise SettingError("--report", asked.page, "a file in a folder that exists")
+    _require_writable("--report", asked.page)
+
+
+def _require_writable(option: str, text: str | None) -> None:
+    from chain_verifier.places import place_of
+
+    place = None if text is None else place_of(option, text)
+    if isinstance(place, Path) and not place.absolute().parent.is_dir():
+        raise SettingError(option, text, "a file in a folder that exists")
+
+
+def _require_table_alone(asked: VerifyOptions) -> None:
+    chains = {"--chain": bool(asked.chains), "--all-chains": asked.all_chains}
+    _require_alone(chains | _of_chains(asked) | {"--follow": asked.follow}, "--source table:NAME")
 
 
 def _require_fitting_seals(asked: VerifyOptions) -> None:
@@ -142,23 +165,25 @@ def _require_fitting_replay(asked: VerifyOptions) -> None:
 
 
 def _require_following(asked: VerifyOptions) -> None:
-    _require_alone(
-        {
-            "--all-chains": asked.all_chains,
-            "--local": asked.is_local,
-            "--seals": asked.seals,
-            "--keys": asked.keys,
-            "--expect-seal": asked.expect_seal is not None,
-            "--expect-seals": asked.seals_folder is not None,
-            "--findings": asked.findings_folder is not None,
-            "--report": asked.page is not None,
-            "--since-verified": asked.since_verified,
-            "--head": asked.head is not None,
-            "--start": asked.start is not None,
-        }
-    )
+    _require_alone({"--all-chains": asked.all_chains} | _of_chains(asked), "--follow")
     if len(asked.chains) > 1:
         raise SettingError("--follow", f"{len(asked.chains)} chains", "one chain")
+
+
+def _of_chains(asked: VerifyOptions) -> dict[str, bool]:
+    """Return the options of a verification of chains that ends, and whether they are given."""
+    return {
+        "--local": asked.is_local,
+        "--seals": asked.seals,
+        "--keys": asked.keys,
+        "--expect-seal": asked.expect_seal is not None,
+        "--expect-seals": asked.seals_folder is not None,
+        "--findings": asked.findings_folder is not None,
+        "--report": asked.page is not None,
+        "--since-verified": asked.since_verified,
+        "--head": asked.head is not None,
+        "--start": asked.start is not None,
+    }
 
 
 def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
@@ -220,7 +245,8 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
 
 
 def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    prepared = [_prepared(settings, asked, chain_id) for chain_id in chains]
+    standings = standings_of(settings, chains) if "database" in asked.sources else {}
+    prepared = [_prepared(settings, asked, number, standings.get(number)) for number in chains]
     _, verify_several = _mode_of(asked)
     with _shown_steps() as show:
         report = verify_several(prepared, progress=show)
@@ -247,24 +273,25 @@ def _write_page(settings: Settings, asked: VerifyOptions, report: Report | Chain
     if asked.page is None:
         return
     from chain_verifier.html import Origin, html_report
+    from chain_verifier.places import place_of, write_text
 
     origin = Origin(
         made_at=datetime.now(UTC),
         command=hide_secrets(command_line(), settings.secrets()),
         version=installed_version(),
     )
-    write_private(Path(asked.page), html_report(report, origin))
+    write_text(place_of("--report", asked.page), html_report(report, origin))
 
 
 def _prepared(
-    settings: Settings, asked: VerifyOptions, chain_id: int
+    settings: Settings, asked: VerifyOptions, chain_id: int, standing: VerifiedExtent | None
 ) -> VerifyRequest | Unverified:
     """Return what to verify of one of several chains; one that cannot be does not stop others."""
     from chain_verifier.report import unverified_by
 
     sources = _sources_of(settings, asked, chain_id)
     try:
-        return _request_of(settings, asked, chain_id, sources)
+        return _request_of(settings, asked, chain_id, sources, standing)
     except OrderchainError as error:
         return unverified_by(error, chain_id)
 
@@ -274,6 +301,7 @@ def _request_of(
     asked: VerifyOptions,
     chain_id: int,
     sources: tuple[Source, ...] | None = None,
+    standing: VerifiedExtent | None = None,
 ) -> VerifyRequest:
     from chain_verifier.config import VerifyRequest
 
@@ -281,8 +309,9 @@ def _request_of(
     beginning = Beginning(asked.start or 0, asked.head)
     if "database" in asked.sources:
         beginning = beginning_of(
-            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified
-        )
+            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified,
+            standing=standing,
+        )  # fmt: skip
     return VerifyRequest(
         chain_id=chain_id,
         sources=sources,
@@ -379,14 +408,16 @@ def _code_of(outcome: Report | Unverified) -> ExitCode:
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
 
 
-def _require_alone(given: Mapping[str, bool]) -> None:
-    """Refuse the first option of `given` that is set: only a verification that ends takes it.
+def _require_alone(given: Mapping[str, bool], other: str) -> None:
+    """Refuse the first option of `given` that is set: `other` does not take it.
 
     Raises SettingError.
     """
     for option, is_given in given.items():
         if is_given:
-            raise SettingError(option, "together with --follow", "a verification that ends")
+            raise SettingError(
+                option, f"together with {other}", "a verification of chains that ends"
+            )
 
 
 def follow(
@@ -405,7 +436,8 @@ def follow(
     Ends with KeyboardInterrupt, or with the error that broke it off. Raises SettingError for other
     sources, or without a folder for the checkpoint.
     """
-    from chain_verifier.config import DatabaseSource, TopicSource, local_folder
+    from chain_verifier.config import DatabaseSource, TopicSource
+    from chain_verifier.places import place_of
     from chain_verifier.spark.follow import Follower
     from chain_verifier.spark.session import open_session
     from chain_verifier.verification import mark_finding
@@ -433,7 +465,7 @@ def follow(
         with _shown_steps() as show:
             show("starting Spark")
             spark = closing.enter_context(open_session(master, kafka=True))
-        folder = local_folder("--checkpoint", checkpoint)
+        folder = place_of("--checkpoint", checkpoint)
         follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
         watch.add(follower)
         stop = Event()
@@ -457,8 +489,10 @@ def follow(
 @click.option(
     "--source", "sources", multiple=True, required=True, metavar="SOURCE",
     help="database, topic, topic:NAME, journal:FILE or parquet:PATH; {chain} in a name stands for "
-    "the chain's number. Several are also compared with each other.",
+    "the chain's number. Several are also compared with each other. Or table:NAME of Spark's "
+    "catalog, with --id.",
 )  # fmt: skip
+@table_options
 @click.option(
     "--head", type=ROW_ID, metavar="ID",
     help="The id that the chain is known to reach; the database knows its own.",
@@ -547,4 +581,5 @@ def verify(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - cl
     no head is known, the verdict says so. With several chains, the highest exit
     code is returned.
     """
-    return run_verification(settings, VerifyOptions(**options))
+    table = TableOptions(**{name: options.pop(name) for name in TableOptions.__struct_fields__})
+    return run_verification(settings, VerifyOptions(**options, table=table))

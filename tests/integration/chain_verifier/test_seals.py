@@ -31,7 +31,6 @@ from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import (
-    BATCH_ROWS,
     batches_of,
     seal_of,
     store,
@@ -108,16 +107,30 @@ def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 3})
 
 
-def test_damaged_first_batch_of_a_short_chain_is_one_finding(
-    spark: SparkSession, database: str, role_dsn: Callable[[str], str]
+@pytest.mark.merge
+@pytest.mark.parametrize("archived", [0, 1], ids=["of the chain", "after the archive"])
+def test_damaged_first_batch_is_one_finding(
+    spark: SparkSession,
+    database: str,
+    role_dsn: Callable[[str], str],
+    change: Execute,
+    archived: int,
 ) -> None:
-    rows = chain_of(random.Random(15), 2 * BATCH_ROWS)
-    asyncio.run(store(database, rows))
-    asyncio.run(execute(database, event(rows[3], "payload = payload || '\\x00'")))
+    """In a chain so short that each task of Spark has one batch."""
+    asyncio.run(store(database, ROWS[:30]))
+    boundary = ends(archived - 1)["until_id"] if archived else 0
+    if archived:
+        change(
+            f"DELETE FROM chain_page WHERE last_id <= {boundary}",
+            "UPDATE chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0 "
+            f"WHERE last_id = {boundary}",
+            f"DELETE FROM chain_batch WHERE last_id < {boundary}",
+        )
+    change(f"UPDATE chain_event SET payload = 'other' WHERE id = {batch(archived)[5].id}")
     source = DatabaseSource(database=role_dsn(AUDITOR))
-    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), seals=True)
-    report = verified_by_both(request, spark)
-    assert (report.counts, report.row_counts) == ({"seal_mismatch": 1}, {"seal_mismatch": 1})
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary or 0, seals=True)
+    found = (finding(Kind.SEAL_MISMATCH, **ends(archived)),)
+    assert verified_by_both(request, spark).findings == found
 
 
 def entry(number: int, change: str) -> str:

@@ -26,7 +26,7 @@ def test_page_reads_a_chain_and_replays_it(
 ) -> None:
     asyncio.run(store(database, ROWS))
     names: dict[str, Any] = {"spark": spark, "url": role_dsn("auditor")}
-    read, fold = [block.text for block in blocks_of(PAGE) if block.language == "python"]
+    read, fold, check = [block.text for block in blocks_of(PAGE) if block.language == "python"]
     assert len([line for line in read.splitlines() if line]) == 3, "three lines"
     exec(read.replace('load("1")', f'load("{CHAIN_ID}")'), names)  # noqa: S102 - the page's own
     assert names["orders"].count() == len(ROWS)
@@ -35,3 +35,7 @@ def test_page_reads_a_chain_and_replays_it(
     states = {row["group"]: row["rows"] for row in names["replayed"].states.collect()}
     assert (set(states), sum(states.values())) == (groups, len(ROWS))
     assert "digest" in capsys.readouterr().out
+    trades = "VALUES (1, 'a', 1), (3, 'a', 2) AS t (seq, account, offset)"
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW trades AS SELECT * FROM {trades}")  # noqa: S608
+    exec(check, names)  # noqa: S102 - the page's own
+    assert [row["kind"] for row in names["findings"].collect()] == ["gap"]

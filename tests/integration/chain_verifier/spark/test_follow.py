@@ -122,5 +122,5 @@ def test_follow_reports_a_contradicted_mark_before_it_looks_at_the_topic(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"database: contradicted mark: the rows after 5 up to {HEAD} are not")
     assert f"order {ROWS[29].id} is missing" in second
-    with pytest.raises(SettingError, match="not a URL"):
-        follow_topic(sources, CHAIN_ID, "s3a://bucket/x", None, None, http=None, as_json=False)
+    with pytest.raises(SettingError, match="a URL that can be used"):
+        follow_topic(sources, CHAIN_ID, "ssh://bucket/x", None, None, http=None, as_json=False)

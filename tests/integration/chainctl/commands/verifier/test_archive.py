@@ -318,13 +318,13 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
 @pytest.mark.parametrize(
     "command", [("archive",), ("archive", "--check"), ("retention", "--until", 5)]
 )
-def test_an_archive_at_a_url_is_refused_and_no_folder_of_its_name_is_made(
+def test_an_archive_at_a_url_that_nothing_reads_is_refused_and_no_folder_is_made(
     call: Call, tmp_path: Path, command: tuple[object, ...]
 ) -> None:
     done = call(
-        *command, "--chain", 1, "--archive", "s3a://bucket/archive",
+        *command, "--chain", 1, "--archive", "ssh://bucket/archive",
         settings={"CHAINCTL_DATABASE": "postgresql://x@127.0.0.1:1/x"}, cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 2, done
-    assert "--archive was 's3a://bucket/archive', expected a folder of this machine" in done.err
+    assert "--archive was 'ssh://bucket/archive', expected a URL that can be used" in done.err
     assert list(tmp_path.iterdir()) == []

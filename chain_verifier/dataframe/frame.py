@@ -1,0 +1,246 @@
+"""Any frame with ids: which rows it lacks, repeats or misplaces, per key.
+
+With `pid`, each row names the one before it, and the rows of a key must form one path, as those
+of a chain. Without `pid`, ids count without gaps. Works in every session, also over Connect.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+from pyspark.sql.types import DecimalType, IntegralType
+
+from chain_kernel.errors import InputError
+from chain_verifier.checks.buckets import Horizon
+from chain_verifier.config import LEAF_BITS, bucket_bits
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.spark.source_check import examine, is_balanced, path_sums, with_key
+from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
+from chain_verifier.verification import EVENT_TYPES, KEY_BITS, ScanPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import Column, Observation, Row
+
+COLUMNS: Final = {
+    "key": "string",
+    "kind": "string",
+    "id": "bigint",
+    "pid": "bigint",
+    "ids": "array<bigint>",
+    "after_id": "bigint",
+    "until_id": "bigint",
+    "count": "bigint",
+    "columns": "array<string>",
+}
+"""The columns of findings, with their types in SQL; `docs/verification.md` says what they mean."""
+
+KINDS: Final = (
+    Kind.GAP, Kind.FORK, Kind.SECOND_ROOT, Kind.ORPHAN, Kind.DUPLICATE, Kind.PID_NOT_BELOW_ID,
+    Kind.NULL, Kind.OUT_OF_ORDER, Kind.DAMAGED_RANGE,
+)  # fmt: skip
+
+_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
+_ORDER: Final = "row_order"
+
+_KEYS_MAX: Final = 100
+"""Damaged keys whose rows are searched for the faults; of further ones only the range is named."""
+
+_PART_BITS: Final = 20
+"""Neighbours are looked for among 2^20 ids at a time: an order by id of all would be one task."""
+
+
+def verify_frame(
+    frame: DataFrame,
+    *,
+    id: str = "id",  # noqa: A002 - the column's usual name
+    pid: str | None = None,
+    key: str | None = None,
+    order: str | None = None,
+    start: int | None = 0,
+    observation: Observation | None = None,
+) -> DataFrame:
+    """Return what is wrong with the rows of `frame`: one row per finding, with `COLUMNS`.
+
+    `id`, `pid`, `key` and `order` are columns. Each value of `key` has ids of its own. `order` is
+    where a row is (an offset, a time): rows that come after a higher id are `out_of_order`. With
+    `pid`, `start` is the pid of the first row, and None takes the lowest that there is; without
+    `pid`, ids may begin anywhere. `observation` receives the number of `findings`, and of each
+    kind, once the result is used.
+
+    With `pid` this reads the frame, without only the use of the result does. Raises InputError for
+    a column that is missing, or whose ids are no whole numbers.
+    """
+    rows = _rows(frame, {"id": id, "pid": pid, "key": key, _ORDER: order})
+    parts = [_nulls(rows, id, pid)]
+    sound = rows.where(~F.col(HAS_NULL))
+    if pid is None:
+        parts += [_repeated(sound), _gaps(sound)]
+    else:
+        parts += _broken_chains(sound, start)
+    if order is not None:
+        parts.append(_late(sound))
+    found = reduce(DataFrame.unionByName, parts)
+    if observation is None:
+        return found
+    counts = [F.count_if(F.col("kind") == kind.value).alias(kind.value) for kind in KINDS]
+    return found.observe(observation, F.count(F.lit(1)).alias("findings"), *counts)
+
+
+def _rows(frame: DataFrame, names: dict[str, str | None]) -> DataFrame:
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    for role, name in names.items():
+        if name is None:
+            continue
+        if name not in types:
+            raise InputError(f"column {name}", None, f"one of {', '.join(types)}")
+        kind = types[name]
+        is_whole = isinstance(kind, IntegralType) or (
+            isinstance(kind, DecimalType) and not kind.scale
+        )
+        if role in ("id", "pid") and not is_whole:
+            raise InputError(f"column {name}", kind.simpleString(), "a type of whole numbers")
+    columns = {
+        "key": _column(names["key"]).cast("string"),
+        "id": _column(names["id"]).cast("bigint"),
+        "pid": _column(names["pid"]).cast("bigint"),
+        _ORDER: _column(names[_ORDER]),
+    }
+    rows = frame.select(*(column.alias(name) for name, column in columns.items()))
+    needed = ["id", *(["pid"] if names["pid"] else []), *([_ORDER] if names[_ORDER] else [])]
+    return rows.withColumn(HAS_NULL, any_null(tuple(needed)))
+
+
+def _column(name: str | None) -> Column:
+    return F.lit(None) if name is None else F.col(f"`{name.replace('`', '``')}`")
+
+
+def _findings(rows: DataFrame, kind: Kind | None, **fields: Column) -> DataFrame:
+    """Return `rows` as findings; columns that they do not have are NULL."""
+    own = {"kind": F.lit(kind.value)} if kind else {}
+    known = own | {name: F.col(name) for name in COLUMNS if name in rows.columns} | fields
+    return rows.select(
+        *(known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in COLUMNS.items())
+    )
+
+
+def _nulls(rows: DataFrame, id_name: str, pid_name: str | None) -> DataFrame:
+    named = {"id": id_name} | ({"pid": pid_name} if pid_name else {})
+    columns = [F.when(F.col(role).isNull(), F.lit(name)) for role, name in named.items()]
+    return _findings(
+        rows.where(F.col(HAS_NULL)), Kind.NULL, columns=F.array_compact(F.array(*columns))
+    )
+
+
+# -- ids that count --------------------------------------------------------------------------------
+
+
+def _repeated(rows: DataFrame) -> DataFrame:
+    counted = rows.groupBy("key", "id").agg(F.count(F.lit(1)).alias("count"))
+    return _findings(counted.where(F.col("count") > 1), Kind.DUPLICATE)
+
+
+def _gaps(rows: DataFrame) -> DataFrame:
+    """Compare neighbours within parts, and the ends of the parts."""
+    ids = rows.select("key", "id").distinct().withColumn("part", F.shiftright("id", _PART_BITS))
+    within = Window.partitionBy("key", "part").orderBy("id")
+    inner = ids.withColumn("after_id", F.lag("id").over(within)).select("key", "after_id", "id")
+    ends = ids.groupBy("key", "part").agg(F.min("id").alias("id"), F.max("id").alias("last_id"))
+    across = Window.partitionBy("key").orderBy("part")
+    outer = ends.withColumn("after_id", F.lag("last_id").over(across))
+    pairs = inner.unionByName(outer.select("key", "after_id", "id"))
+    missing = pairs.where(F.col("after_id") < F.col("id") - 1)
+    return _findings(
+        missing,
+        Kind.GAP,
+        id=F.lit(None),
+        until_id=F.col("id") - 1,
+        count=F.try_subtract(F.col("id") - 1, F.col("after_id")),
+    )
+
+
+def _late(rows: DataFrame) -> DataFrame:
+    """Return the rows that come after a higher id, grouped by that id.
+
+    A row that occurs twice is a duplicate; only its first occurrence counts here.
+    """
+    nth = F.row_number().over(Window.partitionBy("key", "id").orderBy(_ORDER))
+    before = (
+        Window.partitionBy("key").orderBy(_ORDER, "id").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    placed = rows.withColumn("nth", nth).where("nth = 1")
+    late = placed.withColumn("after_id", F.max("id").over(before)).where("id < after_id")
+    groups = late.groupBy("key", "after_id").agg(
+        F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
+    )
+    return _findings(groups, Kind.OUT_OF_ORDER)
+
+
+# -- rows that name the one before -----------------------------------------------------------------
+
+
+class _KeyTable:
+    """The rows of one key."""
+
+    has_positions = False
+    may_lack = ()
+
+    def __init__(self, name: str, rows: DataFrame, span: int) -> None:
+        self.name = name
+        self.span = span
+        content = {name: F.lit(None).cast(kind) for name, kind in EVENT_TYPES.items()}
+        known = {"id": F.col("id"), "pid": F.col("pid"), "chain_id": F.lit(_CHAIN)}
+        marks = {HAS_NULL: F.lit(False), MALFORMED: F.lit(False)}
+        columns = content | known | marks
+        self.rows = rows.select(*(column.alias(name) for name, column in columns.items()))
+
+
+_CHAIN: Final = 0
+
+
+def _broken_chains(rows: DataFrame, start: int | None) -> Iterator[DataFrame]:
+    """Yield the findings of keys whose rows are not one path: the sums of each key show which."""
+    paths = rows.withColumn(MALFORMED, F.lit(False))
+    keyed = with_key(paths, secrets.randbits(KEY_BITS))
+    summed = keyed.groupBy("key").agg(*path_sums(F.lit(True), has_rows=False))
+    begins = F.lit(True) if start is None else F.col("pid") == start
+    is_whole = is_balanced() & (F.col("sound") == F.col("rows")) & begins
+    broken = summed.where(~is_whole).select("key", "pid", "first_id", "last_id")
+    found = broken.orderBy("key").limit(_KEYS_MAX).collect()
+    faults = [
+        tuple({**_values(fault), "key": each["key"]}[name] for name in COLUMNS)
+        for each in found
+        for fault in _faults(rows, each, each["pid"] if start is None else start)
+    ]
+    yield rows.sparkSession.createDataFrame(faults, _SCHEMA)
+    if len(found) == _KEYS_MAX:
+        further = broken.where(F.col("key") > found[-1]["key"])
+        ends = {"id": F.col("first_id"), "until_id": F.col("last_id"), "pid": F.lit(None)}
+        yield _findings(further, Kind.DAMAGED_RANGE, **ends)
+
+
+def _faults(rows: DataFrame, of: Row, start: int) -> Sequence[Finding]:
+    span = of["last_id"] - of["first_id"] + 1
+    own = rows.where(F.col("key").eqNullSafe(F.lit(of["key"])))
+    table = _KeyTable(str(of["key"] or "the frame"), own, span)
+    how = ScanPlan(
+        key=secrets.randbits(KEY_BITS),
+        bits=bucket_bits(span),
+        leaf_bits=LEAF_BITS,
+        fingerprints=False,
+    )
+    horizon = Horizon(chain_id=_CHAIN, start=start, head=None)
+    wholes = examine(table, horizon, how).findings.wholes
+    return [fault for whole in wholes if isinstance(whole, tuple) for fault in whole]
+
+
+def _values(fault: Finding) -> dict[str, Any]:
+    """Return a finding's values; what is empty is None."""
+    values = {name: getattr(fault, name) for name in COLUMNS}
+    known = {name: None if value in ((), "") else value for name, value in values.items()}
+    return known | {"kind": fault.kind.value, "ids": list(fault.ids) or None}

@@ -1,0 +1,195 @@
+"""Checks a table of the session's catalog; findings are counted, appended to a table, reported."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from msgspec import Struct
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+
+from chain_kernel.errors import InputError, RetryError
+from chain_verifier.dataframe.frame import KINDS, verify_frame
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.spark.errors import as_broken, spark_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+_SHOWN_MAX: Final = 1_000
+"""Findings that are reported; all are counted, and appended to a table."""
+
+_LINEAGE: Final = "https://openlineage.io/spec"
+_EVENT: Final = f"{_LINEAGE}/2-0-2/OpenLineage.json#/$defs/RunEvent"
+_FACETS: Final = {
+    "dataQualityMetrics": f"{_LINEAGE}/facets/1-0-2/DataQualityMetricsInputDatasetFacet.json",
+    "dataQualityAssertions": f"{_LINEAGE}/facets/1-0-1/DataQualityAssertionsDatasetFacet.json",
+}
+_NEEDS_PID: Final = frozenset(
+    {Kind.FORK, Kind.SECOND_ROOT, Kind.ORPHAN, Kind.PID_NOT_BELOW_ID, Kind.DAMAGED_RANGE}
+)
+
+
+class TableCheck(Struct, frozen=True, kw_only=True):
+    """Which table is checked, and by which columns, as `verify_frame` has them."""
+
+    name: str
+    id: str
+    pid: str | None = None
+    key: str | None = None
+    order: str | None = None
+    findings_table: str | None = None
+    """Findings are appended to it; it is made if it does not exist."""
+
+    @property
+    def source(self) -> str:
+        """What the report calls it."""
+        return f"table:{self.name}"
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of findings that were looked for."""
+        return [
+            kind
+            for kind in KINDS
+            if (self.pid or kind not in _NEEDS_PID) and (self.order or kind != Kind.OUT_OF_ORDER)
+        ]
+
+
+class TableReport(Struct, frozen=True, kw_only=True):
+    """What was found in a table."""
+
+    source: str
+    rows: int
+    first_id: int | None
+    last_id: int | None
+    counts: dict[str, int]
+    """Findings by kind."""
+    findings: tuple[dict[str, Any], ...]
+    """The first ones, with the columns of `verify_frame`; what is empty is left out."""
+    run_id: str
+    finished_at: datetime
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether rows were read, and nothing is wrong with them."""
+        return bool(self.rows) and not self.counts
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for people."""
+        lines = [f"{one.get('key', self.source)}: {_text(one)}" for one in self.findings]
+        more = sum(self.counts.values()) - len(lines)
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+        found = counts or ("nothing wrong" if self.rows else "nothing was read")
+        return [*lines, *([f"... {more:,} more"] if more else []), f"{self._headline}: {found}"]
+
+    @property
+    def _headline(self) -> str:
+        span = "" if self.first_id is None else f", ids {self.first_id} to {self.last_id}"
+        return f"{self.source}: {self.rows:,} rows{span}"
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    fields = {name: value for name, value in found.items() if name != "key"}
+    lists = {name: tuple(fields[name]) for name in ("ids", "columns") if name in fields}
+    return Finding(source="", **(fields | lists | {"kind": Kind(found["kind"])})).text
+
+
+def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
+    """Check a table. Raises InputError where it or a column is missing, SourceBroken where it
+    cannot be read to its end, RetryError where findings cannot be appended.
+    """
+    try:
+        table = spark.table(check.name)
+        table.schema  # noqa: B018 - over Connect, only this looks for the table
+    except (PySparkException, Py4JError) as error:
+        expected = f"a table that Spark finds ({spark_reason(error)})"
+        raise InputError("--source", check.source, expected) from error
+    with as_broken(check.source):
+        found = verify_frame(
+            table, id=check.id, pid=check.pid, key=check.key, order=check.order
+        ).persist()
+        try:
+            return _reported(spark, check, table, found)
+        finally:
+            found.unpersist()
+
+
+def _reported(
+    spark: SparkSession, check: TableCheck, table: DataFrame, found: DataFrame
+) -> TableReport:
+    (of_all,) = table.agg(
+        F.count(F.lit(1)).alias("rows"), F.min(check.id).alias("a"), F.max(check.id).alias("b")
+    ).collect()
+    counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+    shown = found.orderBy("key", F.coalesce("id", "after_id")).limit(_SHOWN_MAX).collect()
+    report = TableReport(
+        source=check.source,
+        rows=of_all["rows"],
+        first_id=None if of_all["a"] is None else int(of_all["a"]),
+        last_id=None if of_all["b"] is None else int(of_all["b"]),
+        counts=dict(sorted(counts.items())),
+        findings=tuple(
+            {name: value for name, value in row.asDict().items() if value is not None}
+            for row in shown
+        ),
+        run_id=str(uuid4()),
+        finished_at=datetime.now(UTC),
+    )
+    if check.findings_table is not None:
+        _append(found, report, check.findings_table)
+    return report
+
+
+def _append(found: DataFrame, report: TableReport, table: str) -> None:
+    known = {
+        "run_id": F.lit(report.run_id),
+        "source": F.lit(report.source),
+        "found_at": F.lit(report.finished_at),
+    }
+    try:
+        found.select(
+            *(column.alias(name) for name, column in known.items()), *found.columns
+        ).write.mode("append").saveAsTable(table)
+    except (PySparkException, Py4JError) as error:
+        reason = spark_reason(error)
+        raise RetryError(f"findings could not be appended to {table}: {reason}") from error
+
+
+def lineage_event(check: TableCheck, report: TableReport, producer: str) -> dict[str, Any]:
+    """Return the run as an event of OpenLineage, with its facets of data quality."""
+    stamp = {"_producer": producer}
+    nulls = report.counts.get(Kind.NULL, 0)
+    column = {"nullCount": nulls, "min": report.first_id, "max": report.last_id}
+    known = {name: value for name, value in column.items() if value is not None}
+    assertions = [
+        {"assertion": kind.value, "success": kind.value not in report.counts, "column": check.id}
+        for kind in check.kinds
+    ]
+    facets = {
+        "dataQualityMetrics": {"rowCount": report.rows, "columnMetrics": {check.id: known}},
+        "dataQualityAssertions": {"assertions": assertions},
+    }
+    return {
+        "eventType": "COMPLETE",
+        "eventTime": report.finished_at.isoformat(timespec="milliseconds"),
+        "producer": producer,
+        "schemaURL": _EVENT,
+        "run": {"runId": report.run_id},
+        "job": {"namespace": "orderchain", "name": f"verify {report.source}"},
+        "inputs": [
+            {
+                "namespace": "spark",
+                "name": check.name,
+                "inputFacets": {
+                    name: stamp | {"_schemaURL": _FACETS[name]} | facet
+                    for name, facet in facets.items()
+                },
+            }
+        ],
+    }

@@ -1,0 +1,159 @@
+"""Archive, retention, journals and reports by URL: a folder's, and those of an object store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import time
+import venv
+from itertools import count
+from typing import TYPE_CHECKING
+from urllib.request import Request, urlopen
+
+import asyncpg
+import pytest
+from msgspec import json
+
+from chain_kernel.errors import InputError
+from chain_verifier.archive.manifest import chain_folder, held_manifest
+from chain_verifier.checks.topic_frames import WalkState
+from chain_verifier.findings import Finding, Kind
+from chain_verifier.places import open_to_read, place_of, write_text
+from chain_verifier.spark.follow import FollowLog
+from chainctl.main import main
+from local_stack.process import free_port
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.stored_rows import PARTITION_IDS, store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ROWS = chain_of(random.Random(4), 120)
+SERVER_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of a real server of S3's protocol, in an environment of its own."""
+    home = tmp_path_factory.mktemp("moto")
+    venv.create(home, with_pip=True)
+    pip = (home / "bin" / "python", "-m", "pip", "install", "--quiet", "moto[s3,server]>=5,<6")
+    subprocess.run(pip, check=True)
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = (home / "bin" / "moto_server", "-H", "127.0.0.1", "-p", str(port))
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        known = {
+            "AWS_ACCESS_KEY_ID": "auditor",
+            "AWS_SECRET_ACCESS_KEY": "sesame",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_ENDPOINT_URL": address,
+        }
+        for name, value in known.items():
+            patch.setenv(name, value)
+        _make_bucket(f"{address}/box")
+        yield "s3://box"
+        server.terminate()
+
+
+def _make_bucket(address: str) -> None:
+    until = time.monotonic() + SERVER_SECONDS
+    for _ in count():
+        try:
+            urlopen(Request(address, method="PUT"), timeout=5).close()  # noqa: S310 - on loopback
+            return
+        except OSError:
+            assert time.monotonic() < until, "the object store did not start"
+
+
+@pytest.fixture
+def archive(
+    request: pytest.FixtureRequest, database: str, role_dsn: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> str:  # fmt: skip
+    """The URL of an archive of a verified chain."""
+    asyncio.run(store(database, ROWS))
+    asyncio.run(publish(database))
+    monkeypatch.setenv("CHAINCTL_DATABASE", database)
+    monkeypatch.setenv("CHAINCTL_AUDIT_DATABASE", role_dsn("auditor"))
+    folder = request.getfixturevalue("store_url") if request.param else f"file://{tmp_path}"
+    since = ("--local", "--chain", str(CHAIN_ID), "--source", "database", "--since-verified")
+    assert main(["verify", *since]) == 0
+    return f"{folder}/archive"
+
+
+async def publish(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("UPDATE chain_head SET published_id = last_id")
+    await connection.close()
+
+
+KINDS = [
+    pytest.param(False, id="file"),
+    pytest.param(True, id="s3", marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
+]
+
+
+@pytest.mark.parametrize("archive", KINDS, indirect=True)
+def test_archive_journal_and_report_are_at_urls(
+    archive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ("--chain", str(CHAIN_ID), "--archive", archive)
+    assert main(["archive", *here]) == 0
+    assert main(["archive", *here, "--check"]) == 0
+    assert f"whole; {len(ROWS)} rows" in capsys.readouterr().out
+    until = ("--until", str(2 * PARTITION_IDS), "--key-window", "0")
+    assert main(["retention", *here, *until]) == 0, capsys.readouterr()
+    assert "boundary 0" not in capsys.readouterr().out
+
+    journal, page = f"{archive}/journal.jsonl", f"{archive}/report.html"
+    write_text(place_of("journal", journal), "".join(f"{row.line()}\n" for row in ROWS))
+    source = ("--local", "--chain", str(CHAIN_ID), "--source", f"journal:{journal}")
+    assert main(["verify", *source, "--head", str(head_of(ROWS)), "--report", page]) == 0
+    with open_to_read(place_of("--report", page)) as file:
+        assert b"<html" in file.read()
+
+    place = place_of("--archive", archive)
+    (part, *_) = held_manifest(place, CHAIN_ID).parts
+    write_text(chain_folder(place, CHAIN_ID) / part.rows.name, "other")
+    assert main(["archive", *here, "--check"]) == 1
+    assert "is not the file that was written" in capsys.readouterr().out
+    assert main(["retention", *here, *until]) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_follower_keeps_its_place_and_its_findings_at_a_url(store_url: str) -> None:
+    folder = place_of("--checkpoint", f"{store_url}/follower")
+    found = [Finding(kind=Kind.GAP, source="topic", after_id=3, until_id=5 + n) for n in (0, 1)]
+    walk = WalkState(frames=1, first_pid=0, highest=3, epoch=1, seen=())
+    log = FollowLog(folder, CHAIN_ID)
+    assert log.step is None
+    log.write(0, walk, found[:1])
+    log.write(1, walk, [])
+    log = FollowLog(folder, CHAIN_ID)
+    log.write(2, walk, found[1:])
+    assert FollowLog(folder, CHAIN_ID).is_done(2)
+    with open_to_read(log.findings_path) as file:
+        assert [json.decode(line, type=Finding) for line in file] == found
+    with pytest.raises(InputError, match=f"chain {CHAIN_ID}"):
+        FollowLog(folder, CHAIN_ID + 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("ssh://host/x", "a URL that can be used"), ("s3://", "a URL that can be used")],
+)
+def test_url_that_nothing_reads_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], url: str, words: str
+) -> None:
+    assert main(["archive", "--chain", "1", "--archive", url, "--check"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("chainctl: ") == 1

@@ -1,0 +1,94 @@
+"""`verify --source table:NAME`: tables of Spark's catalog, written by anybody."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chainctl.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """Parquet in the catalog: two accounts, one of which lacks a trade and has one twice."""
+    name = f"trades_{secrets.token_hex(4)}"
+    rows = "(1, 'a'), (2, 'a'), (4, 'a'), (4, 'a'), (7, 'b'), (8, 'b')"
+    spark.sql(
+        f"CREATE TABLE {name} USING parquet LOCATION '{tmp_path / name}' AS "  # noqa: S608
+        f"SELECT * FROM VALUES {rows} AS t (seq, account)"
+    )
+    yield name
+    spark.sql(f"DROP TABLE {name}")
+
+
+def test_table_is_checked_and_its_findings_are_appended_and_reported(
+    spark: SparkSession, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = tmp_path / "event.json"
+    source = ("verify", "--source", f"table:{table}", "--id", "seq")
+    into = ("--findings-table", f"{table}_findings", "--lineage", str(event))
+    for _ in range(2):
+        assert main([*source, "--key", "account", *into]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:3] == [
+        "a: order 3 is missing",
+        "a: duplicate: id 4 is there 2 times",
+        f"table:{table}: 6 rows, ids 1 to 8: 1 duplicate, 1 gap",
+    ]
+    found = spark.table(f"{table}_findings").orderBy("found_at", "kind").collect()
+    spark.sql(f"DROP TABLE {table}_findings")
+    assert [(row["source"], row["key"], row["kind"]) for row in found] == [
+        (f"table:{table}", "a", kind) for kind in ("duplicate", "gap", "duplicate", "gap")
+    ]
+    run = json.loads(event.read_text(encoding="utf-8"))
+    assert run["run"]["runId"] == found[-1]["run_id"]
+    facets = run["inputs"][0]["inputFacets"]
+    assert facets["dataQualityMetrics"]["rowCount"] == 6
+    asserted = {a["assertion"]: a["success"] for a in facets["dataQualityAssertions"]["assertions"]}
+    assert asserted == {"gap": False, "duplicate": False, "null": True}
+    for facet in (run, *facets.values()):
+        assert {"producer", "schemaURL"} <= {name.lstrip("_") for name in facet}
+
+
+def test_whole_table_ends_with_0_and_an_empty_one_with_3(
+    spark: SparkSession, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark.sql(f"CREATE VIEW {table}_b AS SELECT * FROM {table} WHERE account = 'b'")  # noqa: S608
+    spark.sql(f"CREATE VIEW {table}_c AS SELECT * FROM {table} WHERE account = 'c'")  # noqa: S608
+    assert main(["verify", "--source", f"table:{table}_b", "--id", "seq", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_clean"] is True
+    assert main(["verify", "--source", f"table:{table}_c", "--id", "seq"]) == 3
+    assert "nothing was read" in capsys.readouterr().out
+    spark.sql(f"DROP VIEW {table}_b")
+    spark.sql(f"DROP VIEW {table}_c")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--source", "table:nowhere", "--id", "seq"), "table:nowhere"),
+        (("--source", "table:nowhere"), "--id"),
+        (("--source", "table:", "--id", "seq"), "table:NAME"),
+        (("--source", "database", "--chain", "1", "--id", "seq"), "--source table:NAME"),
+        (("--source", "table:t", "--source", "database", "--id", "seq"), "one table alone"),
+        (("--source", "table:t", "--id", "seq", "--chain", "1"), "--chain"),
+        (("--source", "table:t", "--id", "seq", "--seals"), "--seals"),
+        (("--source", "table:t", "--id", "seq", "--lineage", "/no/such/folder/x"), "--lineage"),
+    ],
+)
+def test_table_that_cannot_be_checked_is_refused_in_one_line(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    assert main(["verify", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("chainctl: ") == 1
