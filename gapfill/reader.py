@@ -70,7 +70,7 @@ class GapReader(ClosedAtExit):
 
     def __init__(self, config: GapReaderConfig) -> None:
         self._config = config
-        self._connection = SharedSession(_session_config(config), config.chain_id)
+        self._connection = SharedSession(_session_config(config), config)
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""

@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from chain_kernel.clients.session import ClosedAtExit, Session
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from chain_kernel.clients.session import SessionConfig
 
 
@@ -22,23 +22,23 @@ class _Shared:
         self.users = 0
 
 
-_OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, _Shared]]] = (
+_OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]]] = (
     WeakKeyDictionary()
 )
 """Sessions in use by event loop: a connection belongs to the loop that opened it."""
 
 
 class SharedSession(ClosedAtExit):
-    """A session that is shared by all of one event loop whose `config` and `key` are equal.
+    """A session that is shared by all of one event loop that have an equal `key`.
 
     Only for reads: each `fetch` is a statement of its own, in the order of the calls. The last one
     that closes it closes the connection. `fetch` raises as `Session.fetch`.
     """
 
-    def __init__(self, config: SessionConfig, key: object) -> None:
-        """`key`: what else must be equal, such as the chain whose statements are prepared."""
+    def __init__(self, config: SessionConfig, key: Hashable) -> None:
+        """`key`: what `config` was made from."""
         self._config = config
-        self._key = msgspec.msgpack.encode((config, key))
+        self._key = key
         self._shared: _Shared | None = None
 
     @property
