@@ -462,6 +462,8 @@ class _Opening:
 
     def __init__(self) -> None:
         self.usual = asyncio.get_running_loop()
+        # The protocol keeps this object, and asks it at each statement.
+        self.time, self.call_later = self.usual.time, self.usual.call_later
         self._opened: list[asyncio.BaseTransport] = []
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a loop has
