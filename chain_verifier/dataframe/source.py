@@ -50,9 +50,9 @@ class Ranges(InputPartition):
 def _packed(ranges: Iterable[Range], rows: int) -> list[Ranges]:
     """Return tasks: small chains share one, so that a thousand of them are no thousand tasks."""
     tasks: list[Ranges] = []
-    held = rows
+    held = 0
     for each in ranges:
-        if held + each.rows > rows:
+        if not tasks or held + each.rows > rows:
             tasks.append(Ranges([]))
             held = 0
         tasks[-1].ranges.append(each)

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import spark_kafka_options
-from chain_kernel.errors import InputError
+from chain_kernel.errors import InputError, SettingError
 from chain_kernel.files import private_opener, read_bounded
 from chain_kernel.monitoring import Metric
 from chain_kernel.text import reason_of
@@ -39,6 +39,7 @@ from chain_verifier.published_reader import bounds_of
 from chain_verifier.spark.comparison import by_id, findings_of, pairs_of
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.errors import as_broken
+from chain_verifier.spark.own_session import is_connect
 from chain_verifier.spark.topic import (
     HEADS_SCHEMA,
     ROWS_SCHEMA,
@@ -211,6 +212,8 @@ class Follower:
         report: ReportFinding,
     ) -> None:
         """Open everything. Raises RefusedError for a source or a folder that cannot be used."""
+        if is_connect(spark):
+            raise SettingError("master", "a server of Connect", "another one, to follow a topic")
         self._spark = spark
         self._chain_id = chain_id
         self._report = report

@@ -77,6 +77,7 @@ def test_all_rows_come_with_what_their_batches_say(read: Read) -> None:
         for row in batch
     }
     frame.unpersist()
+    assert read(partitionRows=1).count() == len(ROWS)
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 95), (1, 2), (BATCH_ROWS + 1, 33), (94, 95)])

@@ -118,7 +118,7 @@ def test_verification_changes_no_setting_that_other_threads_see(
     sources = (DatabaseSource(database=role_dsn(AUDITOR)), parquet_of(ROWS))
     request = VerifyRequest(chain_id=CHAIN_ID, sources=sources, seals=True)
     before = dict(spark.conf.getAll)
-    changes = []
+    changes: list[dict[str, str]] = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(verify, request, spark)
         while not running.done():
