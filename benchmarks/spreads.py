@@ -120,14 +120,10 @@ class Lines:
 
     def percentile_spread(self, arm: str, percentile: str) -> Spread | None:
         """Return how a percentile moves from repeat to repeat: its spread, never its value."""
-        return spread_of(self.percentile_by_repeat(arm, percentile).values())
-
-    def percentile_by_repeat(self, arm: str, percentile: str) -> dict[int, float]:
-        """Return a percentile of each repeat of an arm, from its histogram alone."""
-        return {
-            repeat: merged([figures["histogram"]])[percentile]
-            for repeat, figures in self._figures.get(arm, {}).items()
-        }
+        return spread_of(
+            merged([figures["histogram"]])[percentile]
+            for figures in self._figures.get(arm, {}).values()
+        )
 
 
 def _value(figures: Figures, figure: str | Callable[[Figures], float]) -> float:
