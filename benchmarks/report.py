@@ -25,6 +25,7 @@ from benchmarks.questions import (
     question_of,
 )
 from benchmarks.rivals.rival import rival_of
+from benchmarks.runs.open_load import PIPE, RATES, WAYS, rate_name
 from benchmarks.runs.outbox import BASE
 from benchmarks.session import CONDITIONS, Conditions, read_lines, saved_in
 from benchmarks.spreads import (
@@ -197,7 +198,7 @@ def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     )
 
 
-_PER_COMMIT: Final = "batch_rows", "producer_ms_per_batch", "receiver_ms_per_batch"
+_PER_COMMIT: Final = "batch_rows", "producer_ms_per_batch", "receiver_ms_per_batch", "stall_ms"
 
 
 def _waits(lines: Lines, arm: str, histogram: str, percentiles: Sequence[str]) -> Iterator[str]:
@@ -216,25 +217,34 @@ def _before_open_load(lines: Lines) -> Iterator[str]:
 
 
 def _after_open_load(lines: Lines) -> Iterator[str]:
-    alone = [
-        (title, *_waits(lines, "floor", name, _PERCENTILES))
-        for name, title in _ALONE.items()
-        if lines.percentiles("floor", name)
+    alone = {title: lines.percentiles("floor", name) for name, title in _ALONE.items()}
+    alone["8 KB flushed every 10 ms, beside all runs"] = lines.percentiles(None, "flush_histogram")
+    shown = [
+        (title, *(number(found[one]) for one in _PERCENTILES))
+        for title, found in alone.items()
+        if found
     ]
-    if alone:
-        yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), alone))
-    flushes = [
-        (
-            arm,
-            *_waits(lines, arm, "flush_histogram", _PERCENTILES),
-            *(cell(lines.spread(arm, one)) for one in ("stalls", "stall_ms")),
-        )
-        for arm in lines.arms
-        if lines.percentiles(arm, "flush_histogram")
+    if shown:
+        yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), shown))
+    ratios = [
+        (f"{rate:,}/s, {way}", *(f"{ratio:.2f}" for ratio in found))
+        for rate in RATES
+        for way in WAYS
+        if way != PIPE and (found := _to_pipe(lines, rate, way))
     ]
-    if flushes:
-        headers = "8 KB flushed beside it, ms", *_PERCENTILES, "stalls", "ms in them"
-        yield from ("", *table(headers, flushes))
+    if ratios:
+        headers = f"undisturbed / {PIPE} on the same schedule", *_SHORT
+        yield from ("", *table(headers, ratios))
+
+
+def _to_pipe(lines: Lines, rate: int, way: str) -> list[float]:
+    """Return the percentiles of a way against those of the bare pipe, over all repeats each."""
+    own, its = (
+        lines.percentiles(rate_name(rate, one), "undisturbed_histogram") for one in (way, PIPE)
+    )
+    if not (own and its and own["count"] and its["count"]):
+        return []
+    return [own[one] / its[one] for one in _SHORT]
 
 
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -295,10 +305,11 @@ _SECTIONS: Final = {
             *(f"undisturbed {one}" for one in _SHORT),
             "p99 of a repeat",
             "ack p50",
-            "p99",
+            "ack p99",
             "orders a commit",
             "producer",
             "receiver",
+            "stalls, ms",
         ),
         _open_load,
         _before_open_load,

@@ -112,9 +112,13 @@ class Lines:
             for repeat in sorted(tops.keys() & bases.keys())
         )
 
-    def percentiles(self, arm: str, histogram: str = "histogram") -> dict[str, float] | None:
-        """Return the percentiles of an arm, from the histograms of all its repeats together."""
-        all_figures = self._figures.get(arm, {}).values()
+    def percentiles(self, arm: str | None, histogram: str = "histogram") -> dict[str, float] | None:
+        """Return the percentiles of an arm, from the histograms of all its repeats together.
+
+        None: of all arms.
+        """
+        arms = self._figures if arm is None else {arm: self._figures.get(arm, {})}
+        all_figures = [figures for repeats in arms.values() for figures in repeats.values()]
         found = [figures[histogram] for figures in all_figures if histogram in figures]
         return merged(found) if found else None
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 _GRID_NS: Final = 10_000_000
 _GROWTH_MAX: Final = 0.01
-"""By so much of the orders that fall due in a quarter of the schedule, a queue may differ from that
-of the quarter before: less than one hundredth above what is sustained would show."""
+"""By so much of the orders that fall due in a quarter of the schedule, a queue may be longer than
+in the quarter before: a rate of more than one hundredth above what is sustained shows."""
+_GROWTH_SECONDS: Final = 0.02
+"""And at least by what falls due in this time: in a short run, queues of a few batches differ."""
 
 
 class Schedule(Struct, frozen=True):
@@ -62,7 +64,8 @@ class Schedule(Struct, frozen=True):
             float(np.median(self._waiting(done_ns, span_ns * begin, span_ns * (begin + 0.25))))
             for begin in (0.5, 0.75)
         )
-        return last - third > self.orders / 4 * _GROWTH_MAX
+        at_most = max(self.orders / 4 * _GROWTH_MAX, self.rate_per_second * _GROWTH_SECONDS)
+        return last - third > at_most
 
     def _waiting(self, done_ns: Numbers, begin_ns: float, end_ns: float) -> Numbers:
         """Return how many orders wait, every 10 ms from a time after the start to another."""

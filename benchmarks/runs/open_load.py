@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # -- arms ------------------------------------------------------------------------------------------
 
+PIPE: Final = "bare pipe of pages"
 RATES: Final = (1_000, 10_000, 60_000, 200_000)
 """Orders per second."""
 SHARES_PERCENT: Final = (50, 70, 90)
@@ -37,7 +38,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "engine": {"rival": "engine"},
     "engine, one by one": {"rival": "engine", "way": "one by one"},
     "engine, keys not compared": {"rival": "engine", "key_window_rows": 0},
-    "bare pipe of pages": {"rival": "bare_pages"},
+    PIPE: {"rival": "bare_pages"},
     "Kafka transactions, frames": {"rival": "kafka_transactions_frames"},
 }
 """What runs at every fixed rate."""

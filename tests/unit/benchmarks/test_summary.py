@@ -121,7 +121,8 @@ def test_report_of_the_same_lines_is_the_same_bytes_and_names_what_has_no_figure
 def every_figure(value: float) -> dict[str, Any]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
-        "rows_per_second", "rate_to_select", "check_seconds", "wal_mib", "batch_rows", "stalls",
+        "rows_per_second", "rate_to_select", "check_seconds", "wal_mib", "batch_rows", "stall_ms",
+        "producer_ms_per_batch", "receiver_ms_per_batch",
         "producer_memory_mib", "receiver_memory_mib", "producer_cpu_seconds",
         "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
     )  # fmt: skip
