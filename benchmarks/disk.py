@@ -1,7 +1,7 @@
 """The disk's own stalls: a thread flushes 8 KB every 10 ms, and notes how long each flush took.
 
-A disk of a virtual machine stalls now and then, whoever writes. An order that waits for such a
-flush says nothing about the engine, so latencies are shown with these times and without them.
+A disk of a virtual machine stalls now and then, whatever writes to it. An order that waits for such
+a flush says nothing about the engine, so latencies are shown with these times and without them.
 """
 
 from __future__ import annotations

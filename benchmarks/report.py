@@ -211,8 +211,8 @@ def _before_open_load(lines: Lines) -> Iterator[str]:
     found = cell(lines.spread("maximum", RATE))
     above = cell(lines.spread("maximum", "not_sustained_per_second"))
     yield f"Sustained maximum: {found} orders/s; at {above} a queue grew."
-    yield "Milliseconds from when an order was due until it was handed on, of all orders, and of"
-    yield "those that no stall of the disk concerned; CPU of producer and receiver in ms a commit."
+    yield "Milliseconds from when an order was due until it was handed on: of all, and of those"
+    yield "that no stall of the disk concerned; CPU of producer and receiver in ms per commit."
     yield ""
 
 
@@ -306,7 +306,7 @@ _SECTIONS: Final = {
             "p99 of a repeat",
             "ack p50",
             "ack p99",
-            "orders a commit",
+            "orders per commit",
             "producer",
             "receiver",
             "stalls, ms",

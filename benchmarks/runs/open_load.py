@@ -33,7 +33,7 @@ PIPE: Final = "bare pipe of pages"
 RATES: Final = (1_000, 10_000, 60_000, 200_000)
 """Orders per second."""
 SHARES_PERCENT: Final = (50, 70, 90)
-"""Of the sustained maximum."""
+"""Shares of the sustained maximum."""
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "engine": {"rival": "engine"},
     "engine, one by one": {"rival": "engine", "way": "one by one"},

@@ -230,7 +230,7 @@ async def test_run_saves_each_line_when_it_ends(site: Site, tmp_path: Path) -> N
     assert all(line.figures for line in lines)
 
 
-TASKS = {"rival": "engine", "way": "tasks"}
+TASKS: dict[str, Any] = {"rival": "engine", "way": "tasks"}
 
 
 @pytest.mark.parametrize("way", [*WAYS, "tasks"])
