@@ -1,7 +1,7 @@
 """Table and figures from the saved lines.
 
-`python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts the
-rates of the last run into README.md, between two marks.
+`python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts
+rates and latencies of the last run into README.md, between two marks.
 """
 
 from __future__ import annotations
@@ -349,13 +349,14 @@ _SECTIONS: Final = {
 }
 
 
-# -- rates in README.md ----------------------------------------------------------------------------
+# -- the tables of README.md -----------------------------------------------------------------------
 
 README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
 _RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
+_LATENCY_HEADER: Final = "ms from due to handed on: p50, p99 (p99 without the disk's stalls)"
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
     "kafka_transactions_frames", "event_sourcing", "common_way",
@@ -379,24 +380,44 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             yield title, *cells
 
 
-def with_table(text: str, comparison: Lines) -> str:
-    """Return `text` with the table of rates between its marks. Raises ValueError without them."""
+def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
+    """Yield the rows of the second table: ways down, fixed rates across, milliseconds."""
+    for way in WAYS:
+        cells = [_latency(lines, rate_name(rate, way)) for rate in RATES]
+        if any(text != "-" for text in cells):
+            title = way.replace("engine", rival_of("engine").title)
+            yield f"**{title}**" if way == "engine" else title, *cells
+
+
+def _latency(lines: Lines, arm: str) -> str:
+    every, free = (lines.percentiles(arm, f"{kind}histogram") for kind in ("", "undisturbed_"))
+    if every is None:
+        return "-"
+    shown = f"{number(every['p50'])}, {number(every['p99'])}"
+    return f"{shown} ({number(free['p99'])})" if free and free["count"] else shown
+
+
+def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
+    """Return `text` with the tables of README between its marks. Raises ValueError without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
-    rates = table(_RATE_HEADERS, _rates(comparison))
-    return "\n".join([before + BEGIN, *rates, END]) + after
+    shown = [*table(_RATE_HEADERS, _rates(comparison))]
+    if latencies := list(_latencies(open_load)):
+        shown += ["", *table((_LATENCY_HEADER, *(f"{rate:,}/s" for rate in RATES)), latencies)]
+    return "\n".join([before + BEGIN, *shown, END]) + after
 
 
 def main() -> None:
     """Write README.md."""
     try:
-        lines = _saved(RESULTS, ("comparison",))
+        lines = _saved(RESULTS, ("comparison", "open_load"))
     except RefusedError as error:
         sys.exit(str(error))
-    text = with_table(README.read_text(encoding="utf-8"), lines["comparison"])
-    README.write_text(text, encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    found = (lines.get(name, Lines(())) for name in ("comparison", "open_load"))
+    README.write_text(with_tables(text, *found), encoding="utf-8")
 
 
 if __name__ == "__main__":
