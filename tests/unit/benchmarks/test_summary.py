@@ -100,7 +100,7 @@ def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path
     assert all(path.stat().st_size > 1_000 for path in written)
     for name in NAMES:
         assert f"## {question_of(name).title}" in text
-    assert "| 10,000/s, engine, one by one | 2.00 |" in text
+    assert "| 10,000/s, engine, one by one | 1.00 | 2.00 |" in text
 
 
 def test_report_of_the_same_lines_is_the_same_bytes_and_names_what_has_no_figure(
