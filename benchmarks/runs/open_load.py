@@ -59,7 +59,10 @@ def arms(scope: Scope) -> list[Arm]:
     """Return the maximum, the floor, shares of the maximum, and every way at every fixed rate."""
     quick, seconds = scope.is_quick, _QUICK_SECONDS if scope.is_quick else _SECONDS
     long = _QUICK_SECONDS if quick else _LONG_SECONDS
-    tries = {"seconds": long, "tries": _QUICK_TRIES if quick else _TRIES}
+    tries: dict[str, float | int | str] = {
+        "seconds": long,
+        "tries": _QUICK_TRIES if quick else _TRIES,
+    }
     shares, rates = (SHARES_PERCENT[-1:], (_QUICK_RATE,)) if quick else (SHARES_PERCENT, RATES)
     ways = [(rate, name, way) for rate in rates for name, way in WAYS.items()]
     if not quick:
