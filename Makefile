@@ -37,7 +37,7 @@ simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on,
 faults: servers ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
-bench: setup ## how fast it is on this machine: an hour and a half, or three minutes (QUICK=1, BENCH_ARGS="...")
+bench: setup ## how fast it is on this machine: two hours, or four minutes (QUICK=1, BENCH_ARGS="...")
 	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 check: setup ## format, lint, imports, types and unit tests, in a minute or less

@@ -20,7 +20,7 @@ REPEATS_MAX: Final = 1_000
 
 
 @click.command(cls=Command)
-@click.option("--quick", is_flag=True, help="Three minutes: fewer questions, orders and repeats.")
+@click.option("--quick", is_flag=True, help="Four minutes: fewer questions, orders and repeats.")
 @click.option(
     "--only", multiple=True, metavar="QUESTION",
     help="Ask this one alone; may be given several times. --list shows them.",

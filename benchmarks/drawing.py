@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.questions import BARE, BATCH_ROWS, FAST, STAGES
 from benchmarks.rivals.rival import rival_of
-from benchmarks.runs.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
+from benchmarks.runs.open_load import RATES, WAYS, rate_name
 from benchmarks.spreads import RATE, Lines, Spread
 
 if TYPE_CHECKING:
@@ -126,27 +126,34 @@ def _draw_batch_size(lines: Lines) -> Figure:
 
 
 def _draw_open_load(lines: Lines) -> Figure:
-    title = "Latency under open load, from the intended time"
-    scales = {"xlabel": "load, % of the maximum", "yscale": "log"}
+    title = "Latency under open load, from when an order was due"
+    scales = {"xlabel": "orders/s", "xscale": "log", "yscale": "log"}
     figure, columns = _new(title, width=11, columns=3, **scales)
-    for axes, percentile in zip(columns, ("p50", "p99", "p99.9"), strict=True):
-        for rival, size in zip(("engine", *_SIZED), (0, *FIXED_ROWS), strict=True):
+    drawn = {
+        "p50": "histogram",
+        "p99": "histogram",
+        "p99 without the disk's stalls": "undisturbed_histogram",
+    }
+    for axes, (name, histogram) in zip(columns, drawn.items(), strict=True):
+        for way, colour in zip(WAYS, _WAY_COLOURS, strict=True):
             found = {
-                share: percentiles[percentile]
-                for share in SHARES_PERCENT
-                if (percentiles := lines.percentiles(arm_name(share, size))) is not None
+                rate: percentiles[name.partition(" ")[0]]
+                for rate in RATES
+                if (percentiles := lines.percentiles(rate_name(rate, way), histogram)) is not None
             }
-            label = "self-clocking" if size == 0 else f"batches of {size:,}"
-            axes.plot(list(found), list(found.values()), "o-", color=_COLOURS[rival], label=label)
-        axes.set(title=percentile)
+            axes.plot(list(found), list(found.values()), "o-", color=_COLOURS[colour], label=way)
+        axes.set(title=name)
     columns[0].set_ylabel("ms")
     # No corner of these is free of lines.
-    _legend(columns[0], on=figure, loc="outside lower center", ncols=1 + len(FIXED_ROWS))
+    _legend(columns[0], on=figure, loc="outside lower center", ncols=3)
     return figure
 
 
-_SIZED: Final = ("event_sourcing", "kafka_transactions_events")
-"""Whose colours the fixed sizes have."""
+_WAY_COLOURS: Final = (
+    "engine", "event_sourcing", "kafka_transactions_events", "bare_pages",
+    "kafka_transactions_frames",
+)  # fmt: skip
+"""Rivals whose colours the ways have."""
 
 
 def _draw_scale(lines: Lines) -> Figure:

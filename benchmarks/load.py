@@ -23,7 +23,7 @@ KeyKind = Literal["client", "time", "random"]
 """`client#number`, rising; free-form, beginning with a time; 128 random bits."""
 
 KEY_WINDOW_ROWS = 1_000_000
-"""Rows whose keys the engine compares in a load with keys."""
+"""Rows whose keys the engine compares: as many as by default."""
 
 WARM_UP_SHARE = 20
 """One order in this many goes first, untimed: it warms caches, plans and connections."""
@@ -41,8 +41,8 @@ class Load(Struct, frozen=True, kw_only=True):
     """Orders sent before the timed ones, made as they are sent: how long the chain is by then."""
     seed: int = 1
     key_kind: KeyKind = "client"
-    key_window_rows: int = 0
-    """The engine alone: compare every order's key with those of so many last rows."""
+    key_window_rows: int = KEY_WINDOW_ROWS
+    """The engine alone: compare every order's key with those of so many last rows. 0: not at all"""
 
     @property
     def warm_up_orders(self) -> int:

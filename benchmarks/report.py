@@ -1,7 +1,7 @@
 """Table and figures from the saved lines.
 
-`python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts the
-rates of the last run into README.md, between two marks.
+`python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts
+rates and latencies of the last run into README.md, between two marks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ import msgspec
 
 from benchmarks.drawing import draw_figures
 from benchmarks.host import RESULTS
-from benchmarks.questions import BATCH_ROWS, COMMON_ROWS, KEYS_OFF, NAMES, STAGES, question_of
+from benchmarks.questions import (
+    BATCH_ROWS,
+    COMMON_ROWS,
+    KEYS_OFF,
+    NAMES,
+    NOT_COMPARED,
+    STAGES,
+    question_of,
+)
 from benchmarks.rivals.rival import rival_of
-from benchmarks.runs.open_load import FIXED_ROWS, SHARES_PERCENT, arm_name
+from benchmarks.runs.open_load import PIPE, RATES, WAYS, rate_name
 from benchmarks.runs.outbox import BASE
 from benchmarks.session import CONDITIONS, Conditions, read_lines, saved_in
 from benchmarks.spreads import (
@@ -29,7 +37,6 @@ from benchmarks.spreads import (
     number,
     own_share,
     per_million,
-    spread_of,
     table,
 )
 from chain_kernel.errors import RefusedError
@@ -103,9 +110,10 @@ def _left_out(lines: Lines) -> Iterator[str]:
 
 # -- a section per question: a row for each arm ----------------------------------------------------
 
-_LOADS: Final = {arm_name(share, rows) for share in SHARES_PERCENT for rows in (0, *FIXED_ROWS)}
 _PERCENTILES: Final = ("p50", "p90", "p99", "p99.9", "max")
+_SHORT: Final = ("p50", "p99", "p99.9")
 _ALONE: Final = {
+    "order_histogram": "one order after the other, each submitted alone",
     "commit_histogram": "one commit after the other",
     "send_histogram": "one acked send after the other",
     "due_commit_histogram": "commits, each from when it was due",
@@ -143,20 +151,22 @@ def _rate_of(is_persisting: bool) -> str:
     return "persisted_per_second" if is_persisting else RATE
 
 
-def _engine_to(lines: Lines, arm: str, figure: str) -> Spread | None:
-    """Return the ratio of the engine to an arm that is run as it is."""
+def _engine_to(lines: Lines, arm: str, figure: str, kind: str = "") -> Spread | None:
+    """Return the ratio of the engine, at its defaults or of another kind, to an arm."""
     rival = arm.partition(" ")[0]
-    return lines.ratio(arm.replace(rival, "engine").removesuffix(" with keys"), arm, figure)
+    own = arm.replace(rival, "engine").removesuffix(f" {NOT_COMPARED}")
+    return lines.ratio(f"{own} {kind}".strip(), arm, figure)
 
 
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     is_persisting = arm.endswith("persisting")
     figure = _rate_of(is_persisting)
-    rates = _spaced(arm), lines.spread(arm, figure), _engine_to(lines, arm, figure)
+    ratios = (_engine_to(lines, arm, figure, kind) for kind in ("", NOT_COMPARED))
+    rates = _spaced(arm), lines.spread(arm, figure), *ratios
     if is_persisting:
-        return *rates, *[""] * 3
-    every, share = lines.spread(arm, per_million(*PROCESSES)), lines.spread(arm, own_share)
-    return *rates, every, share, lines.spread(arm, _log_bytes)
+        return *rates, *[""] * 4
+    cpu = (lines.spread(arm, per_million(*those)) for those in (PROCESSES, PROCESSES[:1]))
+    return *rates, *cpu, lines.spread(arm, own_share), lines.spread(arm, _log_bytes)
 
 
 def _log_bytes(figures: Figures) -> float:
@@ -176,79 +186,65 @@ def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    cells = _waits(lines, arm, _PERCENTILES) if arm in _LOADS else ()
-    return (arm, *cells, lines.percentile_spread(arm, "p99")) if cells else ()
-
-
-def _waits(lines: Lines, arm: str, percentiles: Sequence[str]) -> tuple[str, ...]:
-    """Return percentiles of an arm, and p50 and p99 up to the ack; nothing for another arm."""
-    found, ack = lines.percentiles(arm), lines.percentiles(arm, "ack_histogram")
-    if found is None or ack is None:
+    if arm == "floor":
         return ()
-    return (*(number(found[one]) for one in percentiles), number(ack["p50"]), number(ack["p99"]))
-
-
-def _before_open_load(lines: Lines) -> Iterator[str]:
-    maximum = cell(lines.spread("maximum", RATE))
-    yield f"Maximum: {maximum} orders/s."
-    yield from ("Milliseconds from when an order was due until it was handed on.", "")
-
-
-def _after_open_load(lines: Lines) -> Iterator[str]:
-    rounds = [
-        (f"{share} %", cell(_against_best(lines, share)), cell(found))
-        for share in SHARES_PERCENT
-        if (found := rounds_against_best(lines, share)) is not None
-    ]
-    if rounds:
-        headers = "load", "p99, self-clocking / best fixed size", "the same of a round"
-        yield from ("", *table(headers, rounds))
-    floor = cell(_against_floor(lines))
-    yield from ("", f"p99 at half load / (commit p99 + send p99 + time of a batch): {floor}.")
-    alone = [
-        (title, *(number(those[one]) for one in _PERCENTILES))
-        for name, title in _ALONE.items()
-        if (those := lines.percentiles("floor", name))
-    ]
-    if alone:
-        yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), alone))
-
-
-def _fixed_and_own(share: int) -> tuple[str, list[str]]:
-    own, *fixed = (arm_name(share, rows) for rows in (0, *FIXED_ROWS))
-    return own, fixed
-
-
-def _against_best(lines: Lines, share: int) -> Spread | None:
-    """Return the p99 against that of the best fixed size, each over all repeats together."""
-    own, fixed = _fixed_and_own(share)
-    found = lines.percentiles(own)
-    others = [each["p99"] for arm in fixed if (each := lines.percentiles(arm))]
-    return spread_of([found["p99"] / min(others)] if found and others else [])
-
-
-def rounds_against_best(lines: Lines, share: int) -> Spread | None:
-    """Return the spread of the p99 of self-clocking against the best fixed size of each round.
-
-    A repeat on a disk that stalled is one value here; in a histogram that the repeats share, it is
-    all of the tail.
-    """
-    own, fixed = _fixed_and_own(share)
-    others = [lines.percentile_by_repeat(arm, "p99") for arm in fixed]
-    return spread_of(
-        value / min(beside)
-        for repeat, value in lines.percentile_by_repeat(own, "p99").items()
-        if (beside := [found[repeat] for found in others if repeat in found])
+    return (
+        arm,
+        *_waits(lines, arm, "histogram", _PERCENTILES),
+        *_waits(lines, arm, "undisturbed_histogram", _SHORT),
+        lines.percentile_spread(arm, "p99"),
+        *_waits(lines, arm, "ack_histogram", _SHORT[:2]),
+        *(lines.spread(arm, one) for one in _PER_COMMIT),
     )
 
 
-def _against_floor(lines: Lines) -> Spread | None:
-    half = arm_name(50, 0)
-    own, window = lines.percentiles(half), lines.spread(half, "batch_window_ms")
-    floor = [lines.percentiles("floor", f"{name}_histogram") for name in ("commit", "send")]
-    if own is None or window is None or not all(floor):
-        return None
-    return spread_of([own["p99"] / (sum(one["p99"] for one in floor if one) + window.median)])
+_PER_COMMIT: Final = "batch_rows", "producer_ms_per_batch", "receiver_ms_per_batch", "stall_ms"
+
+
+def _waits(lines: Lines, arm: str, histogram: str, percentiles: Sequence[str]) -> Iterator[str]:
+    """Yield percentiles of an arm, or as many empty cells."""
+    found = lines.percentiles(arm, histogram)
+    yield from (number(found[one]) if found and found["count"] else "" for one in percentiles)
+
+
+def _before_open_load(lines: Lines) -> Iterator[str]:
+    found = cell(lines.spread("maximum", RATE))
+    above = cell(lines.spread("maximum", "not_sustained_per_second"))
+    yield f"Sustained maximum: {found} orders/s; at {above} a queue grew."
+    yield "Milliseconds from when an order was due until it was handed on: of all, and of those"
+    yield "that no stall of the disk concerned; CPU of producer and receiver in ms per commit."
+    yield ""
+
+
+def _after_open_load(lines: Lines) -> Iterator[str]:
+    alone = {title: lines.percentiles("floor", name) for name, title in _ALONE.items()}
+    alone["8 KB flushed every 10 ms, beside all runs"] = lines.percentiles(None, "flush_histogram")
+    shown = [
+        (title, *(number(found[one]) for one in _PERCENTILES))
+        for title, found in alone.items()
+        if found
+    ]
+    if shown:
+        yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), shown))
+    ratios = [
+        (f"{rate:,}/s, {way}", *(f"{ratio:.2f}" for ratio in found))
+        for rate in RATES
+        for way in WAYS
+        if way != PIPE and (found := _to_pipe(lines, rate, way))
+    ]
+    if ratios:
+        headers = f"undisturbed / {PIPE} on the same schedule", *_SHORT
+        yield from ("", *table(headers, ratios))
+
+
+def _to_pipe(lines: Lines, rate: int, way: str) -> list[float]:
+    """Return the percentiles of a way against those of the bare pipe, over all repeats each."""
+    own, its = (
+        lines.percentiles(rate_name(rate, one), "undisturbed_histogram") for one in (way, PIPE)
+    )
+    if not (own and its and own["count"] and its["count"]):
+        return []
+    return [own[one] / its[one] for one in _SHORT]
 
 
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -283,18 +279,38 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 _COMPARISON_UNITS: Final = (
-    "CPU of all processes in seconds per million orders; log bytes per order."
+    "CPU in microseconds per order, of all processes and of the producer; log bytes per order."
 )
 
 _SECTIONS: Final = {
     "comparison": _Section(
-        ("rival, batch", "orders/s", "orderchain / it", "CPU", "own share", "log bytes"),
+        (
+            "rival, batch",
+            "orders/s",
+            "orderchain / it",
+            f"{NOT_COMPARED} / it",
+            "CPU",
+            "producer",
+            "own share",
+            "log bytes",
+        ),
         _comparison,
         before=lambda _: iter((_COMPARISON_UNITS, "")),
     ),
     "batch_size": _Section(("batch", "rival", *(f"{stage}/s" for stage in STAGES)), _batch_size),
     "open_load": _Section(
-        ("load, policy", *_PERCENTILES, "ack p50", "ack p99", "p99 of a repeat"),
+        (
+            "load, way",
+            *_PERCENTILES,
+            *(f"undisturbed {one}" for one in _SHORT),
+            "p99 of a repeat",
+            "ack p50",
+            "ack p99",
+            "orders per commit",
+            "producer",
+            "receiver",
+            "stalls, ms",
+        ),
         _open_load,
         _before_open_load,
         _after_open_load,
@@ -336,13 +352,14 @@ _SECTIONS: Final = {
 }
 
 
-# -- rates in README.md ----------------------------------------------------------------------------
+# -- the tables of README.md -----------------------------------------------------------------------
 
 README: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- benchmark: written by `python -m benchmarks.report` -->"
 END: Final = "<!-- benchmark: end -->"
 
 _RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
+_LATENCY_HEADER: Final = "ms from due to handed on: p50, p99 (p99 without the disk's stalls)"
 _SHOWN: Final = (
     "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
     "kafka_transactions_frames", "event_sourcing", "common_way",
@@ -355,9 +372,9 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
         sizes = [f"{name} {rows}" for rows in BATCH_ROWS]
         title = rival_of(name).title
         if name == "engine":
-            keyed = (cell(lines.spread(f"{arm} with keys", RATE)) for arm in sizes)
-            yield f"**{title}**", *keyed
-            title += ", keys not compared"
+            yield f"**{title}**", *(cell(lines.spread(arm, RATE)) for arm in sizes)
+            sizes = [f"{arm} {NOT_COMPARED}" for arm in sizes]
+            title += f", {NOT_COMPARED}"
         if name == "common_way":
             sizes[1] = f"{name} {COMMON_ROWS}"
             title += f" (at {COMMON_ROWS})"
@@ -366,24 +383,44 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             yield title, *cells
 
 
-def with_table(text: str, comparison: Lines) -> str:
-    """Return `text` with the table of rates between its marks. Raises ValueError without them."""
+def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
+    """Yield the rows of the second table: ways down, fixed rates across, milliseconds."""
+    for way in WAYS:
+        cells = [_latency(lines, rate_name(rate, way)) for rate in RATES]
+        if any(text != "-" for text in cells):
+            title = way.replace("engine", rival_of("engine").title)
+            yield f"**{title}**" if way == "engine" else title, *cells
+
+
+def _latency(lines: Lines, arm: str) -> str:
+    every, free = (lines.percentiles(arm, f"{kind}histogram") for kind in ("", "undisturbed_"))
+    if every is None:
+        return "-"
+    shown = f"{number(every['p50'])}, {number(every['p99'])}"
+    return f"{shown} ({number(free['p99'])})" if free and free["count"] else shown
+
+
+def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
+    """Return `text` with the tables of README between its marks. Raises ValueError without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
-    rates = table(_RATE_HEADERS, _rates(comparison))
-    return "\n".join([before + BEGIN, *rates, END]) + after
+    shown = [*table(_RATE_HEADERS, _rates(comparison))]
+    if latencies := list(_latencies(open_load)):
+        shown += ["", *table((_LATENCY_HEADER, *(f"{rate:,}/s" for rate in RATES)), latencies)]
+    return "\n".join([before + BEGIN, *shown, END]) + after
 
 
 def main() -> None:
     """Write README.md."""
     try:
-        lines = _saved(RESULTS, ("comparison",))
+        lines = _saved(RESULTS, ("comparison", "open_load"))
     except RefusedError as error:
         sys.exit(str(error))
-    text = with_table(README.read_text(encoding="utf-8"), lines["comparison"])
-    README.write_text(text, encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    found = (lines.get(name, Lines(())) for name in ("comparison", "open_load"))
+    README.write_text(with_tables(text, *found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -112,22 +112,22 @@ class Lines:
             for repeat in sorted(tops.keys() & bases.keys())
         )
 
-    def percentiles(self, arm: str, histogram: str = "histogram") -> dict[str, float] | None:
-        """Return the percentiles of an arm, from the histograms of all its repeats together."""
-        all_figures = self._figures.get(arm, {}).values()
+    def percentiles(self, arm: str | None, histogram: str = "histogram") -> dict[str, float] | None:
+        """Return the percentiles of an arm, from the histograms of all its repeats together.
+
+        None: of all arms.
+        """
+        arms = self._figures if arm is None else {arm: self._figures.get(arm, {})}
+        all_figures = [figures for repeats in arms.values() for figures in repeats.values()]
         found = [figures[histogram] for figures in all_figures if histogram in figures]
         return merged(found) if found else None
 
     def percentile_spread(self, arm: str, percentile: str) -> Spread | None:
         """Return how a percentile moves from repeat to repeat: its spread, never its value."""
-        return spread_of(self.percentile_by_repeat(arm, percentile).values())
-
-    def percentile_by_repeat(self, arm: str, percentile: str) -> dict[int, float]:
-        """Return a percentile of each repeat of an arm, from its histogram alone."""
-        return {
-            repeat: merged([figures["histogram"]])[percentile]
-            for repeat, figures in self._figures.get(arm, {}).items()
-        }
+        return spread_of(
+            merged([figures["histogram"]])[percentile]
+            for figures in self._figures.get(arm, {}).values()
+        )
 
 
 def _value(figures: Figures, figure: str | Callable[[Figures], float]) -> float:

@@ -57,15 +57,23 @@ class OpenSink:
 
 
 def sequencer_of(
-    site: Site, chain_id: int, load: Load, *, sink: FrameSink | None = None
+    site: Site,
+    chain_id: int,
+    load: Load,
+    *,
+    sink: FrameSink | None = None,
+    tuning: SequencerTuning | None = None,
 ) -> Sequencer:
-    """Return a sequencer for `load`, publishing to Kafka unless there is another `sink`."""
+    """Return a sequencer for `load`, publishing to Kafka unless there is another `sink`.
+
+    It commits batches of the load's size, unless its `tuning` says otherwise.
+    """
     config = SequencerConfig(
         chain_id=chain_id,
         database=site.sequencer,
         kafka=site.kafka,
         key_window_rows=load.key_window_rows,
-        tuning=SequencerTuning(batch_rows_max=load.batch_rows),
+        tuning=tuning or SequencerTuning(batch_rows_max=load.batch_rows),
     )
     return Sequencer(
         config,
@@ -107,7 +115,9 @@ async def filled_chain(site: Site, rows: int, batch_rows: int = 1_000) -> int:
     if (where := (site.directory, rows, batch_rows)) in _filled:
         return _filled[where]
     chain_id = await make_chain(site)
-    load = Load(rival="engine", orders=rows, batch_rows=batch_rows, payload_bytes=100)
+    load = Load(
+        rival="engine", orders=rows, batch_rows=batch_rows, payload_bytes=100, key_window_rows=0
+    )
     batches = load.batches(rows)
     async with sequencer_of(site, chain_id, load, sink=OpenSink()) as sequencer:
         while some := list(islice(batches, _BATCHES_AT_ONCE)):

@@ -19,7 +19,8 @@ from benchmarks.rivals.engine import Engine
 from benchmarks.rivals.rival import NAMES, NotWhole, rival_of
 from benchmarks.runs import open_load
 from benchmarks.runs.loads import run_load
-from benchmarks.runs.open_load import OpenJob, measure_floor, run_open
+from benchmarks.runs.open_load import WAYS, find_maximum, measure_floor
+from benchmarks.runs.schedule import Job, run_job
 from benchmarks.session import Step, read_lines, run_steps, saved_in
 from benchmarks.spreads import merged
 from chain_kernel.clients.database_config import DatabaseConfig
@@ -229,20 +230,46 @@ async def test_run_saves_each_line_when_it_ends(site: Site, tmp_path: Path) -> N
     assert all(line.figures for line in lines)
 
 
-@pytest.mark.parametrize("fixed_rows", [0, 50])
-async def test_open_load_counts_from_when_an_order_was_due(site: Site, fixed_rows: int) -> None:
-    load = Load(rival="engine", orders=430, batch_rows=fixed_rows or 5_000)
-    job = OpenJob(load=load, rate_per_second=1_000.0, warm_up_orders=30, fixed_rows=fixed_rows)
+TASKS: dict[str, Any] = {"rival": "engine", "way": "tasks"}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "tasks"])
+async def test_open_load_counts_from_when_an_order_was_due(site: Site, way: str) -> None:
+    settings = WAYS.get(way, TASKS)
     async with deadline():
-        figures = await run_open(site, job)
+        figures = await run_job(site, Job.of(rate_per_second=1_000.0, seconds=0.4, **settings))
     found = merged([figures["histogram"]])
     assert found["count"] == 400
-    assert merged([figures["ack_histogram"]])["count"] == 400
-    assert figures["wal_mib"] > 0
     assert 0 < found["p50"] <= found["max"]
-    if fixed_rows:  # the first of a batch waits until the last is due, 49 ms later
-        assert found["max"] >= 49
-        assert figures["batch_rows"] == pytest.approx(fixed_rows, rel=0.1)
+    acks = merged([figures["ack_histogram"]])
+    assert acks["count"] == 400
+    assert merged([figures["undisturbed_histogram"]])["count"] <= 400
+    assert merged([figures["flush_histogram"]])["count"] > 0
+    assert 1 <= figures["batch_rows"] <= figures["orders"]
+    assert figures["producer_ms_per_batch"] > 0
+
+
+async def test_maximum_is_the_highest_rate_at_which_no_queue_grew(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    async def closed(site: Site, load: Load) -> dict[str, float]:
+        return {"delivered_per_second": 2_000 / open_load._HIGHEST}
+
+    async def at_most_1200(site: Site, job: Job) -> dict[str, Any]:
+        tried.append(job.rate_per_second)
+        figures = await run_job(site, job)
+        return figures | {"is_growing": job.rate_per_second > 1_200}
+
+    monkeypatch.setattr(open_load, "run_load", closed)
+    monkeypatch.setattr(open_load, "run_job", at_most_1200)
+    async with deadline():
+        found = await find_maximum(site, 0.2, 3)
+    assert tried == pytest.approx([1_000, 1_500, 1_250])
+    assert found["rate_per_second"] == pytest.approx(1_000)
+    assert found["not_sustained_per_second"] == pytest.approx(1_250)
+    assert merged([found["histogram"]])["count"] > 0
 
 
 async def test_log_files_that_the_warm_up_makes_are_used_again(site: Site) -> None:
@@ -264,6 +291,7 @@ async def test_floor_holds_every_call_both_ways(
         floor = await measure_floor(site, 0.2)
     one_by_one = merged([floor["commit_histogram"]]), merged([floor["send_histogram"]])
     assert [found["count"] for found in one_by_one] == [20, 20]
+    assert merged([floor["order_histogram"]])["count"] == 20
     from_due = merged([floor["due_commit_histogram"]]), merged([floor["due_send_histogram"]])
     assert [found["count"] for found in from_due] == [40, 40]
 

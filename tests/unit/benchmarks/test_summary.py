@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.load import Line, Scope
 from benchmarks.questions import NAMES, question_of
-from benchmarks.report import TABLE, rounds_against_best, write_report
+from benchmarks.report import TABLE, write_report
 from benchmarks.session import CONDITIONS, Conditions, read_lines, save, saved_in, steps
 from benchmarks.spreads import Lines, Spread, histogram_of
 
@@ -48,23 +48,19 @@ def test_figures_of_a_run_that_failed_are_in_no_median() -> None:
     assert lines.failed == [FAILED]
 
 
-def test_self_clocking_is_held_against_the_best_fixed_size_of_its_own_round() -> None:
-    def took(arm: str, *milliseconds: int) -> list[Line]:
-        return [
-            line(arm, n, "open_load", histogram=histogram_of([value * 1_000_000]))
-            for n, value in enumerate(milliseconds)
-        ]
-
-    lines = Lines(
-        took("10 %, self-clocking", 30, 20, 300)
-        + took("10 %, batches of 500", 20, 80)
-        + took("10 %, batches of 5000", 60, 40)
-    )
-    found = rounds_against_best(lines, 10)
-    assert found is not None
-    assert found.count == 2  # nothing ran beside the third
-    assert (found.low, found.high) == pytest.approx((0.5, 1.5), rel=0.01)
-    assert rounds_against_best(lines, 30) is None
+def test_table_compares_the_engine_at_its_defaults_and_names_the_other_kind(
+    tmp_path: Path,
+) -> None:
+    for arm, rate in {
+        "engine 1000": 50.0, "engine 1000 keys not compared": 75.0, "bare_pages 1000": 100.0,
+    }.items():  # fmt: skip
+        figures = {**every_figure(1.0), "delivered_per_second": rate}
+        save(tmp_path, line(arm, 0, **figures))
+    write_report(tmp_path)
+    text = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert "| bare pages 1000 | 100 | 0.50 | 0.75 |" in text
+    assert "| engine 1000 | 50.0 | 1.00 | 1.50 |" in text
+    assert "| engine 1000 keys not compared | 75.0 | 0.67 | 1.00 |" in text
 
 
 @pytest.mark.parametrize("scope", [Scope(), Scope(is_quick=True, repeats=1)])
@@ -104,7 +100,7 @@ def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path
     assert all(path.stat().st_size > 1_000 for path in written)
     for name in NAMES:
         assert f"## {question_of(name).title}" in text
-    assert "half load / (commit p99 + send p99 + time of a batch): -" not in text
+    assert "| 10,000/s, engine, one by one | 1.00 | 2.00 |" in text
 
 
 def test_report_of_the_same_lines_is_the_same_bytes_and_names_what_has_no_figure(
@@ -125,13 +121,14 @@ def test_report_of_the_same_lines_is_the_same_bytes_and_names_what_has_no_figure
 def every_figure(value: float) -> dict[str, Any]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
-        "rows_per_second", "rate_to_select", "check_seconds", "wal_mib", "batch_window_ms",
+        "rows_per_second", "rate_to_select", "check_seconds", "wal_mib", "batch_rows", "stall_ms",
+        "producer_ms_per_batch", "receiver_ms_per_batch",
         "producer_memory_mib", "receiver_memory_mib", "producer_cpu_seconds",
         "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
     )  # fmt: skip
     histogram = histogram_of([int(value * 1_000), 2_000_000])
     texts = (
-        "histogram", "ack_histogram", "commit_histogram", "send_histogram",
-        "due_commit_histogram", "due_send_histogram",
+        "histogram", "ack_histogram", "undisturbed_histogram", "flush_histogram",
+        "commit_histogram", "send_histogram", "due_commit_histogram", "due_send_histogram",
     )  # fmt: skip
     return dict.fromkeys(names, value) | dict.fromkeys(texts, histogram)
