@@ -91,6 +91,17 @@ class Columns(NamedTuple):
         """Return the columns of `events`."""
         return cls(*zip(*map(_columns_of, events), strict=True)) if events else cls(*[()] * 5)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the values are equal, whichever sequences hold them."""
+        return isinstance(other, Columns) and all(
+            list(one) == list(two) for one, two in zip(self, other, strict=True)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
     def cut(self, start: int, stop: int) -> Self:
         """Return the rows from `start` to before `stop`."""
         return type(self)(*(column[start:stop] for column in self))
