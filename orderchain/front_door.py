@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chain_kernel.errors import SettingError
-from chain_kernel.monitoring import calm_collector
+from chain_kernel.process import calm_collector
 from gapfill import GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import (
     ChainFrames,

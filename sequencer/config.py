@@ -82,8 +82,8 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     stop_seconds: Seconds = 15.0
     """Deadline of a graceful stop: for commits and publishing alike."""
     calm_collector: bool = True
-    """Whether the garbage collector of this process is made to run rarely: its passes pause every
-    order. Set it to False where the process tunes its collector itself."""
+    """Whether the garbage collector of this process is made to run rarely, since its passes pause
+    every order, and freed memory is kept. Set it to False where the process tunes both itself."""
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
     """Ids skipped at a take-over, in addition to those for the time since the last commit (2^29 per
     second) and a random number below 2^29: an id that a lost primary may have given out is never

@@ -16,7 +16,8 @@ from chain_kernel.errors import (
     SteppedDown,
     StoppedError,
 )
-from chain_kernel.monitoring import LAG_LIMITS, calm_collector
+from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.process import calm_collector
 from chain_kernel.speed import implementation
 from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from chain_kernel import monitoring, speed
+from chain_kernel import process, speed
 from chainctl.schema.parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.folders import default_cache_directory
@@ -160,7 +160,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
-    monitoring._is_calm = True  # tests see the collector as Python has it
+    process._is_calm = True  # tests see the collector as Python has it
     needed = any(
         not _KAFKAS.isdisjoint(getattr(item, "fixturenames", ())) for item in session.items
     )
