@@ -85,7 +85,7 @@ class KeyTable:
         self._tags = np.zeros(rows, np.uint32)
         self._ids = np.zeros(rows, np.int64)
 
-    def add(self, hashes: Hashes, ids: Sequence[int] | Ids) -> int | None:
+    def add(self, hashes: Hashes, ids: Ids) -> int | None:
         """Add rows in the order of their ids; return the last id that is forgotten, if any is."""
         for start in range(0, len(hashes), _AT_ONCE):
             self._add(hashes[start : start + _AT_ONCE], ids[start : start + _AT_ONCE])
@@ -95,7 +95,7 @@ class KeyTable:
         return int(self._ids[(self._last - self.count) % len(self._ids)])
 
     def find(self, hashes: Hashes) -> list[int]:
-        """Return the ids of all rows that may have one of `hashes`; they surely have its half."""
+        """Return the ids of all rows that may have one of `hashes`: half of it is compared."""
         if speed.native is not None:
             columns = (self._newest, self._before, self._tags)
             slots = speed.native.find(*columns, hashes, self._last, self.count)
@@ -114,12 +114,12 @@ class KeyTable:
             ages, tags = older[at], tags[at]
         return found
 
-    def _add(self, hashes: Hashes, ids: Sequence[int] | Ids) -> None:
+    def _add(self, hashes: Hashes, ids: Ids) -> None:
         first = self._last + 1
         self._last += len(hashes)
         self.count += len(hashes)
         slots = np.arange(first, self._last + 1) % len(self._ids)
-        self._ids[slots] = np.arange(ids.start, ids.stop) if isinstance(ids, range) else ids
+        self._ids[slots] = ids
         if speed.native is not None:
             speed.native.add(self._newest, self._before, self._tags, hashes, first)
             return
@@ -161,8 +161,9 @@ class KeyIndex:
 
     def add(self, hashes: Hashes, ids: Sequence[int]) -> KeyPage | None:
         """Remember the rows of a commit; return the page that became full with them, if any."""
-        self._remember(hashes, ids)
-        self._open.append((hashes, np.array(ids, np.int64)))
+        packed = np.arange(ids[0], ids[-1] + 1) if isinstance(ids, range) else np.array(ids)
+        self._remember(hashes, packed)
+        self._open.append((hashes, packed))
         self._open_rows += len(ids)
         return self._close_open() if self._open_rows >= PIECE_ROWS else None
 
@@ -179,7 +180,7 @@ class KeyIndex:
         """Return the id of every remembered row whose hash may be among `hashes`."""
         return self.table.find(hashes)
 
-    def _remember(self, hashes: Hashes, ids: Sequence[int] | Ids) -> None:
+    def _remember(self, hashes: Hashes, ids: Ids) -> None:
         forgotten = self.table.add(hashes, ids)
         if forgotten is not None:
             self.forgotten_until = forgotten

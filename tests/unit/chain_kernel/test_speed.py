@@ -138,7 +138,7 @@ def test_tables_are_the_same(batches: list[list[int]], window: int, factor: int)
         hashes = np.array([number * factor % 2**64 for number in numbers], np.uint64)
         forgotten, found = [], []
         for speed.native, table in zip((None, COMPILED), tables, strict=True):
-            forgotten.append(table.add(hashes, range(last + 1, last + 1 + len(numbers))))
+            forgotten.append(table.add(hashes, np.arange(last + 1, last + 1 + len(numbers))))
             found.append((sorted(table.find(hashes[:20])), are_distinct(hashes, hashes[:0])))
         assert forgotten[0] == forgotten[1]
         assert found[0] == found[1]

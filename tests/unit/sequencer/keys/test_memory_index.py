@@ -72,7 +72,7 @@ def test_a_row_is_found_after_its_number_came_round() -> None:
     table._last = 2**32 - 30
     hashes = hash_keys(list(map(str, range(200))), 1)
     for start in range(0, 200, 8):
-        table.add(hashes[start : start + 8], range(start + 1, start + 9))
+        table.add(hashes[start : start + 8], np.arange(start + 1, start + 9))
     assert sorted(table.find(hashes)) == list(range(151, 201))
 
 
