@@ -100,11 +100,13 @@ class Columns(NamedTuple):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
-
     def cut(self, start: int, stop: int) -> Self:
         """Return the rows from `start` to before `stop`."""
-        return type(self)(*(column[start:stop] for column in self))
+        rows = slice(start, stop)
+        return type(self)(
+            self.ids[rows], self.pids[rows], self.keys[rows], self.times_ns[rows],
+            self.payloads[rows],
+        )  # fmt: skip
 
 
 class PageImage(Struct, frozen=True, gc=False):

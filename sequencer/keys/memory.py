@@ -305,12 +305,10 @@ def forms_of(keys: Sequence[str]) -> KeyForms | None:
         if numbers is not None and all(clients):
             return _rising((), range(len(keys)), clients, numbers)
     split = list(map(split_client_key, keys))
-    rising = [at for at, parts in enumerate(split) if parts is not None]
-    return _rising(
-        [at for at, parts in enumerate(split) if parts is None],
-        rising,
-        *([parts[part] for parts in split if parts is not None] for part in (0, 1)),
-    )
+    named = [(at, *parts) for at, parts in enumerate(split) if parts is not None]
+    free = [at for at, parts in enumerate(split) if parts is None]
+    clients, numbers = [part[1] for part in named], [part[2] for part in named]
+    return _rising(free, [part[0] for part in named], clients, numbers)
 
 
 def _rising(
