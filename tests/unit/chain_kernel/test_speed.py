@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_pages_and_frames_are_the_same(
         ids if packed else list(ids),
         (pid, *ids[:-1]),
         keys,
-        np.array(times, np.int64) if packed else times,
+        cast("Any", np.array(times, np.int64)) if packed else times,
         payloads,
     )
     header = FrameHeader(
