@@ -40,7 +40,8 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
             with pytest.raises(Busy):
                 await sequencer.submit_columns(["c1", "c2"], [b"", b""])
         acks = [await first, await patient]
-        assert sequencer.stats().busy == 4
+        shown = {sample.name: sample.value for sample in sequencer.samples()}
+        assert shown["orderchain_sequencer_busy_total"] == sequencer.stats().busy == 4
         assert (await sequencer.submit("own bound", b"x")).pid == acks[-1].id
         with pytest.raises(OrderError, match="within was 0, expected seconds above 0"):
             await sequencer.submit("no time", b"x", within=0)
@@ -48,7 +49,7 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
 
 
 async def test_columns_become_rows_and_repeats_get_their_first_places(
-    make_chain: MakeChain,
+    make_chain: MakeChain, implementation: str
 ) -> None:
     chain = await make_chain()
     keys = [f"client#{number}" for number in range(1, 1_500)] + ["free", "größer"]
@@ -58,6 +59,9 @@ async def test_columns_become_rows_and_repeats_get_their_first_places(
         assert await sequencer.submit_columns(keys[-3:], payloads[-3:]) == acks[-3:]
         with pytest.raises(KeyConflict):
             await sequencer.submit_columns(["new", "free"], [b"", b"other"])
+        shown = {sample.name: sample.value for sample in sequencer.samples()}
+        assert shown["orderchain_sequencer_native"] == (implementation == "native")
+        assert sequencer.stats().implementation == implementation
         with pytest.raises(OrderError, match="keys was 0"):
             await sequencer.submit_columns([], [])
     rows = await chain.rows()
