@@ -8,7 +8,7 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test nightly simulate faults bench check types units site release hashes marks walk pictures screens hooks clean
+.PHONY: help setup servers demo test nightly simulate faults bench fuzz wheels check types units site release hashes marks walk pictures screens hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ faults: servers ## the long form of the fault tests: many rounds, ten minutes or
 
 bench: setup ## how fast it is on this machine: two hours, or four minutes (QUICK=1, BENCH_ARGS="...")
 	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+fuzz: setup ## the compiled functions under AddressSanitizer, against Python's (SECONDS=3600)
+	@tools/fuzz_speed.sh $(or $(SECONDS),3600)
+
+wheels: setup ## a wheel of orderchain, and one of orderchain-speed, into dist
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./speedups
 
 check: setup ## format, lint, imports, types and unit tests, in a minute or less
 	@$(BIN)/ruff format --check --quiet

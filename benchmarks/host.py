@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.chains import Site, connected
+from chain_kernel.speed import implementation
 from local_stack.process import stat_fields
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,6 +28,7 @@ def describe_host() -> dict[str, object]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "python": platform.python_version(),
+        "implementation": implementation(),
         "kernel": platform.release(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -92,6 +92,7 @@ def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
     libraries = msgspec.convert(host["libraries"], dict[str, str])
     yield f"- {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB"
     yield f"- Linux {host['kernel']}, Python {host['python']}, {_listed(libraries)}"
+    yield f"- hot functions: {host.get('implementation', 'python')}"
     yield f"- commit {host['commit']}, {last.run}, {runs} run(s)"
     yield f"- PostgreSQL: {_listed(last.postgres)}"
     yield "- each cell: median (lowest-highest) of the repeats; ratios within one round"

@@ -16,6 +16,7 @@ OrderchainError
 │   └── ClockError            the clock of this machine is years ahead, or out of range
 ├── RetryError            the same call may succeed later; nothing was changed
 │   ├── QueueFull             `submit_nowait` found no room
+│   ├── Busy                  no commit began for an order as soon as its caller asked
 │   ├── BrokerAway            the broker has been away for longer than the policy allows
 │   ├── ChainLed              another process leads the chain, and is alive
 │   ├── NotYetReadable        a standby has not replayed the range yet
@@ -164,6 +165,14 @@ class RetryError(OrderchainError):
 
 class QueueFull(RetryError):
     """The queue of a sequencer is full; `submit` would have waited."""
+
+
+class Busy(RetryError):
+    """No commit began for an order within the seconds that it may wait: it was not accepted."""
+
+    def __init__(self, within: float) -> None:
+        super().__init__(f"no commit began for the order within {within:g} s: it was not accepted")
+        self.within = within
 
 
 class BrokerAway(RetryError):

@@ -13,7 +13,7 @@ import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from chain_kernel.monitoring import calm_collector
+from chain_kernel.process import calm_collector
 from chainctl.exits import Terminated
 
 if TYPE_CHECKING:

@@ -57,6 +57,9 @@ class ReceiverTuning(Config, frozen=True, kw_only=True):
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0
     """How long a standby may lag behind what is to be filled, before NotYetReadable is raised."""
+    calm_collector: bool = True
+    """Whether the garbage collector of this process is made to run rarely, since its passes pause
+    every run, and freed memory is kept. Set it to False where the process tunes both itself."""
     kafka_at_start: Literal["required", "optional"] = "required"
     """Whether a start needs the broker. With "optional" a receiver that is started while Kafka is
     away delivers rows from the database, and continues live once Kafka is there; a wrong address is

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import (
         LagLimits as LagLimits,
         Monitor as Monitor,
-        calm_collector as calm_collector,
     )
+    from chain_kernel.process import calm_collector as calm_collector
     from chain_verifier.config import (
         DatabaseSource as DatabaseSource,
         JournalSource as JournalSource,
@@ -54,7 +54,8 @@ _NAMES = {
     "chain_kernel.clients.database_config": ("DatabaseConfig",),
     "chain_kernel.clients.kafka_config": ("KafkaConfig",),
     "chain_kernel.model": ("Event", "Mark", "Run", "Snapshot"),
-    "chain_kernel.monitoring": ("LagLimits", "Monitor", "calm_collector"),
+    "chain_kernel.monitoring": ("LagLimits", "Monitor"),
+    "chain_kernel.process": ("calm_collector",),
     "chain_verifier.config": (
         "DatabaseSource",
         "JournalSource",

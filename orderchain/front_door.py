@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chain_kernel.errors import SettingError
+from chain_kernel.process import calm_collector
 from gapfill import GapReader, GapReaderConfig, PreferredSources
 from matcher_receiver import (
     ChainFrames,
@@ -46,6 +47,8 @@ def open_receiver(
     closed with it. Nothing is connected before the receiver is entered. Raises SettingError where
     `config` lacks what a part needs.
     """
+    if config.tuning.calm_collector:
+        calm_collector()
     source = gap_source or _gap_source(config)
     if frames is None:
         frames = _frames(config, source)

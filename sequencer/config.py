@@ -41,6 +41,9 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024
     """Bytes per record. Frames are smaller if the topic's `max.message.bytes` is lower. A batch
     with a row that fits into no frame is not published, and recorded as skipped."""
+    submit_within_seconds: Seconds | None = None
+    """How long an order may wait until a commit begins for it; after that it is refused with Busy,
+    before it has an id. None: as long as it takes. A call may give its own; an intake waits."""
     publish_interval_seconds: Annotated[float, Meta(ge=0, le=1)] = 0.004
     """While batches are full, frames are sent at most once per interval, unless a MiB of them
     waits: frames of several commits are sent together. A request costs the broker and both ends as
@@ -78,6 +81,9 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     """How long to retry while the database is away, before the callers get an error."""
     stop_seconds: Seconds = 15.0
     """Deadline of a graceful stop: for commits and publishing alike."""
+    calm_collector: bool = True
+    """Whether the garbage collector of this process is made to run rarely, since its passes pause
+    every order, and freed memory is kept. Set it to False where the process tunes both itself."""
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
     """Ids skipped at a take-over, in addition to those for the time since the last commit (2^29 per
     second) and a random number below 2^29: an id that a lost primary may have given out is never
@@ -108,7 +114,7 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     standby: bool = False
     """Wait while another leader is alive, instead of giving up."""
     key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
-    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 14
+    """Rows whose keys are remembered, so that a repeat is answered with the first one's place; 24
     bytes of memory each. For older rows, a free-form key is new again, and a client's number is too
     old. 0: keys are not compared at all."""
     id_strategy: IdStrategy = "sequential"

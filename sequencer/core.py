@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from chain_kernel.errors import ClockError, OrderchainError, SettingError
 from chain_kernel.limits import ID_MAX
-from chain_kernel.model import TERM_SPREAD_IDS, Event
-from chain_kernel.seal import Batch, column_pages, next_seal
+from chain_kernel.model import TERM_SPREAD_IDS
+from chain_kernel.seal import Batch, Columns, column_pages, next_seal
 from sequencer.order import OrderColumns, columns_of
 
 if TYPE_CHECKING:
@@ -219,18 +219,15 @@ class SequencerCore:
         cause ids to be skipped; it orders nothing. Raises OrderchainError when the chain has no ids
         left.
         """
-        columns = orders if isinstance(orders, OrderColumns) else columns_of(orders)
+        given = orders if isinstance(orders, OrderColumns) else columns_of(orders)
         first = self._first_id(len(orders), wall_ns)
         last_id = first + len(orders) - 1
         if last_id >= ID_MAX:
             raise OrderchainError(f"chain {self._term.chain_id} has no ids left")
-        run = range(first, last_id + 1)
-        ids = tuple(run)
-        times, to_be_packed = columns.times_at(wall_ns)
+        ids = range(first, last_id + 1)
         pids = (self._last_id, *ids[:-1])
-        pages = column_pages(
-            run, pids, columns.keys, to_be_packed, columns.payloads, is_linked=True
-        )
+        columns = Columns(ids, pids, given.keys, given.times_at(wall_ns), given.payloads)
+        pages = column_pages(columns, is_linked=True)
         # A clock that steps back must not make committed_at fall along the chain.
         committed_at_us = max(wall_ns // 1_000, self._last_committed_at_us)
         seal = next_seal(
@@ -251,7 +248,7 @@ class SequencerCore:
             seal_before=self._last_seal,
             seal=seal,
             committed_at_us=committed_at_us,
-            events=list(map(Event, ids, pids, columns.keys, times, columns.payloads)),
+            columns=columns,
             pages=pages,
         )
         self._last_id, self._last_seal = last_id, seal

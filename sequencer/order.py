@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from msgspec import Struct
 
+from chain_kernel import speed
 from chain_kernel.errors import OrderError
 from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
@@ -115,21 +116,46 @@ class OrderColumns(Struct, frozen=True, gc=False):
 
     keys: list[str]
     payloads: list[bytes]
-    times_ns: list[int | None]
-    packed_times: array[int] | None
-    """`times_ns` as integers of 64 bits; None if an order has no time of its own."""
+    times_ns: array[int] | list[int | None]
+    """An array if every order has a time of its own."""
     total_bytes: int
     """Bytes of all keys, as UTF-8, and payloads."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def times_at(self, wall_ns: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the times, `wall_ns` for an order without one, and the same to be packed."""
-        if self.packed_times is not None:
-            return cast("list[int]", self.times_ns), self.packed_times
-        times = [wall_ns if time_ns is None else time_ns for time_ns in self.times_ns]
-        return times, times
+    def times_at(self, wall_ns: int) -> Sequence[int]:
+        """Return the times, `wall_ns` for an order without one."""
+        if isinstance(self.times_ns, array):
+            return self.times_ns
+        return [wall_ns if time_ns is None else time_ns for time_ns in self.times_ns]
+
+
+class OrdersIn(Sequence[Order]):
+    """The orders of columns; each is made when somebody looks at it."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: OrderColumns) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __iter__(self) -> Iterator[Order]:
+        return map(Order, self._columns.keys, self._columns.payloads, self._columns.times_ns)
+
+    @overload
+    def __getitem__(self, at: int) -> Order: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Order]: ...
+
+    def __getitem__(self, at: int | slice) -> Order | list[Order]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        columns = self._columns
+        return Order(columns.keys[at], columns.payloads[at], columns.times_ns[at])
 
 
 def joined(parts: Sequence[OrderColumns]) -> OrderColumns:
@@ -139,9 +165,11 @@ def joined(parts: Sequence[OrderColumns]) -> OrderColumns:
         return list(flatten.from_iterable(getattr(part, name) for part in parts))
 
     times = column("times_ns")
-    packed = None if any(part.packed_times is None for part in parts) else array("q", times)
+    have_all = all(isinstance(part.times_ns, array) for part in parts)
     size = sum(part.total_bytes for part in parts)
-    return OrderColumns(column("keys"), column("payloads"), times, packed, size)
+    return OrderColumns(
+        column("keys"), column("payloads"), array("q", times) if have_all else times, size
+    )
 
 
 def columns_of(orders: Sequence[Order]) -> OrderColumns:
@@ -150,17 +178,47 @@ def columns_of(orders: Sequence[Order]) -> OrderColumns:
     Whole columns are tested: bad orders are rare and per-order checks are expensive.
     """
     try:
-        return _checked_columns(orders)
+        return _checked(*_taken_apart(orders))
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass  # the loop below finds the order and its field
     size = sum(map(check_order, orders))
-    return OrderColumns(*_taken_apart(orders), None, size)
+    return OrderColumns(*_taken_apart(orders), size)
+
+
+def columns_from(
+    keys: Sequence[str], payloads: Sequence[bytes], times_ns: Sequence[int | None] | None
+) -> OrderColumns:
+    """Return the columns of orders that are given as columns: sequences, or Arrow arrays.
+
+    Raises OrderError for columns of unequal length, and for the first bad order.
+    """
+    times = [None] * len(keys) if times_ns is None else _listed(times_ns, "int64")
+    given = _listed(keys), _listed(payloads), times
+    for name, column in zip(("payloads", "event_times_ns"), given[1:], strict=True):
+        if len(column) != len(given[0]):
+            raise OrderError(name, len(column), f"one for each of {len(given[0])} keys")
+    try:
+        return _checked(*given)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        pass  # the next line finds the order and its field
+    return OrderColumns(*given, sum(map(check_order, map(Order, *given))))
+
+
+def _listed(column: Any, kind: str | None = None) -> list[Any]:  # noqa: ANN401 - as it is given
+    """Return what `column` holds; an Arrow array of times as integers."""
+    if not hasattr(column, "to_pylist"):
+        return list(column)
+    return list((column if kind is None else column.cast(kind)).to_pylist())
 
 
 def _taken_apart(
     orders: Sequence[Order],
 ) -> tuple[list[str], list[bytes], list[int | None]]:
     """Return keys, payloads and times, in one pass: reaching an order costs the most."""
+    if speed.native is not None:
+        return cast(
+            "tuple[list[str], list[bytes], list[int | None]]", speed.native.taken_apart(orders)
+        )
     keys: list[str] = []
     payloads: list[bytes] = []
     times: list[int | None] = []
@@ -171,9 +229,15 @@ def _taken_apart(
     return keys, payloads, times
 
 
-def _checked_columns(orders: Sequence[Order]) -> OrderColumns:
-    """Return the columns of `orders`, or raise any of four errors if one of them is bad."""
-    keys, payloads, times = _taken_apart(orders)
+def _checked(keys: list[str], payloads: list[bytes], times: list[int | None]) -> OrderColumns:
+    """Return the columns, or raise any of four errors if an order is bad."""
+    if speed.native is not None:
+        found = speed.native.checked(keys, payloads, times, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX)
+        if found is not None:
+            packed, size = found
+            return OrderColumns(
+                keys, payloads, times if packed is None else array("q", packed), size
+            )
     text = "".join(keys)
     key_sizes = set(map(len, keys if text.isascii() else map(str.encode, keys)))
     payload_sizes = set(map(len, payloads))
@@ -186,7 +250,7 @@ def _checked_columns(orders: Sequence[Order]) -> OrderColumns:
     ):
         raise ValueError("a bad key or payload")
     size = len(text.encode()) + _total(payload_sizes, payloads)
-    return OrderColumns(keys, payloads, times, _packed(times), size)
+    return OrderColumns(keys, payloads, _packed(times), size)
 
 
 def _total(sizes: set[int], payloads: Sequence[bytes]) -> int:
@@ -194,12 +258,12 @@ def _total(sizes: set[int], payloads: Sequence[bytes]) -> int:
     return max(sizes) * len(payloads) if len(sizes) == 1 else sum(map(len, payloads))
 
 
-def _packed(times: list[int | None]) -> array[int] | None:
-    """Return `times` packed, None if one is missing. Raises if one is no integer of 64 bits."""
+def _packed(times: list[int | None]) -> array[int] | list[int | None]:
+    """Return `times`, packed if none is missing. Raises if one is no integer of 64 bits."""
     kinds = set(map(type, times))
     if kinds == {int}:
         return array("q", cast("list[int]", times))
     if not kinds <= {int, type(None)}:
         raise TypeError("a time that is no integer")
     array("q", [time_ns for time_ns in times if time_ns is not None])  # raises beyond 64 bits
-    return None
+    return times

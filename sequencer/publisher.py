@@ -59,7 +59,8 @@ def has_unfit_row(batch: Batch, frame_bytes_max: int) -> bool:
     if frame_bytes_max >= FRAME_BYTES_MIN:
         return False
     room = frame_bytes_max - HEADER_BYTES - _ROW_OVERHEAD_BYTES
-    return any(len(event.key.encode()) + len(event.payload) > room for event in batch.events)
+    rows = zip(batch.columns.keys, batch.columns.payloads, strict=True)
+    return any(len(key.encode()) + len(payload) > room for key, payload in rows)
 
 
 def batch_frames(batch: Batch, term: Term, frame_bytes_max: int) -> list[bytes]:
@@ -104,7 +105,7 @@ def _slice(
     batch: Batch, term: Term, frame_bytes_max: int, start: int, stop: int
 ) -> Iterator[bytes]:
     """Yield the frames of the rows from `start` to `stop`."""
-    events = batch.events[start:stop]
+    rows = batch.columns.cut(start, stop)
     is_batch_end = stop == batch.row_count
     frame = encode_frame(
         FrameHeader(
@@ -112,15 +113,15 @@ def _slice(
             epoch=batch.epoch,
             publisher_epoch=term.epoch,
             publisher_nonce=term.nonce,
-            first_pid=events[0].pid,
-            first_id=events[0].id,
-            last_id=events[-1].id,
-            count=len(events),
+            first_pid=rows.pids[0],
+            first_id=rows.ids[0],
+            last_id=rows.ids[-1],
+            count=stop - start,
             seal_before=batch.seal_before,
             seal_after=batch.seal if is_batch_end else bytes(SEAL_BYTES),
             is_batch_end=is_batch_end,
         ),
-        events,
+        rows,
         term.frame_key,
     )
     if len(frame) <= frame_bytes_max:

@@ -17,13 +17,15 @@ from chain_kernel.errors import (
     StoppedError,
 )
 from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.process import calm_collector
+from chain_kernel.speed import implementation
 from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
-from sequencer.order import Ack, Order, check_order, columns_of
+from sequencer.order import Ack, Order, OrdersIn, check_order, columns_from, columns_of
 from sequencer.publisher import Publisher
 from sequencer.stats import METRICS, Latency, SequencerCounters, SequencerStats
 from sequencer.stores.kafka import KafkaFrameSink
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import LagLimits, Sample
     from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
+    from sequencer.order import OrderColumns
     from sequencer.submission import Refusal
 
 _log = logging.getLogger(__name__)
@@ -56,6 +59,8 @@ _STEP_DOWN: Final = "step-down"
 
 def open_sequencer(config: SequencerConfig) -> Sequencer:
     """Return a sequencer over the PostgreSQL and the Kafka of `config`, for `async with`."""
+    if config.tuning.calm_collector:
+        calm_collector()
     clock = SystemClock()
     return Sequencer(
         config,
@@ -93,14 +98,15 @@ class Sequencer:
         self._key_store = keys
         self._lease = lease
         self._sink = sink
+        self._counters = SequencerCounters()
         self._batcher = Batcher(
             rows_max=config.tuning.batch_rows_max,
             bytes_max=config.tuning.batch_bytes_max,
             queue_bytes_max=config.tuning.queue_bytes_max,
             linger_seconds=config.tuning.linger_seconds,
+            counters=self._counters,
         )
         self._clock = clock
-        self._counters = SequencerCounters()
         self._leadership = Leadership(
             config, store, lease, sink, clock, self._counters, lambda: self._head_published
         )
@@ -171,17 +177,26 @@ class Sequencer:
         """Orders that one call may hold."""
         return self._tuning.batch_rows_max
 
-    async def submit(self, key: str, payload: bytes, event_time_ns: int | None = None) -> Ack:
+    async def submit(
+        self,
+        key: str,
+        payload: bytes,
+        event_time_ns: int | None = None,
+        *,
+        within: float | None = None,
+    ) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
 
-        Waits for room while the queue is full. If cancelled after it was queued, the order is
-        committed anyway. Raises OrderError, with KeyConflict, KeyTooOld and NumberOutOfOrder for
-        the key; Fenced, SteppedDown, UnknownOutcome or RetryError when it had to stop, or whatever
-        else ended it, such as DurabilityError and ClockError; BrokerAway if `when_kafka_is_away`
-        says so; StoppedError when it is not open.
+        Waits for room while the queue is full. If no commit begins for the order `within` seconds,
+        by default those of `submit_within_seconds`, raises Busy: then it has no id, and never gets
+        one. If cancelled after it was queued, the order is committed anyway. Raises OrderError,
+        with KeyConflict, KeyTooOld and NumberOutOfOrder for the key; Fenced, SteppedDown,
+        UnknownOutcome or RetryError when it had to stop, or whatever else ended it, such as
+        DurabilityError and ClockError; BrokerAway if `when_kafka_is_away` says so; StoppedError
+        when it is not open.
         """
         done = asyncio.get_running_loop().create_future()
-        await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done))
+        await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done, within))
         ack: Ack = await done
         return ack
 
@@ -198,7 +213,11 @@ class Sequencer:
         return done
 
     async def submit_many(
-        self, orders: Sequence[Order], *, intake: IntakeMark | None = None
+        self,
+        orders: Sequence[Order],
+        *,
+        intake: IntakeMark | None = None,
+        within: float | None = None,
     ) -> Sequence[Ack]:
         """Commit `orders` together, in their order, and return their places; all or nothing.
 
@@ -209,8 +228,41 @@ class Sequencer:
         """
         if not 1 <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
+        self._check_open()
+        return await self._committed(orders, columns_of(orders), intake, within)
+
+    async def submit_columns(
+        self,
+        keys: Sequence[str],
+        payloads: Sequence[bytes],
+        event_times_ns: Sequence[int | None] | None = None,
+        *,
+        within: float | None = None,
+    ) -> Sequence[Ack]:
+        """Commit orders that are given as columns of equal length, as `submit_many` does.
+
+        A column is a sequence or an Arrow array. It is the cheapest way to submit many orders:
+        none of them becomes an object. Without `event_times_ns` all have the time of the batch.
+        """
+        count = len(keys)
+        if not 1 <= count <= self._tuning.batch_rows_max:
+            raise OrderError("keys", count, f"1 to {self._tuning.batch_rows_max} keys")
+        self._check_open()
+        columns = columns_from(keys, payloads, event_times_ns)
+        return await self._committed(OrdersIn(columns), columns, None, within)
+
+    async def _committed(
+        self,
+        orders: Sequence[Order],
+        columns: OrderColumns,
+        intake: IntakeMark | None,
+        within: float | None,
+    ) -> Sequence[Ack]:
         done = asyncio.get_running_loop().create_future()
-        await self._batcher.add(self._entry(orders, intake, done))
+        entry = Entry(orders, columns.total_bytes, done, intake, columns=columns)
+        if intake is None:
+            entry.within = self._within(within)
+        await self._batcher.add(entry)
         acks: Sequence[Ack] = await done
         return acks
 
@@ -234,7 +286,7 @@ class Sequencer:
 
     async def queue_each(
         self,
-        orders: Sequence[Order | Refusal],
+        orders: Sequence[Order | Refusal] | OrderColumns,
         *,
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
@@ -275,6 +327,7 @@ class Sequencer:
         return SequencerStats(
             chain_id=self._config.chain_id,
             name=self._config.name,
+            implementation=implementation(),
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
             head_published=self._head_published,
@@ -310,16 +363,19 @@ class Sequencer:
         late = self.stats().why_late(limits, self._tuning.lease_seconds)
         return late and f"{chain}: {late}"
 
-    def _alone(self, order: Order, done: asyncio.Future[Any]) -> Entry:
+    def _alone(self, order: Order, done: asyncio.Future[Any], within: float | None = None) -> Entry:
         self._check_open()
-        return Entry((order,), check_order(order), done, None, True)
+        entry = Entry((order,), check_order(order), done, None, True)
+        entry.within = self._within(within)
+        return entry
 
-    def _entry(
-        self, orders: Sequence[Order], intake: IntakeMark | None, done: asyncio.Future[Any]
-    ) -> Entry:
-        self._check_open()
-        columns = columns_of(orders)
-        return Entry(orders, columns.total_bytes, done, intake, columns=columns)
+    def _within(self, seconds: float | None) -> float | None:
+        """Return how long an order may wait, which its call may say. Raises OrderError."""
+        if seconds is None:
+            return self._tuning.submit_within_seconds
+        if not seconds > 0:
+            raise OrderError("within", seconds, "seconds above 0")
+        return seconds
 
     def _check_open(self) -> None:
         """Raise the reason if orders cannot be taken."""

@@ -72,6 +72,7 @@ class SequencerCounters:
     repeats: int = counter_field(
         "Orders whose key was accepted before, or that were refused for their key."
     )
+    busy: int = counter_field("Orders refused since no commit began for them in time (Busy).")
     publish_waits: int = counter_field("Commits that waited, since too much waited for the broker.")
     publish_wait_seconds: float = counter_field("How long they waited.")
     frames: int = counter_field("Frames that the broker acknowledged.")
@@ -92,6 +93,8 @@ class SequencerStats(SequencerCounters):
     chain_id: int
     name: str
     """The name in its config, as operators see it."""
+    implementation: str
+    """`native` where the compiled functions of `orderchain-speed` run, else `python`."""
     epoch: int
     head_persisted: int
     """Last committed id."""
@@ -174,6 +177,8 @@ METRICS: Final = (
     _S("orderchain_sequencer_publish_seconds", "histogram",
        "From a send to the broker's acknowledgement.",
        lambda stats: stats.publish_latency.histogram),
+    _S("orderchain_sequencer_native", "gauge", "1 where compiled functions run, 0 for Python.",
+       lambda stats: int(stats.implementation == "native")),
     *counters("orderchain_sequencer", SequencerCounters),
 )  # fmt: skip
 """What a sequencer exports, with the labels `chain` and `name`."""

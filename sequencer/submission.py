@@ -6,16 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_kernel.errors import OrderError, QueueFull
+from chain_kernel.errors import Busy, OrderError, QueueFull
 from chain_kernel.limits import ID_MAX
 from chain_kernel.model import IntakeMark, IntakeReject
 from chain_kernel.text import printable
-from sequencer.order import Order, OrderColumns, check_order, columns_of
+from sequencer.order import Order, OrderColumns, OrdersIn, check_order, columns_of
+from sequencer.stats import SequencerCounters
 
 
 class Entry(Struct, eq=False, gc=False):
@@ -43,6 +45,10 @@ class Entry(Struct, eq=False, gc=False):
     """The position of each order in the intake's source, for those that will be refused."""
     queued_at_seconds: float = 0.0
     """By the loop's clock; set only if a batch waits for others."""
+    within: float | None = None
+    """Seconds that it may wait until a commit begins for it."""
+    until_seconds: float = inf
+    """The end of that time, by the loop's clock."""
 
     def answer(self, outcomes: Sequence[Any]) -> None:
         """Answer the caller with the outcomes of `orders`, unless it is gone."""
@@ -119,8 +125,11 @@ class CheckedOrders(Struct, frozen=True):
         return [by_index[index] for index in range(len(by_index))]
 
 
-def check_each(given: Sequence[Order | Refusal]) -> CheckedOrders:
+def check_each(given: Sequence[Order | Refusal] | OrderColumns) -> CheckedOrders:
     """Take the bad ones out of `given`. If there are none, which is common, this is cheap."""
+    if isinstance(given, OrderColumns):
+        size = given.total_bytes
+        return CheckedOrders(OrdersIn(given), range(len(given)), {}, size, given)
     # The check also refuses what is not an Order.
     orders = cast("Sequence[Order]", given)
     if not orders:
@@ -133,7 +142,7 @@ def check_each(given: Sequence[Order | Refusal]) -> CheckedOrders:
 
 
 def entry_of_each(
-    given: Sequence[Order | Refusal],
+    given: Sequence[Order | Refusal] | OrderColumns,
     done: asyncio.Future[Any],
     mark: IntakeMark | None,
     positions: Sequence[int] | None,
@@ -195,6 +204,10 @@ def _storable(key: object) -> str | None:
     return str(key)
 
 
+_SWEEP_SECONDS: Final = 0.002
+"""Between two looks for entries whose time has ended: a look passes over the whole queue."""
+
+
 class Batcher:
     """A queue of entries with a bound in bytes, emptied one batch at a time.
 
@@ -203,8 +216,15 @@ class Batcher:
     """
 
     def __init__(
-        self, *, rows_max: int, bytes_max: int, queue_bytes_max: int, linger_seconds: float = 0.0
+        self,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        queue_bytes_max: int,
+        linger_seconds: float = 0.0,
+        counters: SequencerCounters | None = None,
     ) -> None:
+        self._counters = counters or SequencerCounters()
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._queue_bytes_max = queue_bytes_max
@@ -215,6 +235,8 @@ class Batcher:
         self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
+        # One timer for all that may not wait for ever: a timer for each would cost the most.
+        self._sweep: asyncio.TimerHandle | None = None
         self.rows = 0
         self.bytes = 0
 
@@ -222,10 +244,15 @@ class Batcher:
         """Queue `entry`. Raises QueueFull when there is no room, or others wait for it."""
         if not self.has_room(entry):
             raise QueueFull(f"{self.bytes} bytes wait for a commit")
+        self._limit(entry)
         self._admit(entry)
 
     async def add(self, entry: Entry) -> None:
-        """Queue `entry` as soon as there is room. If cancelled before, it was not submitted."""
+        """Queue `entry` as soon as there is room. If cancelled before, it was not submitted.
+
+        Raises Busy if its time ends before; if it ends later, the entry fails with that.
+        """
+        self._limit(entry)
         if self.has_room(entry):
             self._admit(entry)
             return
@@ -247,12 +274,15 @@ class Batcher:
 
     async def next_batch(self) -> list[Entry]:
         """Return the entries of the next batch when there are any; none when closed and empty."""
-        while not self._entries and not self._closed:
-            self._arrived.clear()
-            await self._arrived.wait()
-        if self._linger_seconds and not self._closed:
-            await self._linger()
-        return self.take()
+        while True:
+            while not self._entries and not self._closed:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if self._linger_seconds and not self._closed:
+                await self._linger()
+            # All that waited may have been refused meanwhile.
+            if (taken := self.take()) or self._closed:
+                return taken
 
     async def _linger(self) -> None:
         """Wait for others to join the batch, but only until it is full.
@@ -303,9 +333,50 @@ class Batcher:
     def fail(self, error: BaseException) -> None:
         """Answer every queued or waiting entry with `error`, and close."""
         self.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
         while self._entries or self._waiting:
             for entry in self.take():
                 entry.fail(error)
+
+    def _limit(self, entry: Entry) -> None:
+        """Start the time of an entry that may not wait for ever."""
+        if entry.within is None:
+            return
+        entry.until_seconds = asyncio.get_running_loop().time() + entry.within
+        self._sweep_at(entry.until_seconds)
+
+    def _sweep_at(self, seconds: float) -> None:
+        if self._sweep is not None:
+            if not self._sweep.cancelled() and self._sweep.when() <= seconds:
+                return
+            self._sweep.cancel()
+        self._sweep = asyncio.get_running_loop().call_at(seconds, self._refuse_late)
+
+    def _refuse_late(self) -> None:
+        """Refuse every entry whose time has ended: nobody has given it an id yet."""
+        self._sweep = None
+        now = asyncio.get_running_loop().time()
+        late = [entry for entry in self._entries if entry.until_seconds <= now]
+        if late:
+            self._entries = deque(entry for entry in self._entries if entry.until_seconds > now)
+        for entry in late:
+            self.rows -= len(entry.orders)
+            self.bytes -= entry.size_bytes
+            entry.fail(self._busy(entry))
+        for entry, admitted in self._waiting:
+            if entry.until_seconds <= now and not admitted.done():
+                admitted.set_exception(self._busy(entry))
+        self._waiting = deque(held for held in self._waiting if held[0].until_seconds > now)
+        self._let_in()
+        left = (*self._entries, *(entry for entry, _ in self._waiting))
+        until = min((entry.until_seconds for entry in left), default=inf)
+        if until < inf:
+            self._sweep_at(max(until, now + _SWEEP_SECONDS))
+
+    def _busy(self, entry: Entry) -> Busy:
+        self._counters.busy += len(entry.orders)
+        return Busy(entry.within or 0.0)
 
     def _admit(self, entry: Entry) -> None:
         if self._linger_seconds:

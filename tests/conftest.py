@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from chain_kernel import process, speed
 from chainctl.schema.parts import PARTS
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.folders import default_cache_directory
@@ -159,6 +160,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    process._is_calm = True  # tests see the collector as Python has it
     needed = any(
         not _KAFKAS.isdisjoint(getattr(item, "fixturenames", ())) for item in session.items
     )
@@ -179,6 +181,17 @@ def pytest_leave_nothing_of_spark(item: pytest.Item) -> Generator[None, Any, Any
     finally:
         if item.get_closest_marker("spark") is not None:
             gc.collect()
+
+
+@pytest.fixture(params=["python", "native"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs twice: with the hottest functions in Python, and compiled."""
+    name: str = request.param
+    native = speed.load(name) if name == "python" else speed.load(None)
+    if name == "native" and native is None:
+        pytest.skip("orderchain-speed is not built here, or ORDERCHAIN_IMPL leaves it out")
+    monkeypatch.setattr(speed, "native", native)
+    return name
 
 
 @pytest.fixture

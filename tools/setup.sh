@@ -28,7 +28,7 @@ case $level in
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
-fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt tools/setup.sh; } | cksum; }
+fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt tools/setup.sh speedups/*.* speedups/src/*; } | cksum; }
 
 stamp() { echo ".venv/.setup-$1"; }
 
@@ -233,6 +233,16 @@ begin_python_packages() {
     --use-pep517 --config-settings=--build-option=--compression=stored
 }
 
+# The hottest functions, compiled: the suite runs with them where they are, and does without them elsewhere.
+build_speed() {
+  if [ "$level" != all ]; then return; fi
+  if ! command -v "${CC:-cc}" >/dev/null || ! [ -r "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h" ]; then
+    say "no C compiler or no headers of Python: all runs without orderchain-speed, in Python"
+  elif ! pip_install --no-deps --no-build-isolation --no-index ./speedups >"$temporary/speed.log" 2>&1; then
+    say "orderchain-speed was not built: all runs in Python. $(grep -m 1 'error:' "$temporary/speed.log")"
+  fi
+}
+
 begin_jars() {
   begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
   [ "$level" = light ] || begin "fetching Spark's connectors (15 MB)" .venv/bin/python -m chain_verifier.spark.connectors
@@ -252,6 +262,7 @@ begin_packages
 make_venv
 begin_python_packages
 finish
+build_speed
 if [ "$level" != site ] && ! is_done demo; then
   [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
   begin_jars

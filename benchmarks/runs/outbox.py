@@ -24,7 +24,7 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka import make_admin, make_consumer, make_producer, started
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.topics import create_topic
-from chain_kernel.monitoring import calm_collector
+from chain_kernel.process import calm_collector
 from chainctl.schema.parts import PARTS
 from outbox import Destination, Message, Relay, RelayConfig, draw_message_ids, save_destinations
 from outbox.consumer.config import ConsumerConfig

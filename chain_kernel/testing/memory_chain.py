@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from chain_kernel.errors import RetryError
 from chain_kernel.frame import FrameHeader, encode_frame
 from chain_kernel.model import Event
-from chain_kernel.seal import SEAL_BYTES, Batch, event_pages, next_seal
+from chain_kernel.seal import SEAL_BYTES, Batch, Columns, column_pages, next_seal
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
 from chain_kernel.testing.memory_store import MemoryDatabase
@@ -35,7 +35,8 @@ def sealed(
     events: list[Event], *, chain_id: int, epoch: int, seal_before: bytes, committed_at_us: int
 ) -> Batch:
     """Return the batch of `events`, at least one, with the seal that follows `seal_before`."""
-    pages = event_pages(events)
+    columns = Columns.of(events)
+    pages = column_pages(columns)
     seal = next_seal(
         seal_before,
         epoch=epoch,
@@ -54,7 +55,7 @@ def sealed(
         seal_before=seal_before,
         seal=seal,
         committed_at_us=committed_at_us,
-        events=events,
+        columns=columns,
         pages=pages,
     )
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from chain_kernel.clock import ns_of
-from chain_kernel.seal import content_of, genesis_seal, page_image, seal_over
+from chain_kernel.seal import Columns, content_of, genesis_seal, page_image, seal_over
 from chain_kernel.text import counted
 from chain_verifier.findings import Finding, Kind
 
@@ -239,4 +239,4 @@ class SealRun:
 
     def _seal_of(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> bytes:
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        return batch.seal_after(self.seal, content_of(page_image(*columns).columns))
+        return batch.seal_after(self.seal, content_of(page_image(Columns(*columns)).columns))

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_kernel.clock import ns_of, time_of
-from chain_kernel.seal import committed_at_of, content_of, page_image
+from chain_kernel.seal import Columns, committed_at_of, content_of, page_image
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.repair.survey import (
     BatchEnd,
@@ -330,7 +330,7 @@ def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime
         first_id=entry.first_id,
         last_id=entry.last_id,
         row_count=entry.row_count,
-        content=content_of(page_image(*columns).columns),
+        content=content_of(page_image(Columns(*columns)).columns),
         candidates=(
             range(earliest, earliest + 1), range(sent, first - 1, -1), range(sent + 1, last + 1),
         ),

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.errors import InputError, RetryError
 from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
-from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, column_pages
+from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, Columns, column_pages
 from chain_kernel.sql import OWNER, load_sql
 from chain_kernel.text import counted
 from chain_verifier.config import CONNECT_SECONDS, DatabaseSource, KeptSeal
@@ -315,8 +315,8 @@ async def _hold(connection: Connection, chain_id: int, last_id: int, seal: bytes
 
 async def _copy(connection: Connection, chain_id: int, rows: Sequence[ArchivedRow]) -> None:
     """Store the rows in pages, as a sequencer does."""
-    ids, pids, keys, times_ns, payloads = zip(*rows, strict=True)
-    pages = column_pages(ids, pids, keys, times_ns, payloads)
+    columns = Columns(*zip(*rows, strict=True))
+    pages = column_pages(columns)
     pieces = [COPY_HEADER, *(piece for page in pages for piece in page.copied(chain_id))]
     await connection.copy_to_table(
         "chain_page",

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from chain_kernel.errors import ConnectError, OrderchainError
 from chain_kernel.limits import FRAME_BYTES_MIN
+from chain_kernel.speed import implementation
 from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from chain_kernel.text import counted, not_installed, reason_of
 from chainctl.database import SQL, connected_to, database_id, primary_id
@@ -141,7 +142,8 @@ def _failed(what: str, found: str, to_do: str) -> DoctorLine:
 
 
 def _python() -> DoctorLine:
-    version = f"{'.'.join(map(str, sys.version_info[:3]))}, orderchain {installed_version()}"
+    number = ".".join(map(str, sys.version_info[:3]))
+    version = f"{number}, orderchain {installed_version()}, hot functions in {implementation()}"
     missing = [
         name for name in ("asyncpg", "aiokafka", "cramjam", "uvloop") if find_spec(name) is None
     ]

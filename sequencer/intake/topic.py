@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from hashlib import sha256
 from struct import Struct as Packer
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from chain_kernel.model import SEPARATOR, IntakeMark
 from chain_kernel.monitoring import Metric
 from chain_kernel.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
-from sequencer.order import Order
+from sequencer.order import Order, columns_from
 from sequencer.submission import Refusal
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import Sample
     from chain_kernel.ports import RecordSource, SourceRecord
     from sequencer.config import TopicIntakeConfig
-    from sequencer.order import Ack
+    from sequencer.order import Ack, OrderColumns
     from sequencer.service import Sequencer
 
 
@@ -47,6 +47,7 @@ class OrderMaker:
 
     def __init__(self, topic: str, partition: int) -> None:
         self._reserved = f"{topic}/"
+        self._reserved_bytes = self._reserved.encode()
         self._keyless = f"{topic}/{partition}{SEPARATOR}"
 
     def order_of(self, record: SourceRecord) -> Order | Refusal:
@@ -55,22 +56,44 @@ class OrderMaker:
         Its key is the record's key; without one it is `TOPIC/PARTITION#OFFSET`, which costs no
         look-up, since offsets rise.
         """
-        if record.key is None:
-            key = f"{self._keyless}{record.offset}"
-        else:
-            try:
-                key = record.key.decode()
-            except UnicodeDecodeError:
-                error = OrderError("key", record.key[:_KEY_BYTES_SHOWN], "UTF-8 text")
-                return Refusal(None, error)
-            if key.startswith(self._reserved):
-                # Otherwise a record might claim the key of another, or a number above all of them.
-                expected = f"one that does not begin with {self._reserved}, as do those made here"
-                return Refusal(key, OrderError("key", key, expected))
+        try:
+            key = self._key_of(record)
+        except UnicodeDecodeError:
+            error = OrderError("key", (record.key or b"")[:_KEY_BYTES_SHOWN], "UTF-8 text")
+            return Refusal(None, error)
+        if self._is_reserved(record.key):
+            # Otherwise a record might claim the key of another, or a number above all of them.
+            expected = f"one that does not begin with {self._reserved}, as do those made here"
+            return Refusal(key, OrderError("key", key, expected))
         if record.value is None:
             return Refusal(key, OrderError("value", None, "an order"))
-        time_ns = record.timestamp * 1_000_000 if record.timestamp >= 0 else None
-        return Order(key, record.value, time_ns)
+        return Order(key, record.value, _time_ns(record))
+
+    def orders_of(
+        self, records: Sequence[SourceRecord]
+    ) -> OrderColumns | Sequence[Order | Refusal]:
+        """Return the orders of `records`: as columns, or one by one where one holds none."""
+        try:
+            if not any([self._is_reserved(record.key) for record in records]):
+                return columns_from(
+                    [self._key_of(record) for record in records],
+                    cast("list[bytes]", [record.value for record in records]),
+                    [_time_ns(record) for record in records],
+                )
+        except (OrderError, UnicodeDecodeError):
+            pass  # the loop below finds the record and its field
+        return list(map(self.order_of, records))
+
+    def _is_reserved(self, key: bytes | None) -> bool:
+        return key is not None and key.startswith(self._reserved_bytes)
+
+    def _key_of(self, record: SourceRecord) -> str:
+        """Return the key of a record. Raises UnicodeDecodeError."""
+        return f"{self._keyless}{record.offset}" if record.key is None else record.key.decode()
+
+
+def _time_ns(record: SourceRecord) -> int | None:
+    return record.timestamp * 1_000_000 if record.timestamp >= 0 else None
 
 
 def intake_mark_after(
@@ -390,7 +413,7 @@ class TopicIntake:
         self, partition: int, records: Sequence[SourceRecord], mark: IntakeMark
     ) -> _HandedRecords:
         """Queue the orders of `records` with the mark after them."""
-        orders = list(map(self._makers[partition].order_of, records))
+        orders = self._makers[partition].orders_of(records) if records else ()
         positions = [record.offset for record in records]
         outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
         # Only now: orders that were not taken must never be skipped.

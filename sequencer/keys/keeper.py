@@ -1,4 +1,4 @@
-"""Loads what a leader must know about keys; saves and merges it in parallel with the commits."""
+"""Loads what a leader must know about keys, and saves it in parallel with the commits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError, RowsMissing
-from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory, merge_pieces, piece_of
+from sequencer.keys.memory import PIECE_ROWS, Claims, KeyMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,6 +35,8 @@ class KeyKeeper:
         self._wake = asyncio.Event()
         self._memory: KeyMemory | None = None
         self._chain_id = 0
+        # Pages up to this id are gone from the store.
+        self._forgotten_until = 0
 
     @property
     def memory(self) -> KeyMemory | None:
@@ -55,14 +57,13 @@ class KeyKeeper:
         reached = 0
         for after_id in pages:
             page = await self._store.page(after_id)
-            memory.index.install(await asyncio.to_thread(piece_of, page))
+            memory.index.install(page)
             reached = page.until_id
         self._memory = memory
         while rows := await self._store.keys(reached, term.last_id, PIECE_ROWS):
             reached = rows[-1][0]
             self._take_up(memory.remember_rows([key for _, key in rows], [row[0] for row in rows]))
             await self._save_all()
-            await self._tidy()
 
     async def rows_with(self, keys: Collection[str]) -> dict[str, Event]:
         """Return the committed rows that hold one of `keys`, by key, within the window.
@@ -88,11 +89,10 @@ class KeyKeeper:
             self._take_up(self._memory.remember(batch, claims))
 
     async def run(self) -> None:
-        """Save pages and merge pieces until cancelled. A failure only slows down the next start."""
+        """Save pages until cancelled. A failure only slows down the next start."""
         while True:
             self._wake.clear()
             await self._save_all()
-            await self._tidy()
             await self._wake.wait()
 
     def _needed(self, outline: list[tuple[int, int, int]]) -> list[int]:
@@ -127,6 +127,7 @@ class KeyKeeper:
         self._wake.set()
 
     async def _save_all(self) -> None:
+        """Store the pages that are full, and drop those that are not needed any more."""
         while self._unsaved:
             page, clients = self._unsaved[0]
             try:
@@ -136,16 +137,14 @@ class KeyKeeper:
                 return
             if self._unsaved and self._unsaved[0][0] is page:
                 self._unsaved.popleft()
+        await self._forget_old()
 
-    async def _tidy(self) -> None:
-        """Merge and drop pieces, so that few are searched and no more than a window is kept."""
-        if self._memory is None:
+    async def _forget_old(self) -> None:
+        until_id = self._memory.index.forgotten_until if self._memory is not None else 0
+        if until_id <= self._forgotten_until:
             return
-        index = self._memory.index
-        while pieces := index.due_merge():
-            index.replace(await asyncio.to_thread(merge_pieces, pieces))
-        while (until_id := index.forget_old()) is not None:
-            try:
-                await self._store.forget(until_id)
-            except OrderchainError as error:
-                _log.warning("old pages of keys up to %d stay: %s", until_id, error)
+        try:
+            await self._store.forget(until_id)
+            self._forgotten_until = until_id
+        except OrderchainError as error:
+            _log.warning("old pages of keys up to %d stay: %s", until_id, error)

@@ -23,13 +23,16 @@ from chain_kernel.errors import (
     UnknownOutcome,
 )
 from chain_kernel.frame import NONCE_BYTES
-from chain_kernel.model import (
-    Event,
-    IntakeMark,
-    LeaseSight,
-    Term,
+from chain_kernel.model import IntakeMark, LeaseSight, Term
+from chain_kernel.seal import (
+    COLUMNS,
+    COPY_HEADER,
+    COPY_TRAILER,
+    SEAL_BYTES,
+    Batch,
+    Columns,
+    column_pages,
 )
-from chain_kernel.seal import COLUMNS, COPY_HEADER, COPY_TRAILER, SEAL_BYTES, Batch, event_pages
 from chain_kernel.sql import load_sql
 from sequencer.stores.session import GIVEN_UP, LeaderSession, call
 from sequencer.stores.take_over import Secrets, raise_epoch
@@ -445,7 +448,7 @@ class PostgresChainStore:
 
     async def _read_batch(self, chain_id: int, row: Record) -> Batch:
         stored = await self._session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
-        events = [event for page in stored for event in map(Event, *page)]
+        columns = Columns(*map(list, map(flatten.from_iterable, zip(*stored, strict=True))))
         return Batch(
             chain_id=chain_id,
             epoch=row["epoch"],
@@ -455,8 +458,8 @@ class PostgresChainStore:
             seal_before=row["seal_before"],
             seal=row["seal"],
             committed_at_us=ns_of(row["committed_at"]) // 1_000,
-            events=events,
-            pages=event_pages(events),
+            columns=columns,
+            pages=column_pages(columns),
         )
 
     def _leading(self) -> Term:

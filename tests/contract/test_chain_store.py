@@ -73,6 +73,9 @@ class Led:
         return [found async for found in self.store.batches(0)]
 
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
+
 @pytest.fixture
 async def led(open_store: OpenStore) -> Led:
     store = open_store()

@@ -13,7 +13,7 @@ from sequencer.assembly import Assembler
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
 from sequencer.keys.keeper import KeyKeeper
-from sequencer.keys.memory import ClientNumbers, KeyIndex, KeyMemory
+from sequencer.keys.memory import ClientNumbers, KeyMemory, KeyTable
 from sequencer.leadership import Leadership, LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
@@ -155,16 +155,12 @@ def offsets_after_rows() -> Iterator[None]:
 
 @contextmanager
 def keys_forgotten_early() -> Iterator[None]:
-    forget_old = KeyIndex.forget_old
+    make = KeyTable.__init__
 
-    def forget_too_much(self: KeyIndex) -> int | None:
-        window, self._window_rows = self._window_rows, self._window_rows // 4
-        try:
-            return forget_old(self)
-        finally:
-            self._window_rows = window
+    def make_too_small(self: KeyTable, window_rows: int) -> None:
+        make(self, window_rows // 4)
 
-    with patch.object(KeyIndex, "forget_old", forget_too_much):
+    with patch.object(KeyTable, "__init__", make_too_small):
         yield
 
 

@@ -93,7 +93,7 @@ def test_sequencing_guide_followed_from_an_empty_folder_leads_to_a_service_that_
     ids = [int(line.split()[1]) for line in first[1:]]
     assert [int(line.split()[2]) for line in first[1:]] == [0, *ids[:-1]]
     # Each way to submit many, with a conflict in a call that is all or none and in one that is not.
-    assert "futures 1000 True\nmany 1000\nconflict True\n" in done.stdout
+    assert "futures 1000 True\nmany 1000\ncolumns 1000\nconflict True\n" in done.stdout
     assert "each ['Ack', 'Ack', 'OrderError', 'KeyConflict']" in done.stdout
     assert "refused ['key', 'key']" in done.stdout
     # The standby went on where the killed leader ended.

@@ -21,6 +21,7 @@ from chain_kernel.frame import (
     is_signed,
 )
 from chain_kernel.model import Event
+from chain_kernel.seal import Columns
 from tests.vectors.frames import frame_of, refused_frames, rows_of
 
 ROOT = Path(__file__).parents[3]
@@ -62,8 +63,11 @@ def test_vector_is_decoded_into_its_header_and_rows(vector: dict[str, Any]) -> N
     [vector for vector in VECTORS["frames"] if not vector["appended"]],
     ids=lambda vector: vector["name"],
 )
+@pytest.mark.usefixtures("implementation")
 def test_vector_is_what_encoding_gives(vector: dict[str, Any]) -> None:
-    assert encode_frame(header_of(vector), events_of(vector), KEY).hex() == vector["frame"]
+    events = events_of(vector)
+    for rows in (events, Columns.of(events) if events else ()):
+        assert encode_frame(header_of(vector), rows, KEY).hex() == vector["frame"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])

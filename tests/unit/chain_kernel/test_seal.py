@@ -50,6 +50,7 @@ def seals_by_the_kernel() -> list[str]:
     return seals
 
 
+@pytest.mark.usefixtures("implementation")
 def test_seals_of_the_vectors_are_as_written() -> None:
     written = [VECTORS["genesis_seal"], *(batch["seal"] for batch in VECTORS["batches"])]
     assert seals_by_the_kernel() == written

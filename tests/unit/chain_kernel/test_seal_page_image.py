@@ -14,6 +14,7 @@ from chain_kernel.model import Event, is_linked
 from chain_kernel.seal import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
+    Columns,
     PageImage,
     column_pages,
     event_pages,
@@ -130,7 +131,7 @@ def test_pages_are_those_of_the_rows(first: int, pid: int, sizes: list[int], tim
     pids = (pid, *ids[:-1])
     keys = [f"k{n % 13}" for n in range(len(ids))]
     made = map(Event, ids, pids, keys, ids, payloads)
-    linked = column_pages(ids, pids, keys, ids, payloads, is_linked=True)
+    linked = column_pages(Columns(ids, pids, keys, ids, payloads), is_linked=True)
     assert linked == event_pages(list(made))
 
 

@@ -20,6 +20,7 @@ from chain_kernel.errors import (
     SealMismatch,
 )
 from chain_kernel.model import Event, Run
+from chain_kernel.seal import Columns
 from chain_kernel.testing.virtual_loop import run_virtual
 from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import Chain, ids_of, make_chain
@@ -83,7 +84,7 @@ class Server7:
 
     def replace(self, batch: int, events: list[Event]) -> None:
         self.chain.batches[batch] = msgspec.structs.replace(
-            self.chain.batches[batch], events=events
+            self.chain.batches[batch], columns=Columns.of(events)
         )
 
     def nothing(self) -> None:

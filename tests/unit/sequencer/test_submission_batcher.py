@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from chain_kernel.errors import QueueFull
+from chain_kernel.errors import Busy, QueueFull
+from sequencer.stats import SequencerCounters
 from sequencer.submission import Batcher, Entry
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
@@ -75,3 +76,53 @@ async def test_linger_counts_from_when_the_first_order_was_queued() -> None:
     queue.add_nowait(second := entry())
     async with deadline():
         assert await queue.next_batch() == [first, second]
+
+
+async def test_entries_whose_time_ends_are_refused_wherever_they_wait() -> None:
+    counters = SequencerCounters()
+    queue = Batcher(rows_max=9, bytes_max=99, queue_bytes_max=30, counters=counters)
+    patient, late, waiting, last = (entry(size=15) for _ in range(4))
+    queue.add_nowait(patient)
+    late.within = waiting.within = 0.01
+    queue.add_nowait(late)
+    answer = late.done
+    assert answer is not None
+    async with deadline():
+        for refused in (queue.add(waiting), answer):
+            with pytest.raises(Busy, match=r"within 0\.01 s"):
+                await refused
+        await queue.add(last)
+    assert counters.busy == 2
+    assert (queue.rows, queue.bytes) == (2, 30)
+    assert queue.take() == [patient, last]
+
+
+async def test_queue_that_is_empty_after_a_refusal_is_not_closed() -> None:
+    queue = Batcher(rows_max=9, bytes_max=99, queue_bytes_max=99, linger_seconds=1)
+    late = entry()
+    late.within = 0.01
+    answer = late.done
+    assert answer is not None
+    async with deadline():
+        batch = asyncio.create_task(queue.next_batch())
+        queue.add_nowait(late)
+        with pytest.raises(Busy):
+            await answer
+        queue.add_nowait(next_one := entry(rows=9))
+        assert await batch == [next_one]
+
+
+async def test_entry_that_was_taken_in_time_is_not_refused_later() -> None:
+    queue = batcher()
+    taken, refused = entry(), entry()
+    taken.within, refused.within = 0.01, 0.02
+    queue.add_nowait(taken)
+    assert queue.take() == [taken]
+    queue.add_nowait(refused)
+    answer = refused.done
+    assert answer is not None
+    async with deadline():
+        with pytest.raises(Busy):
+            await answer
+    assert taken.done is not None
+    assert not taken.done.done()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.errors import SettingError
-from chain_kernel.seal import page_image
+from chain_kernel.seal import Columns, page_image
 from chain_verifier.checks.seals import IMAGES, BatchCheck
 from chain_verifier.config import KeptSeal, parse_kept_seal
 
@@ -45,7 +45,7 @@ def rows(**changes: list[Any]) -> dict[str, list[Any]]:
 def pages(*of: dict[str, list[Any]]) -> dict[str, bytes]:
     """The columns and headers of pages, as the database sends them of a batch."""
     columns = [[column for page in of for column in page[name]] for name in rows()]
-    images = page_image(*columns).columns if of and columns[0] else [b""] * len(IMAGES)
+    images = page_image(Columns(*columns)).columns if of and columns[0] else [b""] * len(IMAGES)
     headers = [
         pack(">iiIii", 1, 0, kind, len(column), 1)
         for page in of

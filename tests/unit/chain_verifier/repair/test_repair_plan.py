@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_kernel.clock import time_of
-from chain_kernel.seal import content_of, page_image
+from chain_kernel.seal import Columns, content_of, page_image
 from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
@@ -55,7 +55,7 @@ def entry_of(batch: Batch) -> SealedBatch:
 
 def content(batch: Batch) -> bytes:
     columns: list[Any] = [list(column) for column in zip(*rows_of(batch), strict=True)]
-    return content_of(page_image(*columns).columns)
+    return content_of(page_image(Columns(*columns)).columns)
 
 
 def stored(batch: Batch) -> SurveyedBatch:

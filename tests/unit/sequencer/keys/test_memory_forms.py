@@ -11,14 +11,24 @@ TEXTS = st.text(st.sampled_from("ab#0123456789\u0661 _+-"), min_size=1, max_size
 CLIENT_KEYS = st.builds("{}#{}".format, st.sampled_from(["a", "b", "c d"]), st.integers(0, 2**64))
 
 
-def one_by_one(keys: list[str]) -> dict[int, tuple[str, int] | None]:
-    return dict(enumerate(map(split_client_key, keys)))
+def one_by_one(keys: list[str]) -> KeyForms | None:
+    firsts: dict[str, int] = {}
+    lasts: dict[str, tuple[int, int]] = {}
+    free = []
+    for at, split in enumerate(map(split_client_key, keys)):
+        if split is None:
+            free.append(at)
+            continue
+        client, number = split
+        if client in lasts and number <= lasts[client][0]:
+            return None
+        firsts.setdefault(client, number)
+        lasts[client] = (number, at)
+    return KeyForms(free, firsts, lasts)
 
 
-def shown(forms: KeyForms) -> dict[int, tuple[str, int] | None]:
-    found: dict[int, tuple[str, int] | None] = dict.fromkeys(forms.free)
-    pairs = zip(forms.clients, forms.numbers, strict=True)
-    return found | dict(zip(forms.rising, pairs, strict=True))
+def shown(forms: KeyForms | None) -> KeyForms | None:
+    return forms and KeyForms(list(forms.free), forms.firsts, forms.lasts)
 
 
 @given(st.lists(st.one_of(TEXTS, CLIENT_KEYS), min_size=1, max_size=5))

@@ -1,0 +1,72 @@
+"""Orders that may not wait, and orders that come as columns, over real servers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from chain_kernel.errors import Busy, KeyConflict, OrderError
+from chain_kernel.model import is_linked
+from sequencer import open_sequencer
+from tests.deadlines import deadline
+
+from .conftest import MakeChain
+
+COMMIT_WAITS = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE wait_event_type = 'Lock' AND datname = current_database()
+"""
+
+
+async def test_order_that_waits_too_long_is_refused_and_never_committed(
+    make_chain: MakeChain,
+) -> None:
+    """One commit waits for a lock: orders behind it wait in the queue, each as long as it may."""
+    chain = await make_chain(
+        lease_seconds=60, commit_seconds=50, batch_rows_max=2, submit_within_seconds=0.05
+    )
+    async with deadline(), open_sequencer(chain.config) as sequencer:
+        async with chain.admin.transaction():
+            await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
+            first = asyncio.create_task(sequencer.submit("first", b"x", within=60))
+            while not await chain.admin.fetchval(COMMIT_WAITS):
+                pass
+            patient = asyncio.create_task(sequencer.submit("patient", b"x", within=60))
+            with pytest.raises(Busy, match=r"within 0\.02 s"):
+                await sequencer.submit("own bound", b"x", within=0.02)
+            with pytest.raises(Busy, match=r"within 0\.05 s"):
+                await sequencer.submit("default bound", b"x")
+            with pytest.raises(Busy):
+                await sequencer.submit_columns(["c1", "c2"], [b"", b""])
+        acks = [await first, await patient]
+        shown = {sample.name: sample.value for sample in sequencer.samples()}
+        assert shown["orderchain_sequencer_busy_total"] == sequencer.stats().busy == 4
+        assert (await sequencer.submit("own bound", b"x")).pid == acks[-1].id
+        with pytest.raises(OrderError, match="within was 0, expected seconds above 0"):
+            await sequencer.submit("no time", b"x", within=0)
+    assert [row.key for row in await chain.rows()] == ["first", "patient", "own bound"]
+
+
+async def test_columns_become_rows_and_repeats_get_their_first_places(
+    make_chain: MakeChain, implementation: str
+) -> None:
+    chain = await make_chain()
+    keys = [f"client#{number}" for number in range(1, 1_500)] + ["free", "größer"]
+    payloads = [key.encode() for key in keys]
+    async with deadline(), open_sequencer(chain.config) as sequencer:
+        acks = await sequencer.submit_columns(keys, payloads, range(len(keys)))
+        assert await sequencer.submit_columns(keys[-3:], payloads[-3:]) == acks[-3:]
+        with pytest.raises(KeyConflict):
+            await sequencer.submit_columns(["new", "free"], [b"", b"other"])
+        shown = {sample.name: sample.value for sample in sequencer.samples()}
+        assert shown["orderchain_sequencer_native"] == (implementation == "native")
+        assert sequencer.stats().implementation == implementation
+        with pytest.raises(OrderError, match="keys was 0"):
+            await sequencer.submit_columns([], [])
+    rows = await chain.rows()
+    assert [(row.key, row.payload, row.event_time_ns) for row in rows] == [
+        (key, payload, at) for at, (key, payload) in enumerate(zip(keys, payloads, strict=True))
+    ]
+    assert is_linked(0, rows)
+    assert [row.id for row in rows] == [ack.id for ack in acks]

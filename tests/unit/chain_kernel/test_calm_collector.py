@@ -1,0 +1,48 @@
+"""What a process opens makes its collector run rarely, and keeps freed memory, unless told not to.
+
+Memory that is kept costs no fault of a page when it is used again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SEQUENCER = """
+from sequencer import SequencerConfig as Config, SequencerTuning as Tuning
+from sequencer import open_sequencer as open_it
+given = {"database": "postgresql://nobody@127.0.0.1:1/x", "kafka": "127.0.0.1:1"}
+"""
+RECEIVER = """
+from matcher_receiver import ReceiverConfig as Config, ReceiverTuning as Tuning
+from orderchain import open_receiver as open_it
+given = {"database": "postgresql://nobody@127.0.0.1:1/x", "kafka": "127.0.0.1:1", "name": "r"}
+"""
+THEN = """
+import gc, resource
+before = gc.get_threshold()
+for _ in range(2):
+    open_it(Config(chain_id=1, tuning=Tuning(**{tuning}), **given))
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+begin = faults()
+for _ in range(100):
+    frame = bytearray(2**20)
+    frame = [frame, bytes(frame)]
+    del frame
+print(gc.get_threshold() != before, gc.get_freeze_count() > 0, faults() - begin < 5_000)
+"""
+
+
+@pytest.mark.parametrize("opening", [SEQUENCER, RECEIVER], ids=["sequencer", "receiver"])
+@pytest.mark.parametrize(
+    ("tuning", "expected"),
+    [({}, "True True True"), ({"calm_collector": False}, "False False False")],
+)
+def test_collector_is_calm_once_something_is_open(
+    opening: str, tuning: dict[str, bool], expected: str
+) -> None:
+    program = opening + THEN.format(tuning=tuning)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == expected, done.stderr

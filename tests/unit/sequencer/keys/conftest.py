@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def each_implementation(implementation: str) -> str:
+    """Keys are known and refused alike, whichever functions run."""
+    return implementation
