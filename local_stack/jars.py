@@ -107,6 +107,9 @@ SCALA_VERSION: Final = "2.13"
 REPOSITORY_VARIABLE: Final = "ORDERCHAIN_MAVEN_REPOSITORY"
 """The URL of a mirror in the layout of Maven, for networks that reach no other."""
 
+JARS_VARIABLE: Final = "ORDERCHAIN_KAFKA"
+"""A folder with the jars of another Kafka, 3.7 or newer; then none is fetched."""
+
 _WORK_PREFIX: Final = ".fetching-"
 _TRIES: Final = 3
 _TRY_DEADLINE_S: Final = 60.0
@@ -140,14 +143,19 @@ def kafka_folder(cache: Path) -> Path:
 def fetch_kafka(cache: Path, *, environ: Mapping[str, str], progress: ShowLine = silent) -> Path:
     """The folder with Kafka's jars, fetched (43 MB, a few seconds) when it is not there yet.
 
-    They come from Maven Central, or from the mirror that `ORDERCHAIN_MAVEN_REPOSITORY` names.
+    They come from Maven Central, or from the mirror that `ORDERCHAIN_MAVEN_REPOSITORY` names;
+    `ORDERCHAIN_KAFKA` names a folder that is there.
     Concurrent starts fetch once. An interrupted fetch leaves only the jars that it has, which the
     next one checks and uses.
 
     Raises:
         FetchFailed: no answer, or not the bytes that `kafka.lock` names.
-        SetupNeeded: the package that fetches is missing.
+        SetupNeeded: the package that fetches is missing, or the named folder has no Kafka.
     """
+    if named := environ.get(JARS_VARIABLE):
+        if not any(Path(named).glob("kafka_2.*.jar")):
+            raise SetupNeeded(f"{JARS_VARIABLE}={named} has no jar of a Kafka broker")
+        return Path(named)
     folder = kafka_folder(cache)
     if folder.is_dir():
         return folder

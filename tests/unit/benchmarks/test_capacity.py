@@ -1,0 +1,68 @@
+"""The model of a fleet: its events, its error on this machine, and the page that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import capacity
+from benchmarks.capacity import Fleet, Resource, World, fleet_for, off_by, times_of, with_tables
+from tests.sources import ROOT
+
+REPORT = (ROOT / "benchmarks/results/table.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/capacity.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 6.0), (2, 4.0), (3, 3.0)])
+def test_processes_share_cores_in_the_order_in_which_they_ask(cores: int, seconds: float) -> None:
+    world, resource = World(spread=0.0), Resource("cores", cores)
+    ended: list[float] = []
+
+    def work(needed: float) -> Iterator[Resource | float]:
+        yield from world.hold((resource,), needed)
+        ended.append(needed)
+
+    for needed in (1.0, 2.0, 3.0):
+        world.start(work(needed))  # type: ignore[arg-type]
+    world.run()
+    assert world.now == seconds
+    assert ended == [1.0, 2.0, 3.0]
+    assert (resource.used_seconds, resource.free) == (6.0, cores)
+
+
+def test_model_predicts_this_machine() -> None:
+    assert off_by(REPORT) <= capacity.ERROR_MAX == 0.2
+
+
+def test_page_is_that_of_the_last_run() -> None:
+    assert with_tables(PAGE, REPORT) == PAGE, "python -m benchmarks.capacity"
+
+
+def test_fleet_grows_until_none_is_above_one_half() -> None:
+    times = times_of(REPORT, 5_000)
+    small, *_ = fleet_for(times, 1_000)
+    assert small == Fleet()
+    grown, first, last = fleet_for(times, 3_000_000)
+    assert max(first.busy.values()) > 0.5 >= max(last.busy.values())
+    assert grown.chains > small.chains
+    assert last.p99_ms < first.p99_ms
+
+
+def test_model_that_is_off_writes_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capacity, "RESULTS", tmp_path)
+    monkeypatch.setattr(capacity, "PAGE", tmp_path / "page.md")
+    other = REPORT.replace("| engine 1000 with keys | 331,144", "| engine 1000 with keys | 200,000")
+    assert other != REPORT
+    (tmp_path / "table.md").write_text(other, encoding="utf-8")
+    assert capacity.main() == 1
+    assert "the model is off by 62%, more than 20%" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_report_without_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="the report has no row 'engine 7 with keys'"):
+        times_of(REPORT, 7)
