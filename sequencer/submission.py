@@ -235,7 +235,7 @@ class Batcher:
         self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
-        # One timer for all that may not wait for ever: a timer for each would cost the most.
+        # One timer for all that may not wait forever: a timer for each would cost the most.
         self._sweep: asyncio.TimerHandle | None = None
         self.rows = 0
         self.bytes = 0
@@ -340,7 +340,7 @@ class Batcher:
                 entry.fail(error)
 
     def _limit(self, entry: Entry) -> None:
-        """Start the time of an entry that may not wait for ever."""
+        """Start the time of an entry that may not wait forever."""
         if entry.within is None:
             return
         entry.until_seconds = asyncio.get_running_loop().time() + entry.within

@@ -315,12 +315,12 @@ def _rising(
     free: Sequence[int], places: Sequence[int], clients: Sequence[str], numbers: Sequence[int]
 ) -> KeyForms | None:
     """Return the forms of keys, of which those at `places` have `clients` and `numbers`."""
-    highest: dict[str, int] = {}
+    firsts = dict(zip(reversed(clients), reversed(numbers), strict=True))
+    highest = dict.fromkeys(firsts, BEFORE_ALL)
     for client, number in zip(clients, numbers, strict=True):
-        if number <= highest.get(client, BEFORE_ALL):
+        if number <= highest[client]:
             return None
         highest[client] = number
-    firsts = dict(zip(reversed(clients), reversed(numbers), strict=True))
     ends = dict(zip(clients, places, strict=True))
     return KeyForms(free, firsts, {client: (highest[client], at) for client, at in ends.items()})
 

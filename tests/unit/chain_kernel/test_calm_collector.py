@@ -1,4 +1,4 @@
-"""What a process opens makes its collector run rarely, and keeps freed memory, unless told not to.
+"""What a process opens calms its collector and keeps freed memory; the tuning may say no.
 
 Memory that is kept costs no fault of a page when it is used again.
 """
