@@ -115,14 +115,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     own: float
-    """Of the sequencer, and of the receiver: half of what both take."""
+    """Sequencer and receiver: half of what both take, each."""
     server: float
-    """Of PostgreSQL, and of Kafka: half of what both take."""
+    """PostgreSQL and Kafka: half of what both take, each."""
     flush: float
     """The log's flush, for which no core works."""
     spread: float
     log_bytes: float
-    """Of an order."""
+    """Per order."""
     measured_rate: float
     """What the model is compared with, and does not see."""
 
@@ -133,10 +133,13 @@ def times_of(report: str, rows: int) -> Times:
     Raises:
         ValueError: the report has no such line.
     """
-    rate, _, cpu, share, log = _row(report, f"engine {rows} with keys")
+    # The table of a run before the engine was compared at its defaults names keys.
+    name = f"engine {rows}"
+    name += " with keys" if f"| {name} with keys |" in report else ""
+    rate, _, cpu, share, log = _row(report, name)
     bare_rate, _, bare_cpu, *_ = _row(report, f"bare pages {rows}")
     p50, p90, *_ = _row(report, "one commit after the other")
-    # Of a full machine processes get what the bare pipe used: the kernel's work for disk and
+    # Processes get as much of a full machine as the bare pipe used: the kernel's work for disk and
     # network is in no process's CPU time, and stalls leave cores idle.
     batch = cpu * rows / 1e6 * CORES / (bare_rate * bare_cpu / 1e6)
     flush = re.search(r"fdatasync (\d+) us", report)

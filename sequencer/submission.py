@@ -354,7 +354,7 @@ class Batcher:
         self._sweep = asyncio.get_running_loop().call_at(seconds, self._refuse_late)
 
     def _refuse_late(self) -> None:
-        """Refuse every entry whose time has ended: nobody has given it an id yet."""
+        """Refuse every entry whose time has ended: it has no id yet."""
         self._sweep = None
         now = asyncio.get_running_loop().time()
         late = [entry for entry in self._entries if entry.until_seconds <= now]

@@ -28,7 +28,7 @@ case $level in
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
-fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt tools/setup.sh speedups/*.* speedups/src/*; } | cksum; }
+fingerprint() { { pwd; cat pyproject.toml constraints.txt constraints-hashed.txt tools/setup.sh speedups/*.* speedups/src/*.[ch]; } | cksum; }
 
 stamp() { echo ".venv/.setup-$1"; }
 

@@ -64,5 +64,5 @@ def test_model_that_is_off_writes_no_page(
 
 
 def test_report_without_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="the report has no row 'engine 7 with keys'"):
+    with pytest.raises(ValueError, match="the report has no row 'engine 7'"):
         times_of(REPORT, 7)
