@@ -91,7 +91,9 @@ def test_dead_leader(page: Page, start: Start, world: World) -> None:
         state = runbook.until("status", lambda chain: chain["leader_state"] == "silent")
         assert state["head_persisted"] == head, "orders wait"
         assert runbook.json("leader")["last_beat_seconds"] > 2
-        assert "nobody leads chain 1: silent" in runbook.run("leader --chain 1 --check", code=1).err
+        assert (
+            "chain 1 has no leader: silent" in runbook.run("leader --chain 1 --check", code=1).err
+        )
 
         assert "is free" in runbook.run("takeover").err
         follower = start(*runbook.words("sequence"), settings=world.settings)

@@ -138,7 +138,7 @@ def test_topic_of_an_intake_is_made_once_and_refused_where_no_intake_could_use_i
     admin(lambda client: client.create_topics([new]))
     for arguments, message in (
         ((lacking,), f"cleanup.policy of topic {lacking}"),
-        ((f"{name}.2", "--set", "cleanup.policy=compact"), "expected cleanup.policy=delete"),
+        ((f"{name}.2", "--set", "cleanup.policy=compact"), "'compact', expected delete"),
         ((f"{name}.2", "--set", "retention.ms"), "--set was 'retention.ms', expected NAME=VALUE"),
         ((f"{name}.2", "--set", "no.such=1"), "no.such"),
         ((f"{name}.2", "--replicas", 7), "replica"),
