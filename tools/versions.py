@@ -191,24 +191,26 @@ def _said_by(command: Sequence[str | Path]) -> str:
     return done.stdout.strip()
 
 
-_BOTH: Final = "tests/contract"
+_STORE: Final = "tests/contract/test_chain_store.py"
+_SINK: Final = "tests/contract/test_frame_sink.py"
+_SOURCE: Final = "tests/contract/test_frame_source.py"
 PARTS: Final = (
     Part(
         "PostgreSQL",
         {"15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": ""},
-        (_BOTH, "tests/integration/schema", "tests/integration/gapfill"),
+        (_STORE, "tests/integration/schema", "tests/integration/gapfill"),
         postgresql,
     ),
     Part(
         "Kafka",
         {"3.7": "3.7.2", "3.9": "3.9.2", "4.0": "4.0.2", "4.1": ""},
-        (_BOTH, "tests/integration/sequencer", "tests/integration/matcher_receiver"),
+        (_SINK, _SOURCE, "tests/integration/sequencer", "tests/integration/matcher_receiver"),
         kafka,
     ),
     Part(
         "Python",
         dict.fromkeys(("3.11", "3.12", "3.13", "3.14"), ""),
-        (_BOTH, "tests/unit/chain_kernel", "tests/unit/sequencer", "tests/unit/matcher_receiver"),
+        ("tests/contract", "tests/unit/chain_kernel", "tests/unit/sequencer"),
         python,
     ),
     Part(
