@@ -142,7 +142,10 @@ def python(version: str, release: str) -> Place:
 def _interpreter(version: str) -> Path:
     """One on the path, or among those of pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    named = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    named: list[str | Path | None] = [
+        shutil.which(f"python{version}"),
+        *sorted(pyenv.glob(f"{version}.*/bin/python")),
+    ]
     for each in filter(None, named):
         try:
             _said_by([each, "-c", "import ensurepip"])
@@ -163,7 +166,7 @@ def _environment(name: str, interpreter: Path, *instead: str) -> Path:
     """Make one of what the lock file names, but for Spark when there is another `instead`."""
     folder = WORK / name
     made = folder / "bin" / "python"
-    uv = [Path(sys.executable).parent / "uv", "--quiet"]
+    uv: list[str | Path] = [Path(sys.executable).parent / "uv", "--quiet"]
     locked = (ROOT / "constraints-hashed.txt").read_text(encoding="utf-8")
     blocks = re.split(r"^(?=[\w.-]+==)", locked, flags=re.MULTILINE)
     left_out = ("pyspark==", "py4j==") if instead else ()
@@ -188,24 +191,26 @@ def _said_by(command: Sequence[str | Path]) -> str:
     return done.stdout.strip()
 
 
-_BOTH: Final = "tests/contract"
+_STORE: Final = "tests/contract/test_chain_store.py"
+_SINK: Final = "tests/contract/test_frame_sink.py"
+_SOURCE: Final = "tests/contract/test_frame_source.py"
 PARTS: Final = (
     Part(
         "PostgreSQL",
         {"15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": ""},
-        (_BOTH, "tests/integration/schema", "tests/integration/gapfill"),
+        (_STORE, "tests/integration/schema", "tests/integration/gapfill"),
         postgresql,
     ),
     Part(
         "Kafka",
         {"3.7": "3.7.2", "3.9": "3.9.2", "4.0": "4.0.2", "4.1": ""},
-        (_BOTH, "tests/integration/sequencer", "tests/integration/matcher_receiver"),
+        (_SINK, _SOURCE, "tests/integration/sequencer", "tests/integration/matcher_receiver"),
         kafka,
     ),
     Part(
         "Python",
         dict.fromkeys(("3.11", "3.12", "3.13", "3.14"), ""),
-        (_BOTH, "tests/unit/chain_kernel", "tests/unit/sequencer", "tests/unit/matcher_receiver"),
+        ("tests/contract", "tests/unit/chain_kernel", "tests/unit/sequencer"),
         python,
     ),
     Part(
@@ -237,14 +242,24 @@ def _outcome(place: Place, tests: tuple[str, ...], output: BinaryIO, log: Path) 
     code, demo = _demo(place, environment, output), " ".join(("demo", *place.demo_options))
     if code != 0:
         return demo, f"{FAILED}: the demo ended with {code}"
-    command = [place.python, "-m", "pytest", *tests, "-q", "-n", "2", "--dist", "worksteal"]
+    command: list[str | Path] = [
+        place.python,
+        "-m",
+        "pytest",
+        *tests,
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+    ]
     code = _step([*command, "-m", "not nightly", "-p", "no:cacheprovider"], environment, output)
     counts = _COUNTS.findall(log.read_text(encoding="utf-8", errors="replace"))[-1:]
     ran = f"{demo}, tests: {''.join(counts) or 'no count'}"
     return ran, PASSED if code == 0 else f"{FAILED}: pytest ended with {code}"
 
 
-def _demo(place: Place, environment: Mapping[str, str], output: BinaryIO) -> int:
+def _demo(place: Place, environment: Mapping[str, str], output: BinaryIO) -> int | str:
     chainctl, folder = place.python.parent / "chainctl", make_server_folder()
     environment = {**environment, "CHAINCTL_STACK_DIR": str(folder / "stack")}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,12 @@ def test_processes_share_cores_in_the_order_in_which_they_ask(cores: int, second
     world, resource = World(spread=0.0), Resource("cores", cores)
     ended: list[float] = []
 
-    def work(needed: float) -> Iterator[Resource | float]:
+    def work(needed: float) -> Generator[Resource | float, None, None]:
         yield from world.hold((resource,), needed)
         ended.append(needed)
 
     for needed in (1.0, 2.0, 3.0):
-        world.start(work(needed))  # type: ignore[arg-type]
+        world.start(work(needed))
     world.run()
     assert world.now == seconds
     assert ended == [1.0, 2.0, 3.0]
