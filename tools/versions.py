@@ -142,16 +142,14 @@ def python(version: str, release: str) -> Place:
 def _interpreter(version: str) -> Path:
     """One on the path, or among those of pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    named: list[str | Path | None] = [
-        shutil.which(f"python{version}"),
-        *sorted(pyenv.glob(f"{version}.*/bin/python")),
-    ]
-    for each in filter(None, named):
+    on_path = shutil.which(f"python{version}")
+    named = [Path(on_path)] if on_path else []
+    for each in [*named, *sorted(pyenv.glob(f"{version}.*/bin/python"))]:
         try:
             _said_by([each, "-c", "import ensurepip"])
         except Missing:  # a shim of a version that is not installed
             continue
-        return Path(each)
+        return each
     raise Missing(f"there is no python{version}")
 
 

@@ -110,7 +110,7 @@ def test_word_that_names_no_part_is_refused(
 def test_workflow_is_one() -> None:
     """Read by a linter with the schema that its server publishes."""
     schema = ("--builtin-schema", "vendor.github-workflows")
-    command = [sys.executable, "-m", "check_jsonschema", *schema, WORKFLOW]
+    command = [sys.executable, "-m", "check_jsonschema", *schema, str(WORKFLOW)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
