@@ -13,7 +13,7 @@ from errno import EIO
 from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from chain_kernel.errors import SettingError
@@ -127,6 +127,11 @@ class UrlPlace:
 
 
 Place = Path | UrlPlace
+
+
+def replace_file(draft: Place, target: Place) -> None:
+    """Rename `draft` to `target`, of the same folder, and replace what was there."""
+    cast("Any", draft).replace(target)
 
 
 def place_of(option: str, text: str) -> Place:
