@@ -147,7 +147,8 @@ async def find_maximum(site: Site, seconds: float, tries: int) -> Figures:
             low, best = rate, found
     if best is None:
         raise RunFailed(f"a queue grew at every rate, the last of {high:,.0f} orders per second")
-    return {**best, "not_sustained_per_second": high}
+    # What came in is what was sustained: the end of a run also waits for its last orders.
+    return {**best, RATE: best["rate_per_second"], "not_sustained_per_second": high}
 
 
 # -- the floor -------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ async def test_maximum_is_the_highest_rate_at_which_no_queue_grew(
     async with deadline():
         found = await find_maximum(site, 0.2, 3)
     assert tried == pytest.approx([1_000, 1_500, 1_250])
-    assert found["rate_per_second"] == pytest.approx(1_000)
+    assert found["rate_per_second"] == found["delivered_per_second"] == pytest.approx(1_000)
     assert found["not_sustained_per_second"] == pytest.approx(1_250)
     assert merged([found["histogram"]])["count"] > 0
 
