@@ -5,7 +5,6 @@ It has their names: what each counts, and its unit, is the HELP that `/metrics` 
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,7 +34,9 @@ EXPORTED: Final = (
 def row_of(metrics: Sequence[Metric[object]]) -> str:
     """Return the row of one part: what its names begin with, and their ends."""
     names = [metric.name for metric in metrics]
-    shared = os.path.commonprefix(names)
+    shared = names[0]
+    while not all(name.startswith(shared) for name in names):
+        shared = shared[:-1]
     shared = shared[: shared.rindex("_") + 1]
     ends = ", ".join(name.removeprefix(shared) for name in names)
     return f"| `{shared}` | {ends} |\n"
