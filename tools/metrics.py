@@ -39,14 +39,14 @@ def row_of(metrics: Sequence[Metric[object]]) -> str:
         shared = shared[:-1]
     shared = shared[: shared.rindex("_") + 1]
     ends = ", ".join(name.removeprefix(shared) for name in names)
-    return f"| `{shared}` | {ends} |\n"
+    return f"| {shared.removeprefix('orderchain_').rstrip('_')} | {ends} |\n"
 
 
 def with_table(page: str) -> str:
     """Return the text of the page with the table as it is now."""
     before, _, rest = page.partition(BEGIN)
     rows = [row_of(getattr(import_module(module), name)) for module, name in EXPORTED]
-    head = "| begins with | metrics |\n|---|---|\n"
+    head = "| `orderchain`, and | and |\n|---|---|\n"
     return before + BEGIN + head + "".join(rows) + END + rest.partition(END)[2]
 
 
