@@ -170,6 +170,11 @@ def write_text(place: Place, text: str) -> None:
         raise OSError(EIO, reason_of(error), str(place)) from error
 
 
+def move(place: Place, target: Any) -> None:  # noqa: ANN401 - of the same kind
+    """Give a file another name in the same file system."""
+    place.replace(target)
+
+
 def write_whole(place: Place, content: bytes) -> None:
     """Replace a file as a whole: after a crash it is there as it was, or as it is now."""
     if not isinstance(place, Path):

@@ -85,7 +85,7 @@ def verify_frame(
         parts += _broken_chains(sound, start)
     if order is not None:
         parts.append(_late(sound))
-    found = reduce(DataFrame.unionByName, parts)
+    found = reduce(lambda one, other: one.unionByName(other), parts)
     if observation is None:
         return found
     counts = [F.count_if(F.col("kind") == kind.value).alias(kind.value) for kind in KINDS]

@@ -95,8 +95,10 @@ class TableReport(Struct, frozen=True, kw_only=True):
 
 
 def _text(found: Mapping[str, Any]) -> str:
-    fields = {name: value for name, value in found.items() if name != "key"}
-    lists = {name: tuple(fields[name]) for name in ("ids", "columns") if name in fields}
+    fields: dict[str, Any] = {name: value for name, value in found.items() if name != "key"}
+    lists: dict[str, Any] = {
+        name: tuple(fields[name]) for name in ("ids", "columns") if name in fields
+    }
     return Finding(source="", **(fields | lists | {"kind": Kind(found["kind"])})).text
 
 
@@ -171,7 +173,7 @@ def lineage_event(check: TableCheck, report: TableReport, producer: str) -> dict
         {"assertion": kind.value, "success": kind.value not in report.counts, "column": check.id}
         for kind in check.kinds
     ]
-    facets = {
+    facets: dict[str, dict[str, Any]] = {
         "dataQualityMetrics": {"rowCount": report.rows, "columnMetrics": {check.id: known}},
         "dataQualityAssertions": {"assertions": assertions},
     }

@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.clients.database_config import DatabaseConfig
@@ -93,7 +92,7 @@ class Proven(Struct, kw_only=True):
 def look_at_all(
     spark: SparkSession, chains: Sequence[VerifyRequest | Unverified], progress: ShowStep
 ) -> tuple[dict[int, Proven], dict[int, Unverified]]:
-    """Return by chain what one look shows, and the chains whose database cannot be read.
+    """Return by `id()` of a request what one look shows, and those whose database cannot be read.
 
     Only chains with the database as their only source are looked at, and only if there are several.
     """
@@ -108,9 +107,10 @@ def look_at_all(
         try:
             tables = _tables_of(spark, source, asked)
         except OrderchainError as error:
-            away |= {number: unverified_by(error, number) for number in asked}
+            away |= {id(one): unverified_by(error, number) for number, one in asked.items()}
         else:
-            proven |= _Together(spark, asked, tables).look()
+            found = _Together(spark, asked, tables).look()
+            proven |= {id(asked[number]): one for number, one in found.items()}
     return proven, away
 
 
@@ -232,7 +232,11 @@ class _Together:
             )
             for some in self._tasks(chains)
         ]
-        return reduce(DataFrame.union, frames).coalesce(CONNECTIONS_MAX) if frames else None
+        return (
+            reduce(lambda one, other: one.union(other), frames).coalesce(CONNECTIONS_MAX)
+            if frames
+            else None
+        )
 
     def _member(self, name: str, ids: str, number: int) -> str:
         table, start = self._tables[number], self._requests[number].start

@@ -86,12 +86,12 @@ def verify_chains(
         proven, away = look_at_all(spark, chains, progress)
 
         def verified(request: VerifyRequest) -> Report:
-            known = proven.get(request.chain_id)
+            known = proven.get(id(request))
             if known is None or known.scanned is None:
                 progress(f"chain {request.chain_id}")
             return Verification(request, SparkMode(spark, request, known), progress).run()
 
-        outcomes = outcomes_of([away.get(one.chain_id, one) for one in chains], verified)
+        outcomes = outcomes_of([away.get(id(one), one) for one in chains], verified)
     return ChainsReport(
         outcomes=outcomes,
         spark_start_seconds=round(start_seconds, 3),

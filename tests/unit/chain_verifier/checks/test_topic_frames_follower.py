@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,9 +9,6 @@ from chain_kernel.errors import InputError
 from chain_verifier.checks.topic_frames import TopicFollower, TopicRecord, TopicWalk
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import FollowLog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def frame(pid: int, last_id: int, epoch: int = 1) -> TopicRecord:
@@ -84,7 +82,7 @@ def test_log_with_a_step_written_is_there_for_the_next_and_not_done_twice(tmp_pa
     again = FollowLog(tmp_path / "f", 7)
     assert again.is_done(0)
     assert not again.is_done(1)
-    assert again.findings_path.read_text().count("\n") == 1
+    assert Path(str(again.findings_path)).read_text().count("\n") == 1
 
 
 def test_log_with_findings_of_a_step_that_did_not_end_cuts_them_off(tmp_path: Path) -> None:
@@ -93,7 +91,7 @@ def test_log_with_findings_of_a_step_that_did_not_end_cuts_them_off(tmp_path: Pa
     with log.findings_path.open("ab") as file:
         file.write(b'{"kind": "torn')
     FollowLog(tmp_path, 7).write(1, TopicWalk().state(), [finding(Kind.WRONG_EPOCH, id=1)])
-    lines = log.findings_path.read_text().splitlines()
+    lines = Path(str(log.findings_path)).read_text().splitlines()
     assert [line.count("gap") for line in lines] == [1, 0]
 
 
