@@ -13,7 +13,7 @@ from errno import EIO
 from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from chain_kernel.errors import SettingError
@@ -129,11 +129,6 @@ class UrlPlace:
 Place = Path | UrlPlace
 
 
-def replace_file(draft: Place, target: Place) -> None:
-    """Rename `draft` to `target`, of the same folder, and replace what was there."""
-    cast("Any", draft).replace(target)
-
-
 def place_of(option: str, text: str) -> Place:
     """Return the place that an option names. Raises SettingError for a URL that nothing reads."""
     if not is_url(text):
@@ -173,6 +168,11 @@ def write_text(place: Place, text: str) -> None:
             file.write(text.encode())
     except OSError as error:
         raise OSError(EIO, reason_of(error), str(place)) from error
+
+
+def move(place: Place, target: Any) -> None:  # noqa: ANN401 - of the same kind
+    """Give a file another name in the same file system."""
+    place.replace(target)
 
 
 def write_whole(place: Place, content: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Final, overload
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,10 +11,12 @@ from chain_kernel.errors import InputError
 from chain_kernel.files import read_bounded
 from chain_kernel.limits import ID_MAX
 from chain_kernel.text import reason_of
-from chain_verifier.places import open_to_read, replace_file, sync_file, sync_folder
+from chain_verifier.places import move, open_to_read, sync_file, sync_folder
 
 if TYPE_CHECKING:
-    from chain_verifier.places import Place
+    from pathlib import Path
+
+    from chain_verifier.places import Place, UrlPlace
 
 VERSION: Final = 1
 
@@ -67,12 +69,17 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.parts[-1].last_id if self.parts else 0
 
 
-_Place = TypeVar("_Place", bound="Place")
+@overload
+def chain_folder(archive: Path, chain_id: int) -> Path: ...
 
 
-def chain_folder(archive: _Place, chain_id: int) -> _Place:
+@overload
+def chain_folder(archive: UrlPlace, chain_id: int) -> UrlPlace: ...
+
+
+def chain_folder(archive: Place, chain_id: int) -> Place:
     """Return where an archive keeps one chain."""
-    return cast("_Place", archive / f"chain-{chain_id}")
+    return archive / f"chain-{chain_id}"
 
 
 def load_manifest(archive: Place, chain_id: int) -> Manifest | None:
@@ -112,7 +119,7 @@ def store_manifest(archive: Place, manifest: Manifest) -> None:
     with draft.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     sync_file(draft)
-    replace_file(draft, folder / _NAME)
+    move(draft, folder / _NAME)
     sync_folder(folder)
 
 

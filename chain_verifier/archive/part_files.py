@@ -26,7 +26,7 @@ from chain_verifier.archive.manifest import (
 )
 from chain_verifier.bounded_parquet import open_parquet, parquet_pages
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
-from chain_verifier.places import open_to_read, replace_file, sync_file, sync_folder
+from chain_verifier.places import move, open_to_read, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ class PartWriter:
     def _stored(self, draft: Place, name: str) -> StoredFile:
         path = self._folder / name
         sync_file(draft)
-        replace_file(draft, path)
+        move(draft, path)
         sync_folder(path.parent)
         return StoredFile(name=name, bytes=path.stat().st_size, sha256=_sha256(path))
 

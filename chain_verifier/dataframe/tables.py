@@ -95,12 +95,11 @@ class TableReport(Struct, frozen=True, kw_only=True):
 
 
 def _text(found: Mapping[str, Any]) -> str:
-    fields = {name: value for name, value in found.items() if name != "key"}
+    fields: dict[str, Any] = {name: value for name, value in found.items() if name != "key"}
     lists: dict[str, Any] = {
         name: tuple(fields[name]) for name in ("ids", "columns") if name in fields
     }
-    values: dict[str, Any] = {**fields, **lists, "kind": Kind(found["kind"])}
-    return Finding(source="", **values).text
+    return Finding(source="", **(fields | lists | {"kind": Kind(found["kind"])})).text
 
 
 def check_table(spark: SparkSession, check: TableCheck) -> TableReport:

@@ -108,7 +108,18 @@ def test_archive_journal_and_report_are_at_urls(
     assert main(["archive", *here]) == 0
     assert main(["archive", *here, "--check"]) == 0
     assert f"whole; {len(ROWS)} rows" in capsys.readouterr().out
+    place = place_of("--archive", archive)
+    part = held_manifest(place, CHAIN_ID).parts[0]
+    file = chain_folder(place, CHAIN_ID) / part.rows.name
+    with open_to_read(file) as rows:
+        content = rows.read()
+    write_text(file, "other")
     until = ("--until", str(2 * PARTITION_IDS), "--key-window", "0")
+    assert main(["archive", *here, "--check"]) == 1
+    assert main(["retention", *here, *until]) == 2
+    assert "is not the file that was written" in capsys.readouterr().err
+    with file.open("wb") as again:
+        again.write(content)
     assert main(["retention", *here, *until]) == 0, capsys.readouterr()
     assert "boundary 0" not in capsys.readouterr().out
 
@@ -116,15 +127,8 @@ def test_archive_journal_and_report_are_at_urls(
     write_text(place_of("journal", journal), "".join(f"{row.line()}\n" for row in ROWS))
     source = ("--local", "--chain", str(CHAIN_ID), "--source", f"journal:{journal}")
     assert main(["verify", *source, "--head", str(head_of(ROWS)), "--report", page]) == 0
-    with open_to_read(place_of("--report", page)) as file:
-        assert b"<html" in file.read()
-
-    place = place_of("--archive", archive)
-    (part, *_) = held_manifest(place, CHAIN_ID).parts
-    write_text(chain_folder(place, CHAIN_ID) / part.rows.name, "other")
-    assert main(["archive", *here, "--check"]) == 1
-    assert "is not the file that was written" in capsys.readouterr().out
-    assert main(["retention", *here, *until]) == 2
+    with open_to_read(place_of("--report", page)) as shown:
+        assert b"<html" in shown.read()
 
 
 @pytest.mark.nightly
