@@ -115,14 +115,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     own: float
-    """Of the sequencer, and of the receiver: half of what both take."""
+    """What the sequencer takes, and the receiver: half of both."""
     server: float
-    """Of PostgreSQL, and of Kafka: half of what both take."""
+    """What PostgreSQL takes, and Kafka: half of both."""
     flush: float
     """The log's flush, for which no core works."""
     spread: float
     log_bytes: float
-    """Of an order."""
+    """Written per order."""
     measured_rate: float
     """What the model is compared with, and does not see."""
 
@@ -136,7 +136,7 @@ def times_of(report: str, rows: int) -> Times:
     rate, _, cpu, share, log = _row(report, f"engine {rows} with keys")
     bare_rate, _, bare_cpu, *_ = _row(report, f"bare pages {rows}")
     p50, p90, *_ = _row(report, "one commit after the other")
-    # Of a full machine processes get what the bare pipe used: the kernel's work for disk and
+    # On a full machine processes get what the bare pipe used: the kernel's work for disk and
     # network is in no process's CPU time, and stalls leave cores idle.
     batch = cpu * rows / 1e6 * CORES / (bare_rate * bare_cpu / 1e6)
     flush = re.search(r"fdatasync (\d+) us", report)
