@@ -139,7 +139,7 @@ def times_of(report: str, rows: int) -> Times:
     rate, _, cpu, share, log = _row(report, name)
     bare_rate, _, bare_cpu, *_ = _row(report, f"bare pages {rows}")
     p50, p90, *_ = _row(report, "one commit after the other")
-    # Processes get as much of a full machine as the bare pipe used: the kernel's work for disk and
+    # On a full machine processes get what the bare pipe used: the kernel's work for disk and
     # network is in no process's CPU time, and stalls leave cores idle.
     batch = cpu * rows / 1e6 * CORES / (bare_rate * bare_cpu / 1e6)
     flush = re.search(r"fdatasync (\d+) us", report)
