@@ -24,10 +24,9 @@ def standby_of(primary: _S, directory: Path, **config: Any) -> _S:
     )
     make_shared_folder(directory, server.account)
     make_private_folder(server.data_directory, server.account)
-    # -R writes the connection, with its password, into the standby's private data folder.
     program = server.installation.program("pg_basebackup")
     subprocess.run(
-        [program, "-D", server.data_directory, "-R", "-c", "fast"],
+        [program, "-D", server.data_directory, "-c", "fast"],
         check=True,
         capture_output=True,
         cwd="/",
@@ -36,4 +35,17 @@ def standby_of(primary: _S, directory: Path, **config: Any) -> _S:
         timeout=600,
         **server.account.popen_arguments(),
     )
+    _follow(server, primary)
     return server
+
+
+def _follow(standby: PostgresServer, primary: PostgresServer) -> None:
+    """Have `standby` read from `primary`. pg_basebackup's -R names options of its own version."""
+    environment = primary.client_environment()
+    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD"}
+    found = " ".join(f"{name}={environment[variable]}" for name, variable in names.items())
+    with (standby.data_directory / "postgresql.auto.conf").open("a", encoding="utf-8") as file:
+        file.write(f"primary_conninfo = '{found}'\n")
+    signal = standby.data_directory / "standby.signal"
+    signal.touch()
+    standby.account.own(signal)
