@@ -79,13 +79,23 @@ def removed_with_its_link(batch: Batch) -> tuple[str, ...]:
     )
 
 
+def naming_no_row(batch: Batch) -> tuple[str, ...]:
+    """Let a row name an id that was skipped earlier."""
+    rows = zip(batch.events, batch.events[1:], batch.events[2:], strict=False)
+    before, row = next((a, c) for a, b, c in rows if b.id > a.id + 1)
+    return (
+        f"UPDATE chain_event SET pid = {before.id + 1} "
+        f"WHERE chain_id = {batch.chain_id} AND id = {row.id}",
+    )
+
+
 HARMS: Final[dict[Kind, Harm]] = {
     Kind.GAP: removed,
     Kind.ROW_COUNT: removed_with_its_link,
     Kind.FORK: on_row("pid = {pid}"),
     Kind.PID_NOT_BELOW_ID: on_row("pid = {id}"),
     Kind.SECOND_ROOT: on_row("pid = 0"),
-    Kind.ORPHAN: inserted("1000000, 999999"),
+    Kind.ORPHAN: naming_no_row,
     Kind.BEYOND_HEAD: inserted("1000000, {id}"),
     Kind.DUPLICATE: inserted("{id}, {pid}"),
     Kind.NULL: on_page("keys[2] = NULL"),

@@ -21,7 +21,7 @@ TASKS = {"verify_new_rows": ["new_rows"], "verify_everything": ["chains", "table
 LOAD = f"""
 import json
 from airflow.dag_processing.dagbag import DagBag
-bag = DagBag(dag_folder={str(DAG)!r}, include_examples=False)
+bag = DagBag(dag_folder={str(DAG)!r})
 assert not bag.import_errors, bag.import_errors
 print(json.dumps({{
     name: {{task.task_id: task.bash_command for task in dag.tasks}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Final
 
 import pytest
 
+from tests.integration.chain_verifier.cluster import SUBMIT, spark_environment
+
 PACKAGE: Final = "io.delta:delta-spark_2.13:4.0.0"
 SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 PROGRAM: Final = """
 import sys
@@ -40,12 +44,13 @@ def test_table_of_delta_is_checked_as_it_is_now(tmp_path: Path) -> None:
     settings = SETTINGS | {"spark.sql.warehouse.dir": str(tmp_path / "warehouse")}
     done = subprocess.run(
         [
-            Path(sys.executable).parent / "spark-submit",
+            SUBMIT,
             *("--packages", PACKAGE),
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
             program,
         ],
         cwd=tmp_path,
+        env=spark_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
