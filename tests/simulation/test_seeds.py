@@ -28,6 +28,7 @@ SEEDS_OF_A_MERGE = 100
 
 NOT_DRAWN = {
     "unsafe_durability": "a database in memory has no settings that could be unsafe",
+    "calm_collector": "the collector belongs to the process, which opens no world's sequencer",
     "checkpoint": "where a service keeps its place is drawn, and not a setting",
 }
 
