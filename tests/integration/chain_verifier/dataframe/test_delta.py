@@ -57,6 +57,6 @@ def test_table_of_delta_is_checked_as_it_is_now(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert "CODES 1 0 1" in lines, done.stdout[-2000:] + done.stderr[-2000:]
-    first = json.loads("\n".join(lines[lines.index("{") : lines.index("}") + 1]))
+    first = next(json.loads(line) for line in lines if line.startswith("{"))
     found = [(one["key"], one["kind"], one["until_id"]) for one in first["findings"]]
     assert found == [("a", "gap", 3)]
