@@ -120,7 +120,7 @@ def test_page_runs_as_typed_where_the_package_is_not_installed(
 ) -> None:
     without = run(bare_python, "-c", "import chain_verifier.dataframe", environ={}, folder=tmp_path)
     assert "No module named 'chain_verifier" in without.err
-    read, fold = [
+    read, fold, *_ = [
         block.text.replace('load("1")', f'load("{CHAIN_ID}")')
         for block in blocks_of(ROOT / "docs/spark.md")
         if block.language == "python"
