@@ -158,7 +158,7 @@ def _statements() -> Iterator[tuple[str, tuple[str, dict[str, str]]]]:
                 "WITH",
             ):
                 continue
-            # Another statement of the file goes in, or chains as constants: it is not sent as it is.
+            # Another statement of the file goes in, or chains as constants: it is not sent so.
             if "{statement}" in text or "ANY ($1::integer[])" in text:
                 continue
             is_constant = path.parent.name in ("gapfill", "sequencer") and name not in PIPELINE
