@@ -27,11 +27,15 @@ from chain_verifier.config import (
 )
 from chain_verifier.database_facts import SQL, DatabaseHead, filled, head_of, page_ranges
 from chain_verifier.report import Unverified, unverified_by
-from chain_verifier.spark.database import DatabaseTable, chain_address, read_statement
+from chain_verifier.spark.database import (
+    DatabaseTable,
+    chain_address,
+    paths_of,
+    read_statement,
+)
 from chain_verifier.spark.errors import as_broken, at_connect
 from chain_verifier.spark.seals import arrow_records, records_at_once
 from chain_verifier.spark.source_check import whole_chains
-from chain_verifier.spark.table import HAS_NULL, MALFORMED, ROWS
 from chain_verifier.verification import KEY_BITS, ScannedSource, horizon_of
 
 if TYPE_CHECKING:
@@ -173,16 +177,7 @@ class _Together:
         pages = self._read("edges", "last_id", chains, FETCH_ROWS)
         if pages is None:
             return {}
-        is_path = F.col("is_path") & (F.col("first_id") > F.col("start_id"))
-        paths = pages.select(
-            "chain_id",
-            F.col("last_id").alias("id"),
-            "pid",
-            "first_id",
-            F.col("rows").cast("bigint").alias(ROWS),
-            (~is_path).alias(HAS_NULL),
-            F.lit(False).alias(MALFORMED),
-        )
+        paths = paths_of(pages, F.col("start_id"))
         buckets = whole_chains(paths, horizons, secrets.randbits(KEY_BITS))
         whole = {n: ScannedSource.whole(path) for n, path in buckets.items() if path is not None}
         bare = [n for n in chains if n not in buckets and horizons[n].head == horizons[n].start]

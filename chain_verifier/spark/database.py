@@ -43,7 +43,7 @@ from chain_verifier.verification import CONTENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from chain_verifier.findings import Findings
 
@@ -182,17 +182,7 @@ class DatabaseTable(DatabaseFacts):
         be sent. For a page that is no path, or begins at or before the start, `has_null` is true.
         """
         pages = self._read("edges", self._ranges(), FETCH_ROWS, self.head.has_rules)
-        # A page that begins before the start holds rows that are not looked at.
-        is_path = F.col("is_path") & (F.col("first_id") > self._start)
-        return pages.select(
-            F.lit(self._chain_id).alias("chain_id"),
-            F.col("last_id").alias("id"),
-            "pid",
-            "first_id",
-            F.col("rows").cast("bigint").alias(ROWS),
-            (~is_path).alias(HAS_NULL),
-            F.lit(False).alias(MALFORMED),
-        )
+        return paths_of(pages.withColumn("chain_id", F.lit(self._chain_id)), F.lit(self._start))
 
     def page_faults(self) -> Findings:
         """Return what is wrong with pages as such; searched for once. Raises SourceBroken."""
@@ -264,3 +254,21 @@ class DatabaseTable(DatabaseFacts):
     def _query(self, name: str, *values: int | bool | Sequence[int]) -> DataFrame:
         statement = filled(SQL[name], self._chain_id, *values)
         return read_statement(self._spark, self.address, statement, FETCH_ROWS)
+
+
+def paths_of(pages: DataFrame, start: Column) -> DataFrame:
+    """Return pages, as `edges` describes them, each as the one path that its rows form.
+
+    A page that begins at or before `start` holds rows that are not looked at: its `has_null` is
+    true, as that of a page that is no path.
+    """
+    is_path = F.col("is_path") & (F.col("first_id") > start)
+    return pages.select(
+        "chain_id",
+        F.col("last_id").alias("id"),
+        "pid",
+        "first_id",
+        F.col("rows").cast("bigint").alias(ROWS),
+        (~is_path).alias(HAS_NULL),
+        F.lit(False).alias(MALFORMED),
+    )

@@ -22,7 +22,7 @@ SELECT count(*) FROM pg_stat_activity
 async def test_order_that_waits_too_long_is_refused_and_never_committed(
     make_chain: MakeChain,
 ) -> None:
-    """One commit waits for a lock: orders behind it wait in the queue, each as long as it may."""
+    """One commit waits for a lock: later orders wait in the queue, each as long as it may."""
     chain = await make_chain(
         lease_seconds=60, commit_seconds=50, batch_rows_max=2, submit_within_seconds=0.05
     )
