@@ -449,6 +449,8 @@ async def _connect_one(
     except BaseException:
         opening.abort()
         raise
+    # asyncpg would ask each new connection for these types at its first array: 25.5 ms, not 1.1
+    # (medians of 60, asyncpg 0.32, PostgreSQL 15). It has no public name for it.
     connection._protocol.get_settings().register_data_types(_ARRAY_TYPES)
     return connection
 
