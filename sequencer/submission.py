@@ -205,7 +205,7 @@ def _storable(key: object) -> str | None:
 
 
 _SWEEP_SECONDS: Final = 0.002
-"""Between two looks for entries whose time has ended: a look passes over the whole queue."""
+"""Between two looks for entries whose time has ended."""
 
 
 class Batcher:
@@ -237,6 +237,11 @@ class Batcher:
         self._closed = False
         # One timer for all that may not wait forever: a timer for each would cost the most.
         self._sweep: asyncio.TimerHandle | None = None
+        # Whether those queued first end first, as where all may wait equally long. Then a look ends
+        # at the first that is in time; else it passes over the whole queue, just when there is too
+        # much to do.
+        self._first_ends_first = True
+        self._last_until_seconds = -inf
         self.rows = 0
         self.bytes = 0
 
@@ -341,10 +346,11 @@ class Batcher:
 
     def _limit(self, entry: Entry) -> None:
         """Start the time of an entry that may not wait forever."""
-        if entry.within is None:
-            return
-        entry.until_seconds = asyncio.get_running_loop().time() + entry.within
-        self._sweep_at(entry.until_seconds)
+        if entry.within is not None:
+            entry.until_seconds = asyncio.get_running_loop().time() + entry.within
+            self._sweep_at(entry.until_seconds)
+        self._first_ends_first &= self._last_until_seconds <= entry.until_seconds
+        self._last_until_seconds = entry.until_seconds
 
     def _sweep_at(self, seconds: float) -> None:
         if self._sweep is not None:
@@ -357,22 +363,33 @@ class Batcher:
         """Refuse every entry whose time has ended: it has no id yet."""
         self._sweep = None
         now = asyncio.get_running_loop().time()
-        late = [entry for entry in self._entries if entry.until_seconds <= now]
-        if late:
-            self._entries = deque(entry for entry in self._entries if entry.until_seconds > now)
-        for entry in late:
+        if not self._first_ends_first:
+            # The sort is stable: the others keep their order.
+            self._entries = deque(sorted(self._entries, key=lambda held: held.until_seconds > now))
+            by_end = sorted(self._waiting, key=lambda held: held[0].until_seconds > now)
+            self._waiting = deque(by_end)
+        while self._entries and self._entries[0].until_seconds <= now:
+            entry = self._entries.popleft()
             self.rows -= len(entry.orders)
             self.bytes -= entry.size_bytes
             entry.fail(self._busy(entry))
-        for entry, admitted in self._waiting:
-            if entry.until_seconds <= now and not admitted.done():
+        while self._waiting and self._waiting[0][0].until_seconds <= now:
+            entry, admitted = self._waiting.popleft()
+            if not admitted.done():
                 admitted.set_exception(self._busy(entry))
-        self._waiting = deque(held for held in self._waiting if held[0].until_seconds > now)
         self._let_in()
-        left = (*self._entries, *(entry for entry, _ in self._waiting))
-        until = min((entry.until_seconds for entry in left), default=inf)
+        until = self._next_end()
         if until < inf:
             self._sweep_at(max(until, now + _SWEEP_SECONDS))
+
+    def _next_end(self) -> float:
+        """Return when the time of the next entry ends: none waits for room if nothing is queued."""
+        if self._first_ends_first:
+            return self._entries[0].until_seconds if self._entries else inf
+        ends = [entry.until_seconds for entry in self._entries]
+        ends += [entry.until_seconds for entry, _ in self._waiting]
+        self._first_ends_first = ends == sorted(ends)
+        return min(ends, default=inf)
 
     def _busy(self, entry: Entry) -> Busy:
         self._counters.busy += len(entry.orders)

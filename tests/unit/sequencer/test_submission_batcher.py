@@ -98,6 +98,23 @@ async def test_entries_whose_time_ends_are_refused_wherever_they_wait() -> None:
     assert queue.take() == [patient, last]
 
 
+@pytest.mark.parametrize("bounds", [(1, 1, 1), (1, 2, 3), (3, 2, 1), (2, None, 1), (None, 1, 1)])
+async def test_each_order_is_refused_at_its_own_end(bounds: tuple[int | None, ...]) -> None:
+    queue = batcher(queue=20)
+    entries = [entry() for _ in bounds]  # the last one waits for room
+    for one, hundredths in zip(entries, bounds, strict=True):
+        one.within = hundredths and hundredths / 100
+    adding = [asyncio.create_task(queue.add(one)) for one in entries]
+    async with deadline():
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        for one, outcome in zip(entries, outcomes, strict=True):
+            if one.within is not None and outcome is None and one.done is not None:
+                with pytest.raises(Busy):
+                    await one.done
+    assert queue.take() == [one for one in entries if one.within is None]
+    assert (queue.rows, queue.bytes) == (0, 0)
+
+
 async def test_queue_that_is_empty_after_a_refusal_is_not_closed() -> None:
     queue = Batcher(rows_max=9, bytes_max=99, queue_bytes_max=99, linger_seconds=1)
     late = entry()
