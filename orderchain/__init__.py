@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         LagLimits as LagLimits,
         Monitor as Monitor,
     )
-    from chain_kernel.process import calm_collector as calm_collector
     from chain_verifier.config import (
         DatabaseSource as DatabaseSource,
         JournalSource as JournalSource,
@@ -55,7 +54,6 @@ _NAMES = {
     "chain_kernel.clients.kafka_config": ("KafkaConfig",),
     "chain_kernel.model": ("Event", "Mark", "Run", "Snapshot"),
     "chain_kernel.monitoring": ("LagLimits", "Monitor"),
-    "chain_kernel.process": ("calm_collector",),
     "chain_verifier.config": (
         "DatabaseSource",
         "JournalSource",

@@ -172,6 +172,10 @@ def bill_of_materials(wheel: Path, version: str) -> dict[str, Any]:
     bill["components"] = [*(kept[name] for name in sorted(kept)), *map(jar_component, kafka_lock())]
     for each in bill["components"]:
         each.pop("externalReferences", None)  # home pages: of no use, and half of the file
+        if not each.get("licenses") and "group" not in each:  # one in words of its own
+            each["licenses"] = [
+                {"license": {"name": distribution(each["name"]).metadata["License"]}}
+            ]
     bill["dependencies"] = [
         {
             "ref": refs.get(name, root["bom-ref"]),

@@ -60,6 +60,7 @@ ELSEWHERE: Final = {
     r"^prometheus ": "tests/prometheus.py runs it with the same file",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
     r"verify .*--follow": "integration/chain_verifier, with a stream",
+    r"--source table:": "chain_verifier/dataframe/test_tables, with a catalog",
     r"^SEEDED_SETS=": "a longer run of a test",
     r"^(python|python -m pytest|cat|cmp|grep|wait|mkdir|kill|sleep)\b": "the guides' own tests",
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",

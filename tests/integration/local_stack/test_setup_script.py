@@ -44,6 +44,9 @@ class Machine:
         (self.project / "tools").mkdir(parents=True)
         shutil.copy(SCRIPT, self.project / "tools/setup.sh")
         shutil.copy(SCRIPT.with_name("test_servers.sh"), self.project / "tools/test_servers.sh")
+        (self.project / "speedups/src").mkdir(parents=True)
+        for name in ("setup.py", "src/speed.c"):
+            (self.project / "speedups" / name).touch()
         (self.project / "pyproject.toml").write_text("[project]\n")
         (self.project / "constraints.txt").write_text("# none\n")
         (self.project / "constraints-hashed.txt").write_text("# none\n")
@@ -83,6 +86,7 @@ class Machine:
             "TMPDIR": str(self.project.parent),
             "REDIS_SERVER": self.redis_server,
             "CHROMIUM": self.chromium,
+            "CC": str(self.programs / "cc"),
         }
 
     def calls(self) -> list[str]:
@@ -114,10 +118,25 @@ def test_setup_makes_everything_once_and_is_silent_then(machine: Machine) -> Non
     assert len(calls) == len(EVERYTHING)
     assert calls[0] == "venv"
     assert set(calls[-2:]) == JARS
+    assert "no C compiler" in first.stderr
     for level in ("all", "demo"):
         again = machine.set_up("setup.sh", level)
         assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert machine.calls() == []
+
+
+def test_setup_with_a_compiler_builds_the_compiled_functions(machine: Machine) -> None:
+    machine.has_program("cc", "exit 1")
+    machine.has_program(
+        "python3.11",
+        PYTHON.replace("case", 'case "$*" in *sysconfig*) echo "$CALLS.h"; exit; esac; case', 1),
+    )
+    headers = Path(f"{machine.calls_path}.h")
+    headers.mkdir()
+    (headers / "Python.h").touch()
+    done = machine.set_up()
+    assert (done.returncode, "compiler" in done.stderr) == (0, False)
+    assert machine.calls().count("pip") == 2
 
 
 def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -> None:

@@ -19,6 +19,7 @@ VERSION = "9.8.7"
 PERMISSIVE = {
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0",
     "PSF-2.0", "Unlicense", "Zlib", "Apache Software License", "BSD License",
+    "3-Clause BSD License",
     # certifi: a list of certificates, used unchanged.
     "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
 }  # fmt: skip
