@@ -389,6 +389,7 @@ class Batcher:
         ends = [entry.until_seconds for entry in self._entries]
         ends += [entry.until_seconds for entry, _ in self._waiting]
         self._first_ends_first = ends == sorted(ends)
+        self._last_until_seconds = ends[-1] if ends else -inf
         return min(ends, default=inf)
 
     def _busy(self, entry: Entry) -> Busy:

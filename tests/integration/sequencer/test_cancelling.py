@@ -15,6 +15,7 @@ from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt
 from tests.deadlines import deadline
+from tests.lock_waits import WAITING
 
 from .conftest import MakeChain
 
@@ -47,7 +48,7 @@ async def require_closed(chain: Chain) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 100])
 async def test_cancelled_question_answers_no_commit(make_chain: MakeChain, count: int) -> None:
-    """Its answer comes over the connection of the commit behind it, and says nothing of that."""
+    """Its answer comes over the connection of a later commit, and says nothing of that."""
     chain = await make_chain(lease_seconds=60, commit_seconds=50)
     acks: list[Ack] = []
     async with deadline(), open_sequencer(chain.config) as sequencer:
@@ -58,10 +59,7 @@ async def test_cancelled_question_answers_no_commit(make_chain: MakeChain, count
                 asked = CancelledAt(place, sequencer.intake("file:x"))
                 commit = asyncio.create_task(sequencer.submit_many(orders(f"{place}", count)))
                 await asked.outcome()
-                while not await chain.admin.fetchval(
-                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                    "AND datname = current_database()"
-                ):
+                while not await chain.admin.fetchval(WAITING):
                     pass
                 assert not commit.done(), "acknowledged before it is committed"
             acks += await commit

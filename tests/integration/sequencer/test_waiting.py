@@ -10,13 +10,9 @@ from chain_kernel.errors import Busy, KeyConflict, OrderError
 from chain_kernel.model import is_linked
 from sequencer import open_sequencer
 from tests.deadlines import deadline
+from tests.lock_waits import WAITING
 
 from .conftest import MakeChain
-
-COMMIT_WAITS = """
-SELECT count(*) FROM pg_stat_activity
- WHERE wait_event_type = 'Lock' AND datname = current_database()
-"""
 
 
 async def test_order_that_waits_too_long_is_refused_and_never_committed(
@@ -30,7 +26,7 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
         async with chain.admin.transaction():
             await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
             first = asyncio.create_task(sequencer.submit("first", b"x", within=60))
-            while not await chain.admin.fetchval(COMMIT_WAITS):
+            while not await chain.admin.fetchval(WAITING):
                 pass
             patient = asyncio.create_task(sequencer.submit("patient", b"x", within=60))
             with pytest.raises(Busy, match=r"within 0\.02 s"):

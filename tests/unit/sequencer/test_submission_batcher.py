@@ -115,6 +115,21 @@ async def test_each_order_is_refused_at_its_own_end(bounds: tuple[int | None, ..
     assert (queue.rows, queue.bytes) == (0, 0)
 
 
+async def test_order_after_a_refusal_is_refused_at_its_own_end_too() -> None:
+    queue = batcher()
+    patient, first, second = (entry() for _ in range(3))
+    patient.within, first.within, second.within = 60, 0.01, 0.02
+    queue.add_nowait(patient)
+    for late in (first, second):
+        queue.add_nowait(late)
+        answer = late.done
+        assert answer is not None
+        async with deadline():
+            with pytest.raises(Busy):
+                await answer
+    assert queue.take() == [patient]
+
+
 async def test_queue_that_is_empty_after_a_refusal_is_not_closed() -> None:
     queue = Batcher(rows_max=9, bytes_max=99, queue_bytes_max=99, linger_seconds=1)
     late = entry()

@@ -17,6 +17,7 @@ from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.conftest import RoleDsn
+from tests.lock_waits import WAITING
 
 
 def mark(at_id: int, seal: bytes = b"\5" * 32) -> Mark:
@@ -91,9 +92,7 @@ async def kill_waiting_backend(admin: asyncpg.Connection) -> None:
     async with deadline():
         while not killed:
             killed = await admin.fetchval(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND usename = 'receiver_writer' "
-                "AND wait_event_type = 'Lock'"
+                f"SELECT pg_terminate_backend(pid, 5000) FROM ({WAITING}) AS waiting"  # noqa: S608
             )
 
 
