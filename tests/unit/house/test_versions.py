@@ -107,6 +107,7 @@ def test_word_that_names_no_part_is_refused(
     assert "the part was 'kafka=2.8', expected one of " in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_workflow_is_one() -> None:
     """Read by a linter with the schema that its server publishes."""
     schema = ("--builtin-schema", "vendor.github-workflows")
