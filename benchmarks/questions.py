@@ -50,7 +50,7 @@ BARE: Final = ("bare_pages", "bare_pipe")
 FAST: Final = (*BARE, "engine", "kafka_transactions_events", "kafka_transactions_frames")
 _GOALS: Final = ("bare_pages", "engine", "kafka_transactions_frames")
 """What is compared closely enough for every repeat; the distance to others is a factor."""
-_FAR: Final = {"repeats_max": 2}
+_FAR: Final[dict[str, Any]] = {"repeats_max": 2}
 
 
 def kinds(*, is_quick: bool = False) -> list[str]:
@@ -63,8 +63,9 @@ def _comparison(scope: Scope) -> list[Arm]:
     """Return every rival at its sizes, the engine and what it is compared with side by side."""
     found = []
     for rows in BATCH_ROWS:
-        for rival in FAST:
-            found.append(load_arm(scope, rival, rows, **({} if rival in _GOALS else _FAR)))
+        found += [
+            load_arm(scope, rival, rows, **({} if rival in _GOALS else _FAR)) for rival in FAST
+        ]
         found += [
             load_arm(scope, "engine", rows, name=f"engine {rows} {kind}", **KINDS[kind])
             for kind in kinds(is_quick=scope.is_quick)
