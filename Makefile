@@ -40,7 +40,7 @@ faults: servers ## the long form of the fault tests: many rounds, ten minutes or
 versions: servers ## the whole path over each version that is claimed, and docs/versions.md (PARTS="kafka=3.9 pyspark")
 	@$(BIN)/python -m tools.versions $(PARTS)
 
-bench: setup ## how fast it is on this machine: two hours, or four minutes (QUICK=1, BENCH_ARGS="...")
+bench: setup ## how fast it is on this machine: an hour, or four minutes (QUICK=1, BENCH_ARGS="...")
 	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 fuzz: setup ## the compiled functions under AddressSanitizer, against Python's (SECONDS=3600)

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 from collections import deque
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from benchmarks.host import RESULTS
+from benchmarks.report import FLUSH_ALONE
 from benchmarks.spreads import table
 
 if TYPE_CHECKING:
@@ -136,29 +137,41 @@ def times_of(report: str, rows: int) -> Times:
     # The table of a run before the engine was compared at its defaults names keys.
     name = f"engine {rows}"
     name += " with keys" if f"| {name} with keys |" in report else ""
-    rate, _, cpu, share, log = _row(report, name)
-    bare_rate, _, bare_cpu, *_ = _row(report, f"bare pages {rows}")
-    p50, p90, *_ = _row(report, "one commit after the other")
+    engine, bare = _row(report, name), _row(report, f"bare pages {rows}")
+    commit = _row(report, "one commit after the other")
     # On a full machine processes get what the bare pipe used: the kernel's work for disk and
     # network is in no process's CPU time, and stalls leave cores idle.
-    batch = cpu * rows / 1e6 * CORES / (bare_rate * bare_cpu / 1e6)
-    flush = re.search(r"fdatasync (\d+) us", report)
+    batch = engine["CPU"] * rows / 1e6 * CORES / (bare["orders/s"] * bare["CPU"] / 1e6)
+    share = engine["own share"]
     return Times(
         rows=rows,
         own=batch * share / 2,
         server=batch * (1 - share) / 2,
-        flush=float(flush[1]) / 1e6 if flush else 0.0,
-        spread=math.log(p90 / p50) / NormalDist().inv_cdf(0.9),
-        log_bytes=log,
-        measured_rate=rate,
+        flush=_flush_seconds(report),
+        spread=math.log(commit["p90"] / commit["p50"]) / NormalDist().inv_cdf(0.9),
+        log_bytes=engine["log bytes"],
+        measured_rate=engine["orders/s"],
     )
 
 
-def _row(report: str, name: str) -> list[float]:
-    found = re.search(rf"^\| {re.escape(name)} \| (.*) \|$", report, re.MULTILINE)
-    if found is None:
-        raise ValueError(f"the report has no row {name!r}")
-    return [float(cell.split(" ")[0].replace(",", "") or "nan") for cell in found[1].split(" | ")]
+def _flush_seconds(report: str) -> float:
+    # A table of before flushes were measured alone has what pg_test_fsync says.
+    if found := re.search(r"fdatasync (\d+) us", report):
+        return float(found[1]) / 1e6
+    return _row(report, FLUSH_ALONE)["p50"] / 1e3
+
+
+def _row(report: str, name: str) -> dict[str, float]:
+    """Return the numbers of a row by the headers of its table."""
+    headers: list[str] = []
+    for line, following in pairwise(report.splitlines()):
+        if following.startswith("|---"):
+            headers = line.strip("| ").split(" | ")
+        if line.startswith(f"| {name} |"):
+            cells = [cell.strip().split(" ")[0].replace(",", "") for cell in line.split("|")[1:-1]]
+            numbers = zip(headers[1:], cells[1:], strict=True)
+            return {header: float(cell) for header, cell in numbers if cell not in {"", "-"}}
+    raise ValueError(f"the report has no row {name!r}")
 
 
 # -- one machine -----------------------------------------------------------------------------------
@@ -290,7 +303,7 @@ def _column(report: str, power: int, rows: int) -> dict[str, str]:
     rate = 10**power / 86_400 * PEAK
     fleet, first, last = fleet_for(times, rate)
     busiest = sorted(first.busy.items(), key=lambda each: -each[1])[:2]
-    (seconds, *_) = _row(report, "two executors, 10^8 rows")
+    seconds = _row(report, "two executors, 10^8 rows")["check, s"]
     executors = math.ceil(10**power / 1e8 * seconds * 2 / 3_600)
     return {
         "orders/s at ten times the mean; batches of": f"{rate:,.0f}; {rows:,}",

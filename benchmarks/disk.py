@@ -19,7 +19,7 @@ STALL_NS: Final = 10_000_000
 """A flush that takes longer is a stall: ten times what one takes at its 99th percentile."""
 
 _PACE_NS: Final = 10_000_000
-_BYTES: Final = bytes(8_192)
+FLUSHED: Final = bytes(8_192)
 
 
 class DiskWatch:
@@ -54,7 +54,7 @@ class DiskWatch:
             number, due_ns = file.fileno(), time.monotonic_ns()
             while not self._ended.wait(max(due_ns - time.monotonic_ns(), 0) / 1e9):
                 began_ns = time.monotonic_ns()
-                os.pwrite(number, _BYTES, 0)
+                os.pwrite(number, FLUSHED, 0)
                 os.fdatasync(number)
                 self.flushes.append((began_ns, time.monotonic_ns()))
                 due_ns = max(due_ns + _PACE_NS, began_ns)

@@ -43,6 +43,8 @@ class Load(Struct, frozen=True, kw_only=True):
     key_kind: KeyKind = "client"
     key_window_rows: int = KEY_WINDOW_ROWS
     """The engine alone: compare every order's key with those of so many last rows. 0: not at all"""
+    implementation: Literal["", "python", "native"] = ""
+    """The hot functions that both ends run; those of the benchmark's own process if empty."""
 
     @property
     def warm_up_orders(self) -> int:
@@ -133,6 +135,9 @@ class Scope(Struct, frozen=True, kw_only=True):
         return max(batch_rows * 4, orders // QUICK_SHARE) if self.is_quick else orders
 
 
+_ALL_REPEATS = 1_000
+
+
 class Arm(Struct, frozen=True, kw_only=True):
     """One of the things compared, each repeat of which is saved by itself."""
 
@@ -140,7 +145,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     load: Load | None = None
     settings: dict[str, float | int | str] = {}
     """For questions that do more than run a load."""
-    repeats_max: int = 1_000
+    repeats_max: int = _ALL_REPEATS
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -163,7 +168,7 @@ class Question(Struct, frozen=True):
 
     title: str
     minutes: int
-    """About how long it takes, with five repeats on two cores."""
+    """About how long all of it takes on two cores."""
     arms: Callable[[Scope], list[Arm]]
     """The first arm may be what others need to know."""
     run: Callable[[Site, Arm, Sequence[Line]], Awaitable[Figures]]
@@ -180,8 +185,9 @@ def load_arm(
 ) -> Arm:
     """Return the arm of a load through a rival, with the number of orders that suits it."""
     orders = settings.pop("orders", None) or scope.orders(batch_rows)
+    repeats_max = settings.pop("repeats_max", _ALL_REPEATS)
     if rate := _SLOW_RATES.get(rival):  # no more than a few seconds either
         orders = min(orders, max(2 * batch_rows, 4 * rate // (2 if scope.is_quick else 1)))
     orders = max(1, orders // batch_rows) * batch_rows
     load = Load(rival=rival, orders=orders, batch_rows=batch_rows, **settings)
-    return Arm(name=name or f"{rival} {batch_rows}", load=load)
+    return Arm(name=name or f"{rival} {batch_rows}", load=load, repeats_max=repeats_max)

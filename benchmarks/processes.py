@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
@@ -49,13 +50,19 @@ class End:
         given: Mapping[str, Any] | None = None,
         keeps_errors: bool = True,
         root: Path = ROOT,
+        implementation: str = "",
     ) -> None:
-        """With `keeps_errors`, its stderr is only read for the text of RunFailed."""
+        """With `keeps_errors`, its stderr is only read for the text of RunFailed.
+
+        `implementation` says which hot functions it runs: those of this process if empty.
+        """
         self._command = command
         self._name = name
         self._given = given
         self._keeps_errors = keeps_errors
         self._root = root
+        chosen = {"ORDERCHAIN_IMPL": implementation} if implementation else {}
+        self._environment = {**os.environ, **chosen}
 
     async def __aenter__(self) -> Self:
         # A session of its own: Ctrl-C is for the benchmark, which then stops its processes.
@@ -66,6 +73,7 @@ class End:
             stderr=PIPE if self._keeps_errors else None,
             start_new_session=True,
             cwd=self._root,
+            env=self._environment,
             limit=_LINE_BYTES_MAX,
         )
         if self._given is not None:
@@ -122,6 +130,7 @@ def call(
     function: Callable[..., object],
     *,
     keeps_errors: bool = True,
+    implementation: str = "",
     **given: object,
 ) -> End:
     """Return the call of a function in a process of its own: its module must `serve` it."""
@@ -130,6 +139,7 @@ def call(
         name=function.__name__,
         given=given,
         keeps_errors=keeps_errors,
+        implementation=implementation,
     )
 
 

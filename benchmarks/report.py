@@ -19,14 +19,25 @@ from benchmarks.questions import (
     BATCH_ROWS,
     COMMON_ROWS,
     KEYS_OFF,
+    KINDS,
     NAMES,
     NOT_COMPARED,
     STAGES,
     question_of,
 )
 from benchmarks.rivals.rival import rival_of
-from benchmarks.runs.open_load import PIPE, RATES, WAYS, rate_name
+from benchmarks.runs.open_load import (
+    IN_PYTHON,
+    ONE_BY_ONE_IN_PYTHON,
+    OVERLOAD_PERCENT,
+    PIPE,
+    RATES,
+    WAYS,
+    rate_name,
+    share_name,
+)
 from benchmarks.runs.outbox import BASE
+from benchmarks.runs.overload import WITHIN_SECONDS
 from benchmarks.session import CONDITIONS, Conditions, read_lines, saved_in
 from benchmarks.spreads import (
     PROCESSES,
@@ -113,10 +124,12 @@ def _left_out(lines: Lines) -> Iterator[str]:
 
 _PERCENTILES: Final = ("p50", "p90", "p99", "p99.9", "max")
 _SHORT: Final = ("p50", "p99", "p99.9")
+FLUSH_ALONE: Final = "one flush of 8 KB after the other"
 _ALONE: Final = {
     "order_histogram": "one order after the other, each submitted alone",
     "commit_histogram": "one commit after the other",
     "send_histogram": "one acked send after the other",
+    "flush_alone_histogram": FLUSH_ALONE,
     "due_commit_histogram": "commits, each from when it was due",
     "due_send_histogram": "acked sends, each from when it was due",
 }
@@ -153,16 +166,18 @@ def _rate_of(is_persisting: bool) -> str:
 
 
 def _engine_to(lines: Lines, arm: str, figure: str, kind: str = "") -> Spread | None:
-    """Return the ratio of the engine, at its defaults or of another kind, to an arm."""
+    """Return the ratio of the engine of a kind, at its defaults or another, to an arm."""
     rival = arm.partition(" ")[0]
-    own = arm.replace(rival, "engine").removesuffix(f" {NOT_COMPARED}")
+    own = arm.replace(rival, "engine")
+    for name in sorted(KINDS, key=len, reverse=True):
+        own = own.removesuffix(f" {name}")
     return lines.ratio(f"{own} {kind}".strip(), arm, figure)
 
 
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     is_persisting = arm.endswith("persisting")
     figure = _rate_of(is_persisting)
-    ratios = (_engine_to(lines, arm, figure, kind) for kind in ("", NOT_COMPARED))
+    ratios = (_engine_to(lines, arm, figure, kind) for kind in KINDS)
     rates = _spaced(arm), lines.spread(arm, figure), *ratios
     if is_persisting:
         return *rates, *[""] * 4
@@ -187,7 +202,7 @@ def _batch_size(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
-    if arm == "floor":
+    if not lines.percentiles(arm):
         return ()
     return (
         arm,
@@ -209,16 +224,21 @@ def _waits(lines: Lines, arm: str, histogram: str, percentiles: Sequence[str]) -
 
 
 def _before_open_load(lines: Lines) -> Iterator[str]:
-    found = cell(lines.spread("maximum", RATE))
-    above = cell(lines.spread("maximum", "not_sustained_per_second"))
-    yield f"Sustained maximum: {found} orders/s; at {above} a queue grew."
+    for arm in ("maximum", f"maximum {IN_PYTHON}"):
+        found = cell(lines.spread(arm, RATE))
+        above = cell(lines.spread(arm, "not_sustained_per_second"))
+        yield f"Sustained {arm}: {found} orders/s; at {above} a queue grew."
     yield "Milliseconds from when an order was due until it was handed on: of all, and of those"
     yield "that no stall of the disk concerned; CPU of producer and receiver in ms per commit."
     yield ""
 
 
 def _after_open_load(lines: Lines) -> Iterator[str]:
+    yield from _overload(lines, share_name(OVERLOAD_PERCENT))
     alone = {title: lines.percentiles("floor", name) for name, title in _ALONE.items()}
+    (of_order, _), (of_commit, _), *_ = _ALONE.items()
+    in_python = f"floor {IN_PYTHON}"
+    alone[f"{_ALONE[of_order]}, {IN_PYTHON}"] = lines.percentiles(in_python, of_order)
     alone["8 KB flushed every 10 ms, beside all runs"] = lines.percentiles(None, "flush_histogram")
     shown = [
         (title, *(number(found[one]) for one in _PERCENTILES))
@@ -227,15 +247,37 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
     ]
     if shown:
         yield from ("", *table(("alone on the machine, ms", *_PERCENTILES), shown))
+    for floor in ("floor", in_python):
+        order, commit = (lines.percentiles(floor, name) for name in (of_order, of_commit))
+        if order and commit:
+            ratio = order["p50"] / commit["p50"]
+            yield from ("", f"One order alone / one commit, p50, {floor}: {ratio:.2f}.")
     ratios = [
         (f"{rate:,}/s, {way}", *(f"{ratio:.2f}" for ratio in found))
         for rate in RATES
-        for way in WAYS
+        for way in (*WAYS, ONE_BY_ONE_IN_PYTHON)
         if way != PIPE and (found := _to_pipe(lines, rate, way))
     ]
     if ratios:
         headers = f"undisturbed / {PIPE} on the same schedule", *_SHORT
         yield from ("", *table(headers, ratios))
+
+
+def _overload(lines: Lines, arm: str) -> Iterator[str]:
+    accepted, refused = (
+        lines.percentiles(arm, f"{kind}_histogram") for kind in ("accepted", "refused")
+    )
+    if not accepted or not refused:
+        return
+    rates = (lines.spread(arm, f"{kind}_per_second") for kind in ("offered", "accepted"))
+    offered, taken = map(cell, rates)
+    yield ""
+    yield f"At {arm}, `within` {WITHIN_SECONDS * 1e3:.0f} ms: {taken} of {offered} orders/s"
+    yield "accepted, ms from the call to the answer:"
+    yield f"p50 {number(accepted['p50'])}, p99 {number(accepted['p99'])}."
+    yield f"Refused: {cell(lines.spread(arm, 'refused_share'))} of all, ms after the bound: p50"
+    yield f"{number(refused['p50'])}, p99 {number(refused['p99'])}. The producer grew by"
+    yield f"{cell(lines.spread(arm, 'memory_growth_mib'))} MiB."
 
 
 def _to_pipe(lines: Lines, rate: int, way: str) -> list[float]:
@@ -289,7 +331,7 @@ _SECTIONS: Final = {
             "rival, batch",
             "orders/s",
             "orderchain / it",
-            f"{NOT_COMPARED} / it",
+            *(f"{kind} / it" for kind in KINDS if kind),
             "CPU",
             "producer",
             "own share",
@@ -374,6 +416,9 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
         title = rival_of(name).title
         if name == "engine":
             yield f"**{title}**", *(cell(lines.spread(arm, RATE)) for arm in sizes)
+            in_python = [cell(lines.spread(f"{arm} {IN_PYTHON}", RATE)) for arm in sizes]
+            if any(text != "-" for text in in_python):
+                yield f"{title}, {IN_PYTHON}", *in_python
             sizes = [f"{arm} {NOT_COMPARED}" for arm in sizes]
             title += f", {NOT_COMPARED}"
         if name == "common_way":

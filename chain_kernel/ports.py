@@ -42,7 +42,7 @@ class PendingCommit(Protocol):
     """A commit in the air: sent, and not known to be done."""
 
     async def outcome(self) -> None:
-        """Wait until the batch is committed. Await it once; only `follow` may come before it.
+        """Wait until the batch is committed. Await it once; `follow` may come before its end.
 
         Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
         `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows

@@ -298,6 +298,13 @@ SELECT name, setting FROM pg_settings
  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'max_connections',
                 'idle_in_transaction_session_timeout', 'wal_level', 'archive_mode')
 
+-- log_settings: what decides how late a commit is, and whose files these are; the folder is NULL for
+-- a login that may not see it
+SELECT current_setting('wal_sync_method') AS sync_method,
+       pg_size_bytes(current_setting('min_wal_size')) AS min_wal_bytes,
+       (SELECT setting FROM pg_settings WHERE name = 'data_directory') AS directory,
+       (SELECT system_identifier FROM pg_control_system()) AS identifier
+
 -- login: who this is, which of the roles it has the rights of, which are missing, and whether the
 -- server is a standby
 SELECT session_user::text AS login, pg_is_in_recovery() AS is_standby,

@@ -103,6 +103,8 @@ class Committer:
         # the server can begin it as soon as that one has ended.
         self._committed: Assembly | None = None
         self._ahead: Assembly | None = None
+        # What went wrong beside a commit whose outcome is still awaited.
+        self._failure: Exception | None = None
         # The trace of the last commit, if commits are traced.
         self._trace: Context | None = None
         self.batch_rows_last = 0
@@ -179,7 +181,10 @@ class Committer:
         current.began_ns = self._clock.monotonic_ns()
         try:
             await self._send(current)
-            failure = self._work_beside(current, batcher)
+            self._work_beside(current, batcher)
+            if self._ahead is self._failure is None and not batcher.has_full_batch():
+                # A caller that was answered just now makes its next call some turns later.
+                batcher.when_full = partial(self._work_beside, current, batcher)
             await self._naming_successor(self._commit_until_known(current))
         except BaseException as error:
             self._finish()
@@ -187,6 +192,9 @@ class Committer:
                 self._traced(self._tracing, current, current.batch, error)
             current.fail(_as_answer(error, current.batch))
             raise
+        finally:
+            batcher.when_full = None
+            failure, self._failure = self._failure, None
         self._committed = current
         if current.batch is not None:
             self._count(current, current.batch)
@@ -195,19 +203,19 @@ class Committer:
         if failure is not None:
             raise failure
 
-    def _work_beside(self, current: Assembly, batcher: Batcher) -> Exception | None:
+    def _work_beside(self, current: Assembly, batcher: Batcher) -> None:
         """Do what can be done while the server commits `current`; nothing waits for it then.
 
-        Return the error instead of raising it: `current` must finish first.
+        Keep the error instead of raising it: `current` must finish first, and the call that fills
+        a batch did nothing wrong.
         """
         try:
             self._finish()
             # After what was sent under an epoch of before, nothing may be given ids yet.
             if current.pending is not None and self._assembler.is_current(current):
                 self._assemble_ahead(current, batcher)
-        except Exception as error:  # noqa: BLE001 - raised by the caller, later
-            return error
-        return None
+        except Exception as error:  # noqa: BLE001 - raised after the outcome
+            self._failure = error
 
     def _assemble_ahead(self, current: Assembly, batcher: Batcher) -> None:
         """Assemble the batch after `current` if it would not grow by waiting, and send it.
@@ -329,12 +337,8 @@ class Committer:
         backoff: Backoff | None = None
         while True:
             batch = assembly.batch
-            pending, assembly.pending = assembly.pending, None
             try:
-                if pending is None:
-                    await self._move_intake(assembly)
-                else:
-                    await pending.outcome()
+                await self._outcome(assembly)
             except UnknownOutcome as error:
                 self._counters.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
@@ -352,6 +356,16 @@ class Committer:
             await self._send(assembly)
         if backoff is not None:
             self._outage.log()
+
+    async def _outcome(self, assembly: Assembly) -> None:
+        """Wait for the outcome of `assembly`. It is `pending` until then, and others may follow."""
+        try:
+            if assembly.pending is None:
+                await self._move_intake(assembly)
+            else:
+                await assembly.pending.outcome()
+        finally:
+            assembly.pending = None
 
     async def _move_intake(self, assembly: Assembly) -> None:
         # An entry without orders asks whether we lead, over a connection that works.

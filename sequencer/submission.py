@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, cast
@@ -234,6 +234,8 @@ class Batcher:
         # them, not their own callers: a later call must not slip in between.
         self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
         self._arrived = asyncio.Event()
+        self.when_full: Callable[[], None] | None = None
+        """Called once, as soon as the next batch would not grow by waiting any longer."""
         self._closed = False
         # One timer for all that may not wait forever: a timer for each would cost the most.
         self._sweep: asyncio.TimerHandle | None = None
@@ -338,6 +340,7 @@ class Batcher:
     def fail(self, error: BaseException) -> None:
         """Answer every queued or waiting entry with `error`, and close."""
         self.close()
+        self.when_full = None
         if self._sweep is not None:
             self._sweep.cancel()
         while self._entries or self._waiting:
@@ -403,14 +406,20 @@ class Batcher:
         self.rows += len(entry.orders)
         self.bytes += entry.size_bytes
         self._arrived.set()
+        if self.when_full is not None and self.has_full_batch():
+            call, self.when_full = self.when_full, None
+            call()
 
     def _let_in(self) -> None:
         """Admit the waiting entries in order, as far as there is room."""
         while self._waiting:
             entry, admitted = self._waiting[0]
-            if not admitted.cancelled():
-                if self._entries and self.bytes + entry.size_bytes > self._queue_bytes_max:
-                    return
-                self._admit(entry)
-                admitted.set_result(None)
+            if admitted.cancelled():
+                self._waiting.popleft()
+                continue
+            if self._entries and self.bytes + entry.size_bytes > self._queue_bytes_max:
+                return
+            # Before it is admitted: what is called then may take a batch, and let others in.
             self._waiting.popleft()
+            admitted.set_result(None)
+            self._admit(entry)

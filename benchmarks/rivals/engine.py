@@ -24,11 +24,11 @@ from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from benchmarks.load import Venue
     from chain_kernel.clients.database_config import DatabaseConfig
-    from chain_kernel.model import Event
+    from chain_kernel.model import Event, Run
     from chain_kernel.ports import FrameSink
 
 IN_FLIGHT: Final = 3
@@ -204,28 +204,39 @@ class Engine(Rival):
 
 
 async def prove(database: DatabaseConfig, chain_id: int, load: Load, orders: int) -> int:
-    """Return how many orders a chain holds. Raises NotWhole unless they are the first of `load`.
+    """Return how many orders a chain holds. Raises NotWhole unless they are the first of `load`."""
+    sent = (order for batch in load.batches(orders) for order in batch)
+    rows, is_same = 0, True
+    async for run in _stored(database, chain_id):
+        rows += len(run.events)
+        is_same = is_same and _are_of(run.events, sent)
+    if not is_same or next(sent, None) is not None:
+        raise NotWhole(f"chain {chain_id}: it holds other orders than were sent")
+    return rows
+
+
+async def stored_rows(database: DatabaseConfig, chain_id: int) -> int:
+    """Return how many orders a chain holds, whichever they are. Raises NotWhole."""
+    return sum([len(run.events) async for run in _stored(database, chain_id)])
+
+
+async def _stored(database: DatabaseConfig, chain_id: int) -> AsyncIterator[Run]:
+    """Yield the runs of a chain, up to its head. Raises NotWhole.
 
     The gap reader checks every link, and recomputes the seal of every batch from its rows.
     """
-    sent = (order for batch in load.batches(orders) for order in batch)
-    rows, is_same = 0, True
     async with GapReader(GapReaderConfig(database=database, chain_id=chain_id)) as reader:
         standing = await reader.standing(0)
         head, at = standing.head, standing.mark
         try:
             if at is not None:
                 async for run in reader.runs(at, head.last_id):
-                    rows += len(run.events)
-                    is_same = is_same and _are_of(run.events, sent)
+                    yield run
                     at = run.end
         except (GapError, HaltError) as error:
             raise NotWhole(f"chain {chain_id}: {reason_of(error)}") from error
     if at is None or (at.id, at.seal) != (head.last_id, head.last_seal):
         raise NotWhole(f"chain {chain_id}: its rows do not lead to its head, {head.last_id}")
-    if not is_same or next(sent, None) is not None:
-        raise NotWhole(f"chain {chain_id}: it holds other orders than were sent")
-    return rows
 
 
 def _are_of(events: Sequence[Event], sent: Iterator[Order]) -> bool:

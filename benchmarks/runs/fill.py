@@ -33,6 +33,8 @@ _PAGE_ROWS: Final = 5_000
 """Rows of a SELECT, of what a reader holds at once, and of a batch."""
 _MIDDLE_ROWS: Final = 1_000_000
 """Rows of the chain that is also stored as a row per order."""
+_REPEATS_MAX: Final = 2
+"""A repeat has hundreds of gaps already."""
 _WARM_UP_GAPS: Final = 20
 """Statements are prepared by then."""
 
@@ -72,7 +74,10 @@ def flat_name(length: int, *, is_warm: bool) -> str:
 
 def arms(_: Scope) -> list[Arm]:
     """Return ranges beside a SELECT, then the same gap in chains of different length."""
-    return [Arm(name=name, settings=msgspec.to_builtins(gap)) for name, gap in _gaps().items()]
+    return [
+        Arm(name=name, settings=msgspec.to_builtins(gap), repeats_max=_REPEATS_MAX)
+        for name, gap in _gaps().items()
+    ]
 
 
 _copied: Final[set[int]] = set()

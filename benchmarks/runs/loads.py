@@ -50,7 +50,9 @@ async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
 
 
 async def _run(venue: Venue) -> dict[str, float]:
-    producing, receiving = call(produce, venue=venue), call(receive, venue=venue)
+    chosen = venue.load.implementation
+    producing = call(produce, implementation=chosen, venue=venue)
+    receiving = call(receive, implementation=chosen, venue=venue)
     async with AsyncExitStack() as stack:
         has_receiver = venue.load.stage == "deliver"
         if has_receiver:

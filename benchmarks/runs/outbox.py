@@ -45,6 +45,7 @@ _MESSAGES: Final = 100_000
 _BASE_MESSAGES: Final = 1_500
 _DELAYED_PER_SECOND: Final = 1_000
 _DELAY_SECONDS: Final = 6
+_REPEATS_MAX: Final = 2
 
 _CYCLES: Final = {"batched": True, "woken": False}
 """Whether the messages of a cycle are handed over to the relay, or it hears of them."""
@@ -61,9 +62,12 @@ _DELAYS: Final = {
 def arms(_: Scope) -> list[Arm]:
     """Return full cycles, the common way first, then delays under a steady load."""
     counts = {BASE: _BASE_MESSAGES, **dict.fromkeys(_CYCLES, _MESSAGES)}
-    return [Arm(name=name, settings={"messages": count}) for name, count in counts.items()] + [
-        Arm(name=name, settings={"seconds": _DELAY_SECONDS, "rate": _DELAYED_PER_SECOND})
-        for name in _DELAYS
+    delayed = {"seconds": _DELAY_SECONDS, "rate": _DELAYED_PER_SECOND}
+    settings = {name: {"messages": count} for name, count in counts.items()}
+    settings |= dict.fromkeys(_DELAYS, delayed)
+    return [
+        Arm(name=name, settings={**given}, repeats_max=_REPEATS_MAX)
+        for name, given in settings.items()
     ]
 
 

@@ -97,10 +97,11 @@ async def run_job(site: Site, job: Job) -> Figures:
 
 
 async def _run(venue: Venue, job: Job) -> Figures:
+    chosen = venue.load.implementation
     with DiskWatch(Path(venue.site.directory)) as watch:
-        async with call(receive, venue=venue) as receiver:
+        async with call(receive, implementation=chosen, venue=venue) as receiver:
             await receiver.expect(b"listening")
-            async with call(send, venue=venue, job=job) as sender:
+            async with call(send, implementation=chosen, venue=venue, job=job) as sender:
                 await sender.expect(b"ready")
                 servers = await ServerLoad.now(venue.site)
                 sent = await sender.result()
@@ -140,7 +141,7 @@ async def _run(venue: Venue, job: Job) -> Figures:
 async def send(venue: Venue, job: Job) -> dict[str, Any]:
     """Hand every order over when it is due; `start_ns` is when the first one was."""
     end = _engine if job.load.rival == "engine" else _rival
-    pacing = _Pacing(job)
+    pacing = Pacing(job)
     cpu, batches = await end(venue, job, pacing)
     acks_ns = np.frombuffer(pacing.acks_ns, dtype=np.int64)
     waits_ns = job.schedule(pacing.start_ns).waits_ns(acks_ns)
@@ -175,7 +176,7 @@ class _TimedTally(Tally):
         self.samples.append((time.monotonic_ns(), self.rows))
 
 
-class _Pacing:
+class Pacing:
     """The schedule, the orders that fall due next, and when each was acknowledged."""
 
     def __init__(self, job: Job) -> None:
@@ -221,7 +222,7 @@ class _Pacing:
             self._ahead.extend(some)
 
 
-async def _rival(venue: Venue, job: Job, pacing: _Pacing) -> tuple[float, int]:
+async def _rival(venue: Venue, job: Job, pacing: Pacing) -> tuple[float, int]:
     """Send through a rival: what came while the last batch was committed is the next one."""
     batches = 0
 
@@ -239,7 +240,7 @@ async def _rival(venue: Venue, job: Job, pacing: _Pacing) -> tuple[float, int]:
         return time.process_time() - cpu, batches
 
 
-async def _engine(venue: Venue, job: Job, pacing: _Pacing) -> tuple[float, int]:
+async def _engine(venue: Venue, job: Job, pacing: Pacing) -> tuple[float, int]:
     """Send through a sequencer at its defaults."""
     tuning = SequencerTuning()
     async with sequencer_of(venue.site, venue.chain_id, job.load, tuning=tuning) as sequencer:
@@ -255,7 +256,7 @@ async def _engine(venue: Venue, job: Job, pacing: _Pacing) -> tuple[float, int]:
 class _Submitting:
     """Counts answers: to gather futures would hold up the loop while the last are still to come."""
 
-    def __init__(self, sequencer: Sequencer, pacing: _Pacing) -> None:
+    def __init__(self, sequencer: Sequencer, pacing: Pacing) -> None:
         self._sequencer = sequencer
         self._pacing = pacing
         self._open = 0

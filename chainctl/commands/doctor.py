@@ -20,6 +20,7 @@ from chain_kernel.text import counted, not_installed, reason_of
 from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
+from chainctl.late_commits import Late, look_for_late_commits
 from chainctl.options import (
     Command,
     json_option,
@@ -81,8 +82,8 @@ class DoctorLine(Struct, frozen=True):
 @uses_settings("database", "gap_database", "audit_database", "kafka", "connect_seconds")
 def doctor(settings: Settings, chain_id: int | None, as_json: bool) -> ExitCode:
     """Check what sequencer, receiver and verifier need: settings, database, login and roles,
-    schema, replication, clock, disk, chains, topics, versions. Nothing is changed, but each topic
-    gets one record without a value, which readers pass over.
+    schema, replication, clock, disk, what makes commits late, chains, topics, versions. Nothing is
+    changed, but each topic gets one record without a value, which readers pass over.
 
     Exit code 1 when something would make a start fail.
     """
@@ -186,6 +187,7 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             *await _durability(connection),
             await look_at_replication(connection),
             await _room(connection),
+            *map(_late_commit, await look_for_late_commits(connection)),
         ]
 
 
@@ -285,6 +287,10 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
         return _ok("replication", text)
     to_do = "start a standby of that name, or change synchronous_standby_names"
     return _failed("replication", f"{text}, none of which is synchronous: no commit ends", to_do)
+
+
+def _late_commit(late: Late) -> DoctorLine:
+    return DoctorLine(late.what, WARNING if late.to_do else OK, late.found, late.to_do)
 
 
 async def _room(connection: Connection) -> DoctorLine:

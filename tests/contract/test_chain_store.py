@@ -178,6 +178,22 @@ async def test_commit_sent_ahead_follows_the_one_under_way(led: Led) -> None:
 
 
 @a_row_few_or_many
+async def test_commit_follows_one_whose_outcome_is_awaited(
+    led: Led, hold_commits: HoldCommits, count: int
+) -> None:
+    first, second = led.batch(count), led.batch(count)
+    async with hold_commits():
+        pending = await led.store.begin(first, published_id=0)
+        waiting = asyncio.ensure_future(pending.outcome())
+        await asyncio.sleep(0)
+        following = pending.follow(second, published_id=0)
+        assert following is not None
+    await waiting
+    await following.outcome()
+    assert await led.stored() == [first, second]
+
+
+@a_row_few_or_many
 async def test_commit_behind_a_fenced_one_is_not_stored(led: Led, count: int) -> None:
     led.batch()  # never committed
     first, second = led.batch(count), led.batch(count)

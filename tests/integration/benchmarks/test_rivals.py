@@ -20,6 +20,7 @@ from benchmarks.rivals.rival import NAMES, NotWhole, rival_of
 from benchmarks.runs import open_load
 from benchmarks.runs.loads import run_load
 from benchmarks.runs.open_load import WAYS, find_maximum, measure_floor
+from benchmarks.runs.overload import run_overload
 from benchmarks.runs.schedule import Job, run_job
 from benchmarks.session import Step, read_lines, run_steps, saved_in
 from benchmarks.spreads import merged
@@ -331,3 +332,11 @@ async def test_arm_that_is_no_load_has_figures(
         figures = await questions.question_of(question).run(site, arm, [])
     assert figures
     assert all(figure > 0 for name, figure in figures.items() if name.endswith("seconds"))
+
+
+async def test_what_an_overload_accepts_is_stored_and_handed_on(site: Site) -> None:
+    async with deadline():
+        figures = await run_overload(site, 2_000, 0.2)
+    assert 0 < figures["accepted"] <= 420
+    assert 0 <= figures["refused_share"] < 1
+    assert merged([figures["accepted_histogram"]])["count"] == figures["accepted"]

@@ -10,6 +10,7 @@ from benchmarks.spreads import Lines, histogram_of
 def lines() -> Lines:
     rates = {
         "engine 100": 900.0, "engine 100 keys not compared": 1_000.0, "engine 1000": 2_000.0,
+        "engine 1000 in Python": 1_500.0,
         "common_way 500": 50.0,
     }  # fmt: skip
     return Lines(
@@ -39,6 +40,7 @@ def test_tables_stand_between_their_marks_and_nowhere_else() -> None:
     assert "old" not in text
     assert "| **orderchain** | 900 | 2,000 | - |" in text
     assert "| orderchain, keys not compared | 1,000 | - | - |" in text
+    assert "| orderchain, in Python | - | 1,500 | - |" in text
     assert "| the common way (at 500) | - | 50.0 | - |" in text
     assert "bare pipe" not in text
     assert "| **orderchain** | 5.00, 40.0 (9.01) | - | - | - |" in text

@@ -48,19 +48,20 @@ def test_figures_of_a_run_that_failed_are_in_no_median() -> None:
     assert lines.failed == [FAILED]
 
 
-def test_table_compares_the_engine_at_its_defaults_and_names_the_other_kind(
+def test_table_compares_the_engine_at_its_defaults_and_names_the_other_kinds(
     tmp_path: Path,
 ) -> None:
     for arm, rate in {
         "engine 1000": 50.0, "engine 1000 keys not compared": 75.0, "bare_pages 1000": 100.0,
+        "engine 1000 in Python": 25.0, "engine 1000 in Python, keys not compared": 40.0,
     }.items():  # fmt: skip
         figures = {**every_figure(1.0), "delivered_per_second": rate}
         save(tmp_path, line(arm, 0, **figures))
     write_report(tmp_path)
     text = (tmp_path / TABLE).read_text(encoding="utf-8")
-    assert "| bare pages 1000 | 100 | 0.50 | 0.75 |" in text
-    assert "| engine 1000 | 50.0 | 1.00 | 1.50 |" in text
-    assert "| engine 1000 keys not compared | 75.0 | 0.67 | 1.00 |" in text
+    assert "| bare pages 1000 | 100 | 0.50 | 0.75 | 0.25 | 0.40 |" in text
+    assert "| engine 1000 | 50.0 | 1.00 | 1.50 | 0.50 | 0.80 |" in text
+    assert "| engine 1000 in Python, keys not compared | 40.0 | 1.25 | 1.88 | 0.62 |" in text
 
 
 @pytest.mark.parametrize("scope", [Scope(), Scope(is_quick=True, repeats=1)])
@@ -122,7 +123,8 @@ def every_figure(value: float) -> dict[str, Any]:
     names = (
         "delivered_per_second", "published_per_second", "persisted_per_second", "orders",
         "rows_per_second", "rate_to_select", "check_seconds", "wal_mib", "batch_rows", "stall_ms",
-        "producer_ms_per_batch", "receiver_ms_per_batch",
+        "producer_ms_per_batch", "receiver_ms_per_batch", "accepted_per_second",
+        "offered_per_second", "refused_share", "memory_growth_mib",
         "producer_memory_mib", "receiver_memory_mib", "producer_cpu_seconds",
         "receiver_cpu_seconds", "postgres_cpu_seconds", "kafka_cpu_seconds",
     )  # fmt: skip
@@ -130,5 +132,6 @@ def every_figure(value: float) -> dict[str, Any]:
     texts = (
         "histogram", "ack_histogram", "undisturbed_histogram", "flush_histogram",
         "commit_histogram", "send_histogram", "due_commit_histogram", "due_send_histogram",
+        "accepted_histogram", "refused_histogram", "order_histogram", "flush_alone_histogram",
     )  # fmt: skip
     return dict.fromkeys(names, value) | dict.fromkeys(texts, histogram)

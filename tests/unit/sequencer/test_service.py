@@ -16,6 +16,7 @@ from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
 from chain_kernel.testing.memory_store import CommitFault
 from chain_kernel.testing.virtual_loop import virtual_clock
 from tests.builders.orders import make_orders
+from tests.deadlines import deadline
 from tests.virtual import virtual
 
 from .builders import World
@@ -145,3 +146,96 @@ async def test_batch_before_a_fence_is_answered(
     assert [type(outcome) for outcome in outcomes[1:]] == [Fenced, Fenced]
     with pytest.raises(Fenced):
         await sequencer.__aexit__(None, None, None)
+
+
+class Held:
+    """Holds the outcome of the first commit; notes what is sent after it."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.let_go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.followed = asyncio.Event()
+        self._begin = world.store.begin
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(world.store, "begin", self.begin)
+
+    async def begin(self, batch: Batch, **more: Any) -> Any:
+        pending = await self._begin(batch, **more)
+        if self.begun.is_set():
+            return pending
+        outcome, follow = pending.outcome, pending.follow
+
+        async def held() -> None:
+            self.begun.set()
+            await self.let_go.wait()
+            await outcome()
+
+        def noted(batch: Batch, **more: Any) -> Any:
+            self.followed.set()
+            return follow(batch, **more)
+
+        self._monkeypatch.setattr(pending, "outcome", held)
+        self._monkeypatch.setattr(pending, "follow", noted)
+        return pending
+
+
+@pytest.mark.parametrize(
+    "fault", [None, CommitFault.REFUSED, CommitFault.LOST_BEFORE, CommitFault.LOST_AFTER]
+)
+async def test_full_batch_that_comes_during_a_commit_is_sent_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, fault: CommitFault | None
+) -> None:
+    held = Held(world, monkeypatch)
+    if fault is not None:
+        world.store.faults.append(fault)
+    async with deadline(), world.sequencer(batch_rows_max=2) as sequencer:
+        first = asyncio.create_task(sequencer.submit("a", b"1"))
+        await held.begun.wait()
+        second = asyncio.create_task(sequencer.submit_many(make_orders(2)))
+        await held.followed.wait()
+        held.let_go.set()
+        acks = [await first, *await second]
+    assert [row.id for row in world.rows()] == [ack.id for ack in acks]
+    assert is_linked(0, world.rows())
+    assert world.published() == world.rows()
+
+
+async def test_full_batch_that_comes_during_a_commit_shares_its_fence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(world, monkeypatch)
+    sequencer = await world.sequencer(batch_rows_max=2).__aenter__()
+    async with deadline():
+        first = asyncio.create_task(sequencer.submit("a", b"1"))
+        await held.begun.wait()
+        second = asyncio.create_task(sequencer.submit_many(make_orders(2)))
+        await held.followed.wait()
+        await world.steal()
+        held.let_go.set()
+        outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Fenced, Fenced]
+    assert world.rows() == []
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_full_batch_that_comes_during_a_take_over_waits_for_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, submitted = Held(world, monkeypatch), list[asyncio.Task[Any]]()
+    original = world.store.take_over_again
+
+    async def slow(owner: str, term: Term) -> Term:
+        submitted.append(asyncio.create_task(sequencer.submit_many(make_orders(2))))
+        await asyncio.sleep(0)
+        return await original(owner, term)
+
+    monkeypatch.setattr(world.store, "take_over_again", slow)
+    world.store.faults.append(CommitFault.REFUSED)
+    held.let_go.set()
+    async with deadline(), world.sequencer(batch_rows_max=2) as sequencer:
+        await sequencer.submit("a", b"1")
+        await asyncio.gather(*submitted)
+    assert not held.followed.is_set()
+    assert len(world.rows()) == 3
+    assert is_linked(0, world.rows())

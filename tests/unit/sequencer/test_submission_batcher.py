@@ -31,6 +31,29 @@ async def test_take_returns_what_arrived_in_order_up_to_the_row_limit() -> None:
     assert (queue.rows, queue.bytes) == (0, 0)
 
 
+async def test_full_batch_is_announced_once() -> None:
+    queue, calls = batcher(), list[int]()
+    queue.when_full = lambda: calls.append(queue.rows)
+    for rows in (4, 4, 4, 4):
+        queue.add_nowait(entry(rows=rows))
+    assert calls == [12]
+
+
+async def test_batch_taken_as_it_fills_lets_each_entry_in_once() -> None:
+    queue, taken = batcher(queue=30, rows_max=9), list[Entry]()
+    first, second, third = (entry(rows=9, size=30) for _ in range(3))
+    queue.add_nowait(first)
+    tasks = [asyncio.create_task(queue.add(one)) for one in (second, third)]
+    await asyncio.sleep(0)
+    queue.when_full = lambda: taken.extend(queue.take())
+    assert queue.take() == [first]
+    async with deadline():
+        await asyncio.gather(*tasks)
+    assert taken == [second]
+    assert queue.take() == [third]
+    assert (queue.rows, queue.bytes) == (0, 0)
+
+
 async def test_add_without_room_waits_in_the_order_of_the_calls() -> None:
     queue = batcher(queue=30, rows_max=1)
     first = entry(size=30)

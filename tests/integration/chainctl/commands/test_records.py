@@ -192,6 +192,12 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     assert re.fullmatch(
         r"3\.\d+\.\d+, orderchain \S+, hot functions in (python|native)", found["python"]
     )
+    assert found["commit: log disk"] == "pg_wal is on the file system of the tables"
+    assert found["commit: flush"] == "fdatasync"
+    assert re.fullmatch(r"min_wal_size is [\d,]+ MiB", found["commit: log files"])
+    assert re.fullmatch(
+        r"the kernel lets [\d,]+ MiB gather before it writes", found["commit: write-back"]
+    )
     broken = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     done = call("doctor", "--chain", filled_once + 1, "--json", settings=broken)
     assert done.code == 1, done
@@ -203,6 +209,17 @@ def test_doctor_says_what_would_fail_and_what_to_do(
     assert without.isdisjoint({"schema", "chains"})  # they could not be looked at
     assert {"database", "kafka"} <= without
     assert failed[f"chain {filled_once + 1}"]["to_do"] == f"chainctl chain create {filled_once + 1}"
+
+
+def test_doctor_does_not_guess_at_a_disk_that_its_login_may_not_see(
+    call: Call, module_settings: Settings, postgres_server: PostgresServer
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    auditor = {**module_settings, "CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, name)}
+    found = lines_of(call, auditor)
+    assert found["commit: flush"]["found"] == "fdatasync"
+    assert found["commit: log disk"]["state"] == found["commit: write-back"]["state"] == "ok"
+    assert found["commit: log disk"]["found"].startswith("cannot see: ")
 
 
 def test_doctor_says_whether_kafka_is_new_enough_and_refuses_an_old_one_in_one_line(

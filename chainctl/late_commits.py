@@ -1,0 +1,115 @@
+"""What makes commits late on a database's machine, as far as a client can see it.
+
+Some of it is in files: they are looked at only where they are this machine's, and this server's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from chainctl.database import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from chainctl.database import Connection
+
+WAL_BYTES_MIN: Final = 2**30
+"""Of `min_wal_size`: with less, a busy server makes new log files after each checkpoint."""
+
+WRITE_BACK_BYTES_MAX: Final = 2**30
+"""More than that may gather in memory before the kernel begins to write: a flush waits for it."""
+
+_CHEAP_FLUSHES: Final = {"fdatasync", "open_datasync"}
+"""They flush a log file's data, and not its times, which nobody reads."""
+
+_UNSEEN: Final = "cannot see: the server's files are not here, or not for this user and login"
+_KERNEL: Final = Path("/proc")
+
+
+class Late(NamedTuple):
+    """One thing that may make commits late."""
+
+    what: str
+    found: str
+    to_do: str = ""
+    """Empty where it does not, or cannot be seen."""
+
+
+async def look_for_late_commits(connection: Connection) -> list[Late]:
+    """Look at settings of the log, and, where they can be seen, at its disk and at the kernel."""
+    row = await connection.fetchrow(SQL["log_settings"])
+    return [
+        _flush(row["sync_method"]),
+        _files(row["min_wal_bytes"]),
+        *_on_the_machine(files_of(row)),
+    ]
+
+
+def _flush(method: str) -> Late:
+    to_do = "wal_sync_method = fdatasync, or what pg_test_fsync finds the fastest"
+    return Late("commit: flush", method, "" if method in _CHEAP_FLUSHES else to_do)
+
+
+def _files(size: int) -> Late:
+    to_do = "min_wal_size = what is written between two checkpoints: commits wait for new files"
+    found = f"min_wal_size is {size // 2**20:,} MiB"
+    return Late("commit: log files", found, to_do if size < WAL_BYTES_MIN else "")
+
+
+def files_of(row: Mapping[str, object]) -> Path | None:
+    """Return the server's folder if it is here: what identifies the database is in its file."""
+    if row["directory"] is None:
+        return None
+    folder = Path(str(row["directory"]))
+    try:
+        control = (folder / "global" / "pg_control").read_bytes()
+    except OSError:
+        return None
+    return folder if control[:8] in _images(row["identifier"]) else None
+
+
+def _images(identifier: object) -> list[bytes]:
+    number = int(str(identifier))
+    return [number.to_bytes(8, order) for order in ("little", "big")]
+
+
+def _on_the_machine(folder: Path | None) -> Iterator[Late]:
+    disk, memory = "commit: log disk", "commit: write-back"
+    if folder is None:
+        yield from (Late(disk, _UNSEEN), Late(memory, _UNSEEN))
+        return
+    if (folder / "pg_wal").stat().st_dev == (folder / "base").stat().st_dev:
+        to_do = "put pg_wal on a file system of its own: a checkpoint's writes hold up its flushes"
+        yield Late(disk, "pg_wal is on the file system of the tables", to_do)
+    else:
+        yield Late(disk, "pg_wal is on a file system of its own")
+    yield write_back(_KERNEL)
+
+
+def write_back(kernel: Path) -> Late:
+    """Return how much the kernel lets gather before it begins to write."""
+    try:
+        size = _number(kernel / "sys/vm/dirty_background_bytes")
+        if not size:
+            ratio = _number(kernel / "sys/vm/dirty_background_ratio")
+            size = _memory_bytes(kernel) * ratio // 100
+    except (OSError, ValueError):
+        return Late("commit: write-back", _UNSEEN)
+    to_do = "sysctl vm.dirty_background_bytes=268435456 vm.dirty_bytes=1073741824"
+    found = f"the kernel lets {size // 2**20:,} MiB gather before it writes"
+    return Late("commit: write-back", found, to_do if size > WRITE_BACK_BYTES_MAX else "")
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))
+
+
+def _memory_bytes(kernel: Path) -> int:
+    (line,) = [
+        line
+        for line in (kernel / "meminfo").read_text(encoding="ascii").splitlines()
+        if line.startswith("MemTotal:")
+    ]
+    return int(line.split()[1]) * 1_024
