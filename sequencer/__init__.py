@@ -5,14 +5,13 @@ from sequencer.intake.file import FileOptions
 from sequencer.intake.files import FileIntake, FileIntakeStats
 from sequencer.intake.reader import check_intake_topic
 from sequencer.intake.topic import TopicIntake, TopicIntakeStats
-from sequencer.many import COMMIT_CONNECTIONS, SharedConnections, open_sequencers
+from sequencer.many import SharedConnections, open_sequencers
 from sequencer.order import Ack, Order
 from sequencer.service import Sequencer, open_sequencer
 from sequencer.stats import SequencerStats
 from sequencer.submission import Refusal
 
 __all__ = [
-    "COMMIT_CONNECTIONS",
     "Ack",
     "FileIntake",
     "FileIntakeStats",

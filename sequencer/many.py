@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import cycle
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import is_too_many_connections
+from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
@@ -36,7 +37,7 @@ _WHOSE_CHARACTERS_MAX: Final = 40
 """PostgreSQL cuts the name of an application at 63."""
 
 
-class SharedConnections:
+class SharedConnections(ClosedAtExit):
     """The connections of a process that leads many chains: some for commits, two for the rest.
 
     A chain commits over the same one each time, and takes turns with the others there. An error
@@ -44,7 +45,9 @@ class SharedConnections:
     epoch. So no more than that happens when one of them is fenced, or cancelled in mid-commit.
     """
 
-    def __init__(self, configs: Sequence[SequencerConfig], connections: int) -> None:
+    def __init__(
+        self, configs: Sequence[SequencerConfig], connections: int = COMMIT_CONNECTIONS
+    ) -> None:
         """Raises SettingError where `configs` cannot share `connections` for commits."""
         first = _checked(configs, connections)
         self._clock = SystemClock()
@@ -58,6 +61,11 @@ class SharedConnections:
         self._keys = side_session(first, "keys", whose, self._note)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
         self._outage = SummedLog(_log, logging.WARNING)
+
+    async def __aenter__(self) -> Self:
+        """Open the first connection; raises as a sequencer that starts."""
+        await self._lines[0].session()
+        return self
 
     def sequencer(self, config: SequencerConfig) -> Sequencer:
         """Return a new sequencer of one of the chains, for `async with`."""
@@ -74,7 +82,6 @@ class SharedConnections:
     async def close(self) -> None:
         """Close the connections, once all sequencers are closed; never raises."""
         await asyncio.gather(*(each.close() for each in (*self._lines, self._lease, self._keys)))
-        self._outage.log()
 
     def _note(self, error: Exception) -> None:
         """Log once, for all, how many connections are needed where the server has too few."""
@@ -95,23 +102,26 @@ async def open_sequencers(
 
     They share connections to the database, `connections` for commits and two more, and start side
     by side. It waits until each leads or has failed, but not for standbys: `until_leading` does.
-    What ends one of them, also at its start, ends no other, and is raised by its `until_stopped`;
-    if none can start, the first failure is raised here. Leaving closes all, as `Sequencer` does.
-    Raises SettingError for configs of more than one database, or with other deadlines for it.
+    What ends one of them, also at its start, ends no other: its `until_stopped` and its calls raise
+    it. Leaving closes all, as leaving a `Sequencer` does. Raises SettingError for configs of more
+    than one database, or with other deadlines for it; else what the first connection raises.
     """
-    shared = SharedConnections(configs, connections)
-    if configs[0].tuning.calm_collector:
-        calm_collector()
-    sequencers = {config.chain_id: shared.sequencer(config) for config in configs}
-    holding = [
-        asyncio.create_task(_hold(each), name=f"orderchain chain {chain_id}")
-        for chain_id, each in sequencers.items()
-    ]
-    try:
-        await _until_started(list(sequencers.values()))
-        yield sequencers
-    finally:
-        await uninterrupted(_end(holding, shared))
+    async with SharedConnections(configs, connections) as shared:
+        if configs[0].tuning.calm_collector:
+            calm_collector()
+        sequencers = {config.chain_id: shared.sequencer(config) for config in configs}
+        holding = [
+            asyncio.create_task(_hold(each), name=f"orderchain chain {chain_id}")
+            for chain_id, each in sequencers.items()
+        ]
+        try:
+            for sequencer in sequencers.values():
+                if not sequencer.is_standby:
+                    with suppress(Exception):  # it is raised by its own calls
+                        await sequencer.until_leading()
+            yield sequencers
+        finally:
+            await uninterrupted(_end(holding))
 
 
 async def _hold(sequencer: Sequencer) -> None:
@@ -120,25 +130,11 @@ async def _hold(sequencer: Sequencer) -> None:
         await sequencer.until_stopped()
 
 
-async def _until_started(sequencers: list[Sequencer]) -> None:
-    """Wait for all that are no standbys. Raises the first failure if none leads or waits."""
-    failures: list[Exception] = []
-    for sequencer in sequencers:
-        if not sequencer.is_standby:
-            try:
-                await sequencer.until_leading()
-            except Exception as error:  # noqa: BLE001 - its own, unless all have one
-                failures.append(error)
-    if len(failures) == len(sequencers):
-        raise failures[0]
-
-
-async def _end(holding: list[asyncio.Task[None]], shared: SharedConnections) -> None:
+async def _end(holding: list[asyncio.Task[None]]) -> None:
     """Leave each chain, side by side: what was accepted is committed, and handed over."""
     for task in holding:
         task.cancel()
     await asyncio.gather(*holding, return_exceptions=True)
-    await shared.close()
 
 
 def _checked(configs: Sequence[SequencerConfig], connections: int) -> SequencerConfig:

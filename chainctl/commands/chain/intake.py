@@ -22,7 +22,6 @@ from chain_kernel.errors import (
 )
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
-from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import SummedLog, counted, reason_in_chain
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import report_ready
@@ -189,10 +188,11 @@ class ManyTopicsRun:
         self, chains: Sequence[tuple[SequencerConfig, TopicIntakeConfig]], connections: int | None
     ) -> None:
         """Raises SettingError as `SharedConnections`."""
-        from sequencer import COMMIT_CONNECTIONS, SharedConnections
+        from sequencer import SharedConnections
 
         configs = [config for config, _ in chains]
-        self._shared = SharedConnections(configs, connections or COMMIT_CONNECTIONS)
+        bound = {} if connections is None else {"connections": connections}
+        self._shared = SharedConnections(configs, **bound)
         self._runs = [TopicIntakeRun(*each, self._shared.sequencer) for each in chains]
         self._records: dict[int, int] = {}
         self._failure: Exception | None = None
@@ -206,13 +206,13 @@ class ManyTopicsRun:
         async with watched(http) as watch:
             watch.add(*self._runs)
             await self._check()
-            if any(run.config.standby for run in self._runs):
-                report_ready(f"waits for the leaders of {counted(len(self._runs), 'chain')}")
-            try:
-                await asyncio.gather(*(self._keep_leading(run, bar) for run in self._runs))
-            finally:
-                self._failed.log()
-                await uninterrupted(self._shared.close())
+            async with self._shared:
+                if any(run.config.standby for run in self._runs):
+                    report_ready(f"waits for the leaders of {counted(len(self._runs), 'chain')}")
+                try:
+                    await asyncio.gather(*(self._keep_leading(run, bar) for run in self._runs))
+                finally:
+                    self._failed.log()
         if self._failure is not None:
             raise self._failure
 
