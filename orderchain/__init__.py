@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         LagLimits as LagLimits,
         Monitor as Monitor,
     )
-    from chain_kernel.process import calm_collector as calm_collector
     from chain_verifier.config import (
         DatabaseSource as DatabaseSource,
         JournalSource as JournalSource,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         TopicIntake as TopicIntake,
         TopicIntakeConfig as TopicIntakeConfig,
         open_sequencer as open_sequencer,
+        open_sequencers as open_sequencers,
     )
 
 _NAMES = {
@@ -55,7 +55,6 @@ _NAMES = {
     "chain_kernel.clients.kafka_config": ("KafkaConfig",),
     "chain_kernel.model": ("Event", "Mark", "Run", "Snapshot"),
     "chain_kernel.monitoring": ("LagLimits", "Monitor"),
-    "chain_kernel.process": ("calm_collector",),
     "chain_verifier.config": (
         "DatabaseSource",
         "JournalSource",
@@ -75,6 +74,7 @@ _NAMES = {
         "TopicIntake",
         "TopicIntakeConfig",
         "open_sequencer",
+        "open_sequencers",
     ),
 }
 """The names that each module gives to the door."""

@@ -81,7 +81,8 @@ class SharedConnections(ClosedAtExit):
 
     async def close(self) -> None:
         """Close the connections, once all sequencers are closed; never raises."""
-        await asyncio.gather(*(each.close() for each in (*self._lines, self._lease, self._keys)))
+        lines = (line.close() for line in self._lines)
+        await asyncio.gather(*lines, self._lease.close(), self._keys.close())
 
     def _note(self, error: Exception) -> None:
         """Log once, for all, how many connections are needed where the server has too few."""

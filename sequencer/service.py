@@ -144,8 +144,8 @@ class Sequencer:
             publisher = self._publisher = await self._unless_failed(starting)
         except BaseException as error:
             await self._close()
-            is_reason = isinstance(error, Exception)
-            self._failure = self._failure or (error if is_reason else StoppedError("never led"))
+            reason = error if isinstance(error, Exception) else StoppedError("it was stopped")
+            self._failure = self._failure or reason
             self._stopped.set()
             self._started.set()
             raise
