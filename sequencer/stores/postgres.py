@@ -423,7 +423,7 @@ class PostgresChainStore:
     async def close(self) -> None:
         """Close the connection within a second, or drop it; leave one that others share.
 
-        A commit that nobody waits for any more ends by itself there, before those of others.
+        A commit whose outcome is not asked for ends by itself there, before those of others.
         """
         self._term = self._session = None
         if not self._is_shared:

@@ -286,7 +286,7 @@ class LeaderSession:
 class CommitLine:
     """The connection for commits: of one chain, or of several, whose commits take turns.
 
-    Whoever needs it next after an error opens a new session, for all.
+    The first that needs it after an error opens a new session, for all.
     """
 
     def __init__(
