@@ -26,7 +26,7 @@ async def submit(sequencer: Sequencer) -> None:
     stats = sequencer.stats()
     for number in range(BATCHES):
         start = stats.orders + number * BATCH
-        await sequencer.submit_many(make_orders(BATCH, prefix=f"{stats.name}#", start=start))
+        await sequencer.submit_many(make_orders(BATCH, prefix=f"{stats.name}/", start=start))
 
 
 async def submit_to_all(sequencers: Mapping[int, Sequencer]) -> dict[int, int]:
