@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import platform
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -149,6 +150,35 @@ class Integer(click.IntRange):
 
 
 CHAIN_ID: Final = Integer(1, CHAIN_ID_MAX)
+CHAINS_MAX: Final = 1_000
+"""Chains of one process."""
+_CHAIN_RUN: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
+
+
+class ChainIds(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """Numbers of chains, with ranges: `1-50,60`."""
+
+    name = "chains"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers, in their order."""
+        found: set[int] = set()
+        for part in str(value).split(","):
+            run = _CHAIN_RUN.fullmatch(part.strip())
+            first, last = (int(run[1]), int(run[2] or run[1])) if run else (0, 0)
+            chains = range(first, last + 1)
+            if not 1 <= first <= last <= CHAIN_ID_MAX or len(chains) > CHAINS_MAX:
+                found.clear()
+                break
+            found.update(chains)
+        if not 1 <= len(found) <= CHAINS_MAX:
+            expected = f"1 to {CHAINS_MAX:,} chains such as 1-50,60, each 1 to {CHAIN_ID_MAX}"
+            self.fail(f"{value!r}, expected {expected}", param, ctx)
+        return tuple(sorted(found))
+
+
 ROW_ID: Final = Integer(0, ID_MAX)
 
 chain_option: Final = click.option(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TopicIntake as TopicIntake,
         TopicIntakeConfig as TopicIntakeConfig,
         open_sequencer as open_sequencer,
+        open_sequencers as open_sequencers,
     )
 
 _NAMES = {
@@ -73,6 +74,7 @@ _NAMES = {
         "TopicIntake",
         "TopicIntakeConfig",
         "open_sequencer",
+        "open_sequencers",
     ),
 }
 """The names that each module gives to the door."""

@@ -5,6 +5,7 @@ from sequencer.intake.file import FileOptions
 from sequencer.intake.files import FileIntake, FileIntakeStats
 from sequencer.intake.reader import check_intake_topic
 from sequencer.intake.topic import TopicIntake, TopicIntakeStats
+from sequencer.many import SharedConnections, open_sequencers
 from sequencer.order import Ack, Order
 from sequencer.service import Sequencer, open_sequencer
 from sequencer.stats import SequencerStats
@@ -21,9 +22,11 @@ __all__ = [
     "SequencerConfig",
     "SequencerStats",
     "SequencerTuning",
+    "SharedConnections",
     "TopicIntake",
     "TopicIntakeConfig",
     "TopicIntakeStats",
     "check_intake_topic",
     "open_sequencer",
+    "open_sequencers",
 ]

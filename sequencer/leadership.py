@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chain_kernel.clients.postgres import Record
+    from chain_kernel.clients.session import Session
     from chain_kernel.clock import Clock
     from chain_kernel.model import LeaseSight, Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
@@ -92,12 +93,18 @@ class PostgresLease:
     It has its own connection: the other one may be busy with a commit for longer than a lease.
     """
 
-    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: SequencerConfig,
+        clock: Clock | None = None,
+        shared: Session | None = None,
+    ) -> None:
+        """`shared`: the session of several chains, which somebody else closes."""
         self._clock = clock or SystemClock()
         self._clock_watch = ClockWatch()
         self._must_be_safe = not config.unsafe_durability
-        # Losing the last beat in a crash costs nothing: do not wait for the disk.
-        self._session = side_session(config, "lease", synchronous_commit="off")
+        self._is_shared = shared is not None
+        self._session = shared or side_session(config, "lease")
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
@@ -114,7 +121,8 @@ class PostgresLease:
 
     async def close(self) -> None:
         """Close the connection; see `chain_kernel.ports.Lease.close`."""
-        await self._session.close()
+        if not self._is_shared:
+            await self._session.close()
 
     async def _move(self, statement: str, term: Term, published_id: int) -> Record:
         moved = await self._session.fetch(
@@ -238,7 +246,7 @@ class Leadership:
                 await self._sink.close()
 
     async def renew_term(self) -> Term:
-        """Raise our own epoch on a new connection. Raises Fenced when another leads now."""
+        """Raise our own epoch. Raises Fenced when another leads now."""
         if self.term is None:
             raise RetryError("not the leader yet")
         # Set until it has succeeded: the answer of a take-over may be lost, and then the lease is

@@ -13,9 +13,18 @@ SELECT current_setting('fsync') AS fsync,
 -- pin_newer: pin the settings that only newer servers know (17: the time of a whole transaction)
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'
 
--- server: what a leader requires of the server, and the server's clock
+-- server: what a leader requires of the server, the server's clock, and how many connections it allows
 SELECT current_setting('server_encoding') AS server_encoding,
-       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us,
+       concat_ws(', ',
+           current_setting('max_connections')::integer
+               - current_setting('superuser_reserved_connections')::integer
+               - coalesce(current_setting('reserved_connections', true), '0')::integer
+               || ' to all of the server',
+           (SELECT datconnlimit || ' to the database' FROM pg_database
+             WHERE datname = current_database() AND datconnlimit >= 0),
+           (SELECT rolconnlimit || ' to login ' || rolname FROM pg_roles
+             WHERE rolname = session_user AND rolconnlimit >= 0)) AS allowed
 
 -- ping: an answer of its own, after whatever is still on its way
 SELECT 1
@@ -87,13 +96,16 @@ RETURNING step_down,
           current_setting('full_page_writes') AS full_page_writes,
           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
 
--- release_lease: show that the leader of epoch $2 is about to leave; the rest as renew_lease
+-- release_lease: show that the leader of epoch $2 is about to leave, with nothing under way: the next
+-- one ends no backend, which may commit for other chains; the rest as renew_lease
 WITH raised AS (
     SELECT chain_id FROM chain_head
-     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4 AND last_id >= $4
+     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id >= $4
        FOR NO KEY UPDATE SKIP LOCKED
 ), published AS (
-    UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
+    UPDATE chain_head AS head
+       SET published_id = greatest(published_id, $4), backend_pid = NULL, backend_start = NULL
+      FROM raised WHERE head.chain_id = raised.chain_id
 )
 UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2

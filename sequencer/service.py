@@ -131,6 +131,7 @@ class Sequencer:
         self._is_closing = False
         self._stepped_down: SteppedDown | None = None
         self._stopped = asyncio.Event()
+        self._started = asyncio.Event()  # or failed to
 
     async def __aenter__(self) -> Self:
         """Take over and start. Raises as `Leadership.acquire`, and what ends a leader."""
@@ -141,8 +142,12 @@ class Sequencer:
             self._spawn(_LEASE, self._leadership.keep())
             starting = self._committer.taking_over_again(self._start)
             publisher = self._publisher = await self._unless_failed(starting)
-        except BaseException:
+        except BaseException as error:
             await self._close()
+            reason = error if isinstance(error, Exception) else StoppedError("it was stopped")
+            self._failure = self._failure or reason
+            self._stopped.set()
+            self._started.set()
             raise
         self._committer.publish_to(publisher)
         self._spawn(_COMMITS, self._commit_all())
@@ -150,6 +155,7 @@ class Sequencer:
         self._spawn(_KEYS, self._keys.run())
         self._spawn(_STEP_DOWN, self._step_down_when_asked())
         self._is_open = True
+        self._started.set()
         return self
 
     async def __aexit__(
@@ -314,6 +320,12 @@ class Sequencer:
         ended the leadership.
         """
         return await self._answer_of(lambda: self._store.intake(source))
+
+    async def until_leading(self) -> None:
+        """Wait until it takes orders. Raises what prevents that, or has ended it since."""
+        await self._started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def until_stopped(self) -> None:
         """Wait until this process no longer leads. Raises the reason, unless it was closed."""

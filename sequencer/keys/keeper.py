@@ -133,7 +133,10 @@ class KeyKeeper:
             try:
                 await self._store.save(page, clients)
             except (RetryError, ConnectError) as error:
-                _log.warning("page of keys after %d not saved: %s", page.after_id, error)
+                chain_id = self._chain_id
+                _log.warning(
+                    "chain %d: page of keys after %d not saved: %s", chain_id, page.after_id, error
+                )
                 return
             if self._unsaved and self._unsaved[0][0] is page:
                 self._unsaved.popleft()
@@ -147,4 +150,5 @@ class KeyKeeper:
             await self._store.forget(until_id)
             self._forgotten_until = until_id
         except OrderchainError as error:
-            _log.warning("old pages of keys up to %d stay: %s", until_id, error)
+            chain_id = self._chain_id
+            _log.warning("chain %d: old pages of keys up to %d stay: %s", chain_id, until_id, error)

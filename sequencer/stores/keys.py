@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chain_kernel.clients.postgres import Record
+    from chain_kernel.clients.session import Session
     from sequencer.config import SequencerConfig
 
 
@@ -22,10 +23,11 @@ _SQL: Final = load_sql("sequencer", "queries.sql")
 class PostgresKeyStore:
     """The pages of keys in the database; see `chain_kernel.ports.KeyStore`."""
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, shared: Session | None = None) -> None:
+        """`shared`: the session of several chains, which somebody else closes."""
         self._chain_id = config.chain_id
-        # A page that is lost in a crash is made again from its rows: do not wait for the disk.
-        self._session = side_session(config, "keys", synchronous_commit="off")
+        self._is_shared = shared is not None
+        self._session = shared or side_session(config, "keys")
 
     async def rows(self, ids: Sequence[int]) -> list[Event]:
         """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
@@ -78,7 +80,8 @@ class PostgresKeyStore:
 
     async def close(self) -> None:
         """Close the connection; see `chain_kernel.ports.KeyStore.close`."""
-        await self._session.close()
+        if not self._is_shared:
+            await self._session.close()
 
     async def _fetch(self, name: str, *values: object) -> list[Record]:
         return await self._session.fetch(_SQL[name], self._chain_id, *values)

@@ -34,7 +34,7 @@ from chain_kernel.seal import (
     column_pages,
 )
 from chain_kernel.sql import load_sql
-from sequencer.stores.session import GIVEN_UP, LeaderSession, call
+from sequencer.stores.session import GIVEN_UP, CommitLine, call
 from sequencer.stores.take_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from chain_kernel.clients.postgres import Connection, Record
     from chain_kernel.clock import Clock
     from sequencer.config import SequencerConfig
+    from sequencer.stores.session import LeaderSession
 
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Commit:
         intake: Sequence[IntakeMark] = (),
     ) -> None:
         self._store = store
+        self._session = store.session
         self._term = term
         self._batch = batch
         self._intake = intake
@@ -102,8 +104,7 @@ class Commit:
 
     async def send(self) -> None:
         """Send it as soon as nothing else is under way. Raises as `outcome`."""
-        store, batch = self._store, self._batch
-        session = store.session
+        store, batch, session = self._store, self._batch, self._session
         await session.lock.acquire()
         self._holds_lock = True
         try:
@@ -165,7 +166,7 @@ class Commit:
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit | None:
         """Send another one after this; see `chain_kernel.ports.PendingCommit.follow`."""
-        session = self._store.session
+        session = self._session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
         if not self._store.has_room(batch):
@@ -177,7 +178,7 @@ class Commit:
 
     async def outcome(self) -> None:
         """Wait for the end; see `chain_kernel.ports.PendingCommit.outcome`."""
-        session = self._store.session
+        session = self._session
         if not self._holds_lock:
             await session.lock.acquire()
             self._holds_lock = True
@@ -206,18 +207,18 @@ class Commit:
         self._give_up()
         if not isinstance(error, Exception):
             raise error
-        outcome = self._failure(error) or self._store.session.refusal("the commit", error)
+        outcome = self._failure(error) or self._session.refusal("the commit", error)
         raise outcome from (error if outcome is not error else error.__cause__)
 
     def _give_up(self) -> None:
         """Drop the connection: whatever is under way on it has no answer any more."""
-        self._store.session.abandon()
+        self._session.abandon()
         self._let_go()
 
     def _let_go(self) -> None:
         if self._holds_lock:
             self._holds_lock = False
-            self._store.session.lock.release()
+            self._session.lock.release()
 
     def _failure(self, error: Exception) -> Exception | None:
         """Return what to raise for `error`: which of the three outcomes it is.
@@ -276,12 +277,24 @@ class PostgresChainStore:
 
     After an error in a commit the connection is gone, and `take_over_again` makes a new one: only
     the epoch that it raises makes the outcome of the old transaction certain.
+
+    A term is bound to the session that it was taken over on. Another chain that shares the line may
+    have opened a new one since, and that may lead to a standby that was promoted meanwhile: there
+    only a take-over shows whether the head is behind what was acknowledged (PrimaryBehind).
     """
 
-    def __init__(self, config: SequencerConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: SequencerConfig,
+        clock: Clock | None = None,
+        shared: CommitLine | None = None,
+    ) -> None:
+        """`shared`: the line of several chains, which somebody else closes."""
         self._config = config
         self._tuning = config.tuning
-        self._session = LeaderSession(config, clock or SystemClock())
+        self._is_shared = shared is not None
+        self.line = shared or CommitLine(config, clock or SystemClock())
+        self._session: LeaderSession | None = None
         self._term: Term | None = None
         # The nonces of the take-overs tried since the last that succeeded. Each of them may still
         # land, however many came after it: then the term is ours anyway.
@@ -290,22 +303,19 @@ class PostgresChainStore:
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
-        if not self._session.is_open:
-            await self._session.open()
-        row = await self._session.fetch_row("look", self._config.chain_id)
+        session = await self.line.session()
+        row = await session.fetch_row("look", self._config.chain_id)
         if row is None:
             raise ChainMissing(self._config.chain_id)
         return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
-        await self.look()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
-        await self.close()
-        self._term = None  # nothing may be done under it on the new connection
+        self._term = self._session = None  # nothing may be done under it from here on
         sight = await self.look()
         seen = sight if sight.is_ours else held
         while True:
@@ -320,7 +330,9 @@ class PostgresChainStore:
 
     @property
     def session(self) -> LeaderSession:
-        """The connection, for commits on their way."""
+        """The session of the term, for commits on their way. Raises RetryError without one."""
+        if self._session is None:
+            raise RetryError(GIVEN_UP)
         return self._session
 
     @property
@@ -348,93 +360,100 @@ class PostgresChainStore:
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
         """Store only intake marks; see `chain_kernel.ports.ChainStore.move_intake`."""
-        async with self._session.lock:
+        session = self.session
+        async with session.lock:
             term = self._leading()
             try:
                 async with asyncio.timeout(self._tuning.commit_seconds):
-                    connection = await self._session.idle()
+                    connection = await session.idle()
                     async with connection.transaction():
                         await _move_intake(connection, term, intake)
-                    self._session.check_replicated()
+                    session.check_replicated()
             except BaseException as error:
                 # Even if the caller is gone: a transaction may be open.
-                self._session.abandon()
+                session.abandon()
                 if isinstance(error, DRIVER_ERRORS):
-                    failure = self._session.refusal("the intake's mark", error)
+                    failure = session.refusal("the intake's mark", error)
                     raise (intake_refusal(error, intake) or failure) from error
                 raise
 
     async def has_committed(self, batch: Batch) -> bool:
         """Return whether `batch` is in the chain; see `chain_kernel.ports.ChainStore`."""
-        if not self._session.is_open:
-            # Another leader was faster than our take-over: any reader may see the outcome of our
-            # batch. A commit that follows on this session must meet the fence, so the session is
-            # made like every other.
-            await self.look()
-        row = await self._session.fetch_row("batch_after", batch.chain_id, batch.pid)
+        # Where our take-over succeeded, only its own session sees what it has ended. Where another
+        # leader was faster, any session may see the outcome of our batch.
+        session = await self.line.session() if self._session is None else self._session
+        row = await session.fetch_row("batch_after", batch.chain_id, batch.pid)
         if row is None or (row["epoch"], row["seal"]) != (batch.epoch, batch.seal):
             return False
         # It is there, but the standbys that its commit waited for may not have it: that wait may
         # have been cancelled.
-        await self._session.fetch_row("await_standbys")
+        await session.fetch_row("await_standbys")
         return True
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `chain_kernel.ports.ChainStore`."""
-        async with self._session.lock:
+        session = self.session
+        async with session.lock:
             # Not before: a take-over again may hold the lock.
             term = self._leading()
             values = (term.chain_id, term.epoch, term.nonce, after_id, until_id)
-            if not await self._session.fetch_locked("skip_published", *values):
+            if not await session.fetch_locked("skip_published", *values):
                 raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count the rows after `after_id`; see `chain_kernel.ports.ChainStore.rows_after`."""
         term = self._leading()
-        row = await self._session.fetch_row("rows_after", term.chain_id, after_id, at_most)
+        row = await self.session.fetch_row("rows_after", term.chain_id, after_id, at_most)
         return int(row[0]) if row else 0
 
     async def batches(self, after_id: int) -> AsyncIterator[Batch]:
         """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
         term = self._leading()
-        while row := await self._session.fetch_row("next_batch", term.chain_id, after_id):
+        while row := await self.session.fetch_row("next_batch", term.chain_id, after_id):
             yield await self._read_batch(term.chain_id, row)
             after_id = row["last_id"]
 
     async def intake(self, source: str) -> IntakeMark | None:
         """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
-        row = await self._session.fetch_row("intake", self._config.chain_id, source)
+        row = await self.session.fetch_row("intake", self._config.chain_id, source)
         if row is None:
             return None
         return IntakeMark(source=source, position=row["position"], digest=row["digest"])
 
     async def close(self) -> None:
-        """Close the connection within a second, or drop it."""
-        await self._session.close()
+        """Close the connection within a second, or drop it; leave one that others share.
+
+        A commit whose outcome is not asked for ends by itself there, before those of others.
+        """
+        self._term = self._session = None
+        if not self._is_shared:
+            await self.line.close()
 
     async def _raise_epoch(self, owner: str, epoch: int, nonce: bytes, counter: int | None) -> Term:
         drawn = Secrets.draw()
         self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
+        session = await self.line.session()
         try:
-            async with self._session.lock, asyncio.timeout(self._tuning.commit_seconds):
-                connection = await self._session.idle()
-                database_id = self._session.database_id
+            async with session.lock, asyncio.timeout(self._tuning.commit_seconds):
+                connection = await session.idle()
                 lease_seconds = self._tuning.lease_seconds
                 term = await raise_epoch(
-                    connection, database_id, owner, drawn, seen, counter, lease_seconds
+                    connection, session.database_id, owner, drawn, seen, counter, lease_seconds
                 )
                 # What a take-over finds counts as replicated: it was, if this commit is.
-                self._session.check_replicated()
+                session.check_replicated()
+        except Fenced:
+            # Rolled back: the connection is as good as before, for others too.
+            self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
+            raise
         except BaseException as error:
-            self._session.abandon()
-            if isinstance(error, Fenced):
-                self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
+            session.abandon()
             if isinstance(error, DRIVER_ERRORS):
-                raise self._session.refusal("the take-over", error) from error
+                raise session.refusal("the take-over", error) from error
             raise
         self._drawn.clear()
-        self._term = term
+        self._term, self._session = term, session
         self._extended_until = -1
         return term
 
@@ -447,7 +466,7 @@ class PostgresChainStore:
         self._extended_until = (batch.last_id // span + 1) * span
 
     async def _read_batch(self, chain_id: int, row: Record) -> Batch:
-        stored = await self._session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
+        stored = await self.session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
         columns = Columns(*map(list, map(flatten.from_iterable, zip(*stored, strict=True))))
         return Batch(
             chain_id=chain_id,
@@ -464,7 +483,7 @@ class PostgresChainStore:
 
     def _leading(self) -> Term:
         """Return the term. Raises RetryError when the connection was given up."""
-        if not self._session.is_open or self._term is None:
+        if self._term is None or not self.session.is_open:
             raise RetryError(GIVEN_UP)
         return self._term
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 from uuid import UUID
 
 from msgspec import structs
@@ -28,12 +28,12 @@ from chain_kernel.clients.session import (
     listen_for_cancelled_waits,
     open_connection,
 )
-from chain_kernel.errors import RetryError, SchemaError
+from chain_kernel.errors import OrderchainError, RetryError, SchemaError
 from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from chain_kernel.clients.postgres import Connection, Record
     from chain_kernel.clock import Clock
@@ -88,14 +88,17 @@ _PINNED: Final = {
 """Settings of every session, whatever a DBA set for the server, the database or the role."""
 
 
-def _session_config(config: SequencerConfig, purpose: str, **settings: str) -> SessionConfig:
+def _session_config(
+    config: SequencerConfig, purpose: str, whose: str = "", **settings: str
+) -> SessionConfig:
     """Return the config of a direct session of a sequencer, with settings of its own.
 
-    Each call ends within the deadline of a commit, connecting included.
+    `whose` names the chains that share it. Each call ends within the deadline of a commit,
+    connecting included.
     """
     return SessionConfig(
         database=DatabaseConfig.of(config.database),
-        application_name=f"orderchain {purpose} {config.chain_id}",
+        application_name=f"orderchain {purpose} {whose or config.chain_id}",
         role=SEQUENCER_WRITER,
         settings={**_PINNED, **settings},
         pooler="refused",
@@ -105,10 +108,19 @@ def _session_config(config: SequencerConfig, purpose: str, **settings: str) -> S
     )
 
 
-def side_session(config: SequencerConfig, purpose: str, **settings: str) -> Session:
-    """Return a session beside the one that commits; `fetch` takes the chain's number first."""
-    side = _session_config(config, purpose, **settings)
-    return Session(structs.replace(side, is_of_one_chain=True), prepare=pin)
+def side_session(
+    config: SequencerConfig,
+    purpose: Literal["lease", "keys"],
+    whose: str = "",
+    refusal: Callable[[Exception], Exception | None] | None = None,
+) -> Session:
+    """Return a session beside the one that commits; `fetch` takes the chain's number first.
+
+    A crash loses at most the last beat, which costs nothing, or pages of keys, which are made again
+    from their rows: it does not wait for the disk.
+    """
+    side = _session_config(config, purpose, whose, synchronous_commit="off")
+    return Session(structs.replace(side, is_of_one_chain=True), prepare=pin, refusal=refusal)
 
 
 async def pin(connection: Connection) -> None:
@@ -125,13 +137,15 @@ class LeaderSession:
     """A connection that is checked and prepared when it is made, and never used after an error.
 
     Its current user holds `lock`: between two commits, the publisher records skipped ranges over
-    the same connection.
+    the same connection, and other chains commit. It is opened once: after an error the next one is
+    another session, so a term that was taken over on this one is not continued there.
     """
 
-    def __init__(self, config: SequencerConfig, clock: Clock) -> None:
+    def __init__(self, config: SequencerConfig, clock: Clock, whose: str = "") -> None:
+        """`whose` names the chains that share it."""
         self._config = config
         # No statement of a commit reads a partition, and planning each would double its cost.
-        self._session_config = _session_config(config, "sequencer", plan_cache_mode="auto")
+        self._session_config = _session_config(config, "sequencer", whose, plan_cache_mode="auto")
         self._clock = clock
         self._clock_watch = ClockWatch()
         self._connection: Connection | None = None
@@ -141,7 +155,9 @@ class LeaderSession:
         self._is_interrupted = False
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
-        """The id of the database that was reached last."""
+        """The id of the database that was reached."""
+        self.allowed = ""
+        """How many connections the server allows to this login."""
 
     @property
     def is_open(self) -> bool:
@@ -175,7 +191,6 @@ class LeaderSession:
                 raise self.refusal("the take-over", error) from error
             raise
         self._connection, self._pipeline = connection, Pipeline(connection)
-        self._is_wait_cancelled = self._is_interrupted = False
 
     async def idle(self) -> Connection:
         """Return the connection once nothing is under way on it. Raises RetryError."""
@@ -232,9 +247,8 @@ class LeaderSession:
         if self._is_wait_cancelled:
             raise SyncWaitCancelled
 
-    def _on_cancelled_wait(self, connection: Connection) -> None:
-        if connection is self._connection:
-            self._is_wait_cancelled = True
+    def _on_cancelled_wait(self, _: Connection) -> None:
+        self._is_wait_cancelled = True
 
     def abandon(self) -> None:
         """Give the connection up at once, without notifying the server."""
@@ -260,9 +274,69 @@ class LeaderSession:
             # Characters of a key that it cannot hold would show only in mid-commit.
             raise SchemaError("encoding of the database", server["server_encoding"], _ENCODING)
         self._clock_watch.check_beside(self._clock.wall_ns(), server["now_us"])
+        self.allowed = server["allowed"]
         row = await connection.fetchrow(_SQL["schema_version"])
         require_version(row)
         if not self._config.unsafe_durability:
             check_durability(dict(await connection.fetchrow(_SQL["durability"])))
         database_id: UUID = row["database_id"]
         return database_id
+
+
+class CommitLine:
+    """The connection for commits: of one chain, or of several, whose commits take turns.
+
+    The first that needs it after an error opens a new session, for all.
+    """
+
+    def __init__(
+        self,
+        config: SequencerConfig,
+        clock: Clock,
+        whose: str = "",
+        on_refusal: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`whose` names its chains; `on_refusal` is called with what a connect raised."""
+        self._config = config
+        self._clock = clock
+        self._whose = whose
+        self._on_refusal = on_refusal
+        self._session: LeaderSession | None = None
+        self._turn = asyncio.Lock()
+        self._connects = 0
+        self._failed: Exception | None = None  # what the last connect raised
+        self.allowed = ""
+        """How many connections the server allows; empty before the first."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not given up."""
+        return self._session is not None and self._session.is_open
+
+    async def session(self) -> LeaderSession:
+        """Return the session of now, which is opened if there is none; raises what `open` does."""
+        connects = self._connects
+        async with self._turn:
+            if self._session is not None and self._session.is_open:
+                return self._session
+            if self._failed is not None and self._connects != connects:
+                # Somebody tried while this one waited: the next would take as long, for each.
+                raise self._failed.with_traceback(None)
+            self._failed = None
+            session = LeaderSession(self._config, self._clock, self._whose)
+            try:
+                await session.open()
+            except OrderchainError as error:
+                self._failed = error
+                if self._on_refusal is not None:
+                    self._on_refusal(error)
+                raise
+            finally:
+                self._connects += 1
+            self._session, self.allowed = session, session.allowed
+            return session
+
+    async def close(self) -> None:
+        """Close the connection within a second, or drop it."""
+        if self._session is not None:
+            await self._session.close()

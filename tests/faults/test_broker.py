@@ -124,7 +124,7 @@ async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_
     async with open_sequencer(chain.config):
         await check_intake_topic(topic)  # as our command does, before it waits
         waiting = asyncio.create_task(standby.__aenter__())
-        await until(lambda: standby._store.session.is_open or waiting.done())  # type: ignore[attr-defined]
+        await until(lambda: standby._store.line.is_open or waiting.done())  # type: ignore[attr-defined]
         await asyncio.to_thread(kafka_to_break.kill)
     async with AsyncExitStack() as closing:
         await waiting

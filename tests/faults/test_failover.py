@@ -164,7 +164,7 @@ async def test_leader_whose_database_was_away_for_longer_than_a_lease_goes_on(
     async with open_sequencer(chain.config) as leader:
         waiting = asyncio.create_task(standby.__aenter__())
         async with deadline():
-            while not standby._store.session.is_open:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            while not standby._store.line.is_open:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(postgres_to_break.stop)
         await asyncio.sleep(1.5 * lease_seconds)  # the database's silence, not the leader's

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from chain_kernel.errors import ChainMissing, ConnectError, SettingError, SteppedDown
+from chain_kernel.errors import (
+    ChainMissing,
+    ConnectError,
+    HaltError,
+    RefusedError,
+    SettingError,
+    SteppedDown,
+)
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
+from chain_kernel.text import SummedLog, counted, reason_in_chain
 from chainctl.database import SQL, connected_to, database_id
 from chainctl.event_loop import report_ready
 from chainctl.exits import under_way
-from chainctl.monitor_server import Address, Watch, watched
+from chainctl.monitor_server import Address, watched
 from chainctl.output import Stopwatch, talk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from chain_kernel.monitoring import MonitoredPart, Sample
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
+
+_log: Final = logging.getLogger(__name__)
 
 
 async def taken_before(settings: Settings, chain_id: int, source: str) -> IntakeMark | None:
@@ -70,11 +86,19 @@ class TopicIntakeReport(Struct, frozen=True, kw_only=True):
 class TopicIntakeRun:
     """An intake from a topic under way; `taken` returns what it did, even after a failure."""
 
-    def __init__(self, config: SequencerConfig, topic: TopicIntakeConfig) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: SequencerConfig,
+        topic: TopicIntakeConfig,
+        opened: Callable[[SequencerConfig], Sequencer] | None = None,
+    ) -> None:
+        """`opened` returns the sequencer; by default one with connections of its own."""
+        self.config = config
         self._topic = topic
+        self._opened = opened
         self._sequencer: Sequencer | None = None
         self._intake: TopicIntake | None = None
+        self._parts: tuple[MonitoredPart, ...] = ()
         self._stopwatch = Stopwatch()
 
     async def run(self, bar: ProgressBar, http: Address | None = None) -> None:
@@ -83,48 +107,69 @@ class TopicIntakeRun:
         Metrics and health are served at `http`, also while it waits as a standby.
         """
         async with watched(http) as watch:
+            watch.add(self)
+            await self.check()
+            if self.config.standby:
+                report_ready(f"waits for the leader of chain {self.config.chain_id}")
             try:
-                await self._run(bar, watch)
+                await self.lead(bar.move_to, report_ready)
             except SteppedDown as error:
                 talk(f"chainctl: {error}")
 
-    async def _run(self, bar: ProgressBar, watch: Watch) -> None:
-        from sequencer import TopicIntake, check_intake_topic, open_sequencer
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of sequencer and intake, as far as they exist."""
+        for part in self._parts:
+            yield from part.samples()
+
+    def why_not_ready(self) -> str | None:
+        """Return in one line why the chain is not fed."""
+        if not self._parts:
+            return f"chain {self.config.chain_id}: not started yet"
+        return next((reason for part in self._parts if (reason := part.why_not_ready())), None)
+
+    async def check(self) -> None:
+        """Raise what `check_intake_topic` does, unless this is a standby and the broker is away."""
+        from sequencer import check_intake_topic
 
         try:
             await check_intake_topic(self._topic)
         except ConnectError as error:
             # A standby is wanted most while something is away: it reads the topic when it leads.
-            if not self._config.standby:
+            if not self.config.standby:
                 raise
             talk(f"chainctl: {error}; waits as a standby all the same")
-        opened = open_sequencer(self._config)
-        watch.add(opened)
-        if self._config.standby:
-            report_ready(f"waits for the leader of chain {self._config.chain_id}")
+
+    async def lead(
+        self, on_progress: Callable[[int, str], None], on_leading: Callable[[str], None]
+    ) -> None:
+        """Do as `run`, between the check of the topic and the request to step down, once."""
+        from sequencer import TopicIntake, open_sequencer
+
+        opened = (self._opened or open_sequencer)(self.config)
+        self._parts = (opened,)
         async with under_way(opened) as sequencer:
             epoch = sequencer.stats().epoch
-            talk(f"chainctl: leading chain {self._config.chain_id}, epoch {epoch}")
-            report_ready(f"leads chain {self._config.chain_id}, epoch {epoch}")
+            talk(f"chainctl: leading chain {self.config.chain_id}, epoch {epoch}")
+            on_leading(f"leads chain {self.config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()
             self._sequencer = sequencer
             self._intake = TopicIntake(
                 self._topic,
                 sequencer,
-                on_progress=lambda stats: bar.move_to(
+                on_progress=lambda stats: on_progress(
                     stats.records, f"id {sequencer.stats().head_persisted}"
                 ),
             )
-            watch.add(self._intake)
+            self._parts = (sequencer, self._intake)
             await self._intake.run()
 
-    def taken(self) -> TopicIntakeReport | None:
-        """Return what was done; None where it never led."""
+    def taken(self) -> list[TopicIntakeReport]:
+        """Return what was done in the last term; nothing where it never led."""
         if self._sequencer is None or self._intake is None:
-            return None
+            return []
         intake, sequencer = self._intake.stats(), self._sequencer.stats()
-        return TopicIntakeReport(
-            chain=self._config.chain_id,
+        done = TopicIntakeReport(
+            chain=self.config.chain_id,
             topic=self._topic.topic,
             epoch=sequencer.epoch,
             records=intake.records,
@@ -133,6 +178,84 @@ class TopicIntakeRun:
             last_id=sequencer.head_persisted,
             seconds=self._stopwatch.seconds,
         )
+        return [done]
+
+
+class ManyTopicsRun:
+    """Intakes of many chains, each from a topic of its own, over shared connections."""
+
+    def __init__(
+        self, chains: Sequence[tuple[SequencerConfig, TopicIntakeConfig]], connections: int | None
+    ) -> None:
+        """Raises SettingError as `SharedConnections`."""
+        from sequencer import SharedConnections
+
+        configs = [config for config, _ in chains]
+        bound = {} if connections is None else {"connections": connections}
+        self._shared = SharedConnections(configs, **bound)
+        self._runs = [TopicIntakeRun(*each, self._shared.sequencer) for each in chains]
+        self._records: dict[int, int] = {}
+        self._failure: Exception | None = None
+        self._failed = SummedLog(_log, logging.ERROR)
+
+    async def run(self, bar: ProgressBar, http: Address | None = None) -> None:
+        """Lead the chains and feed them until cancelled, or until none of them is led here.
+
+        What ends one chain ends no other; raises it once all have ended.
+        """
+        async with watched(http) as watch:
+            watch.add(*self._runs)
+            await self._check()
+            async with self._shared:
+                if any(run.config.standby for run in self._runs):
+                    report_ready(f"waits for the leaders of {counted(len(self._runs), 'chain')}")
+                try:
+                    await asyncio.gather(*(self._keep_leading(run, bar) for run in self._runs))
+                finally:
+                    self._failed.log()
+        if self._failure is not None:
+            raise self._failure
+
+    def taken(self) -> list[TopicIntakeReport]:
+        """Return what was done for each chain that was led, in its last term."""
+        return [done for run in self._runs for done in run.taken()]
+
+    async def _check(self) -> None:
+        """Check all topics before anything is taken over. Raises what the first one refuses."""
+        async with asyncio.TaskGroup() as checks:
+            for run in self._runs:
+                checks.create_task(run.check())
+
+    async def _keep_leading(self, run: TopicIntakeRun, bar: ProgressBar) -> None:
+        """Lead one chain; as a standby again and again, as a supervisor does with a process."""
+        config = run.config
+        while True:
+            try:
+                await run.lead(partial(self._move, bar, config.chain_id), report_ready)
+            except SteppedDown as error:
+                talk(f"chainctl: {error}")
+                if not config.standby:
+                    return
+            except Exception as error:  # noqa: BLE001 - of this chain alone
+                self._log_failure(config.chain_id, reason_in_chain(config.chain_id, error))
+                is_refused = isinstance(error, RefusedError) and not run.taken()
+                if not config.standby or is_refused or isinstance(error, HaltError):
+                    self._failure = self._failure or error
+                    return
+            # The chain is for another process first: this one would be back in no time.
+            await asyncio.sleep(config.tuning.lease_seconds)
+
+    def _log_failure(self, chain_id: int, why: str) -> None:
+        """Log what has ended a chain; what ends many is one line, and a sum later."""
+
+        def line(count: int) -> str:
+            return f"{f'chain {chain_id}' if count == 1 else f'{count} more chains'}: {why}"
+
+        self._failed.add(why, 1, line)
+
+    def _move(self, bar: ProgressBar, chain_id: int, records: int, note: str) -> None:
+        self._records[chain_id] = records
+        bar.move_to(sum(self._records.values()), f"chain {chain_id}, {note}")
 
 
 def topic_config(

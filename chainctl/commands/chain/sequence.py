@@ -14,7 +14,15 @@ from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import under_way
 from chainctl.monitor_server import http_option
-from chainctl.options import Command, chain_option, json_option, uses_settings
+from chainctl.options import (
+    CHAIN_ID,
+    CHAINS_MAX,
+    ChainIds,
+    Command,
+    Integer,
+    json_option,
+    uses_settings,
+)
 from chainctl.output import data_json, progress, rate, talk
 from chainctl.settings import name_of, named_as_settings
 from chainctl.topics import check_topic_name
@@ -22,7 +30,7 @@ from chainctl.topics import check_topic_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chainctl.commands.chain.intake import TopicIntakeRun
+    from chainctl.commands.chain.intake import ManyTopicsRun, TopicIntakeRun
     from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from sequencer import FileIntake, SequencerConfig
@@ -31,6 +39,10 @@ if TYPE_CHECKING:
 _COMMIT_SECONDS: Final = 4.0
 _COMMIT_PART_OF_LEASE: Final = 0.8
 """A commit gives up before a standby takes over: it is never the standby that has to find out."""
+
+
+_CHAIN: Final = "{chain}"
+"""What stands for the chain's number in the name of a topic."""
 
 
 SEQUENCER_FIELDS: Final = {
@@ -70,7 +82,16 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 
 
 @click.command(cls=Command)
-@chain_option
+@click.option("--chain", "chain_id", type=CHAIN_ID, metavar="N", help="The chain.")
+@click.option(
+    "--chains", "chain_ids", type=ChainIds(), metavar="N-N[,N]",
+    help="Many chains in one process, such as 1-50,60, each from a topic of its own: "
+    "--intake-topic 'orders.{chain}'. They share connections to the database.",
+)  # fmt: skip
+@click.option(
+    "--connections", type=Integer(1, CHAINS_MAX), metavar="COUNT",
+    help="With --chains: connections for commits; two more are for the rest.  [default: 12]",
+)  # fmt: skip
 @click.option(
     "--input", "path", metavar="FILE", type=click.Path(path_type=Path),
     help="CSV or JSON Lines, plain or .gz, .xz, .zst; - for standard input.",
@@ -128,7 +149,9 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 @uses_settings("database", "kafka", "name", *SEQUENCER_FIELDS, "log_format")
 def sequence(
     settings: Settings,
-    chain_id: int,
+    chain_id: int | None,
+    chain_ids: tuple[int, ...] | None,
+    connections: int | None,
     path: Path | None,
     input_name: str | None,
     intake_topic: str | None,
@@ -150,11 +173,17 @@ def sequence(
 
     From a topic: each record is taken once, whatever is killed in between, and a record that is no
     order is stored as a reject. It runs until interrupted, or until another process leads.
+
+    With --chains, what ends one chain ends no other. With --standby, it is waited for again: so
+    `step-down` hands single chains over to another process, and back.
     """
     is_standard_input = path == Path("-")
+    if (chain_id is None) is (chain_ids is None):
+        raise click.UsageError("say which chain: either --chain N, or --chains N-N")
+    topics: list[str] = []
     if intake_topic is not None:
         _refuse_beside("--intake-topic", {"input": path, "input_name": input_name, **file})
-        check_topic_name(intake_topic, "--intake-topic")
+        topics = _topics(intake_topic, chain_ids)
     elif path is None:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
     else:
@@ -162,14 +191,23 @@ def sequence(
         if file["time_unit"] is not None and file["time_column"] is None:
             raise click.UsageError("--time-unit needs --time-column NAME")
         path = _named_input(path, input_name)
-    config = sequencer_config(
-        settings, chain_id, unsafe_durability=unsafe_durability, standby=standby
-    )
+    if chain_ids is None:
+        _refuse_beside("--chain", {"connections": connections})
+    else:
+        _refuse_beside("--chains", {"input": path})
+    configs = [
+        sequencer_config(settings, number, unsafe_durability=unsafe_durability, standby=standby)
+        for number in chain_ids or [chain_id or 0]
+    ]
     if intake_topic is not None:
-        from chainctl.commands.chain.intake import TopicIntakeRun, topic_config
+        from chainctl.commands.chain.intake import ManyTopicsRun, TopicIntakeRun, topic_config
 
-        topic = topic_config(settings, intake_topic, start or "earliest")
-        _take_topic(TopicIntakeRun(config, topic), intake_topic, http, as_json=as_json)
+        chains = [
+            (config, topic_config(settings, topic, start or "earliest"))
+            for config, topic in zip(configs, topics, strict=True)
+        ]
+        one = TopicIntakeRun(*chains[0]) if chain_ids is None else None
+        _take_topics(one or ManyTopicsRun(chains, connections), intake_topic, http, as_json=as_json)
     elif path is not None:
         from chainctl.commands.chain.intake import standard_input
         from sequencer import FileIntake, FileOptions
@@ -179,7 +217,7 @@ def sequence(
             given["columns"] = tuple(given["columns"].split(","))
         opened = standard_input() if is_standard_input else None
         intake = FileIntake(path, FileOptions(**given), opened=opened)
-        _add_file(settings, config, intake, path.name, as_json=as_json)
+        _add_file(settings, configs[0], intake, path.name, as_json=as_json)
 
 
 def sequencer_config(
@@ -230,18 +268,29 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} cannot be given with {option}")
 
 
-def _take_topic(
-    intake_run: TopicIntakeRun, topic: str, http: Address | None, *, as_json: bool
+def _topics(name: str, chain_ids: tuple[int, ...] | None) -> list[str]:
+    """Return the topic of each chain. Raises SettingError."""
+    if chain_ids is None:
+        return [check_topic_name(name, "--intake-topic")]
+    if _CHAIN not in name:
+        expected = f"a name with {_CHAIN} in it: each of --chains has a topic of its own"
+        raise SettingError("--intake-topic", name, expected)
+    return [
+        check_topic_name(name.replace(_CHAIN, str(each)), "--intake-topic") for each in chain_ids
+    ]
+
+
+def _take_topics(
+    intake_run: TopicIntakeRun | ManyTopicsRun, label: str, http: Address | None, *, as_json: bool
 ) -> None:
     """Run until interrupted or replaced, and report what was done, however it ends."""
     try:
-        with progress(topic, None) as bar:
+        with progress(label, None) as bar:
             run_async(intake_run.run(bar, http))
     finally:
-        done = intake_run.taken()
-        if done is not None:
+        for done in intake_run.taken():
             talk(
-                f"chainctl: {rate(done.records, 'record', done.seconds)} of {topic}: "
+                f"chainctl: {rate(done.records, 'record', done.seconds)} of {done.topic}: "
                 f"{counted(done.orders, 'order')} added, {done.rejects:,} rejected"
             )
             if as_json:

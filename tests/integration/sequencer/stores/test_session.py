@@ -70,7 +70,7 @@ async def test_sessions_of_a_leader_pin_what_they_depend_on(make_chain: MakeChai
     assert await settings_of(await session.idle(), expected) == expected
     await session.close()
     expected["synchronous_commit"] = "off"
-    side = side_session(chain.config, "lease", synchronous_commit="off")
+    side = side_session(chain.config, "lease")
     assert await side.run(lambda one: settings_of(one, expected)) == expected
     await side.close()
 

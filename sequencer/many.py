@@ -1,0 +1,184 @@
+"""Many chains in one process: they share its connections to the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager, suppress
+from itertools import cycle
+from typing import TYPE_CHECKING, Final, Self
+
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres import is_too_many_connections
+from chain_kernel.clients.session import ClosedAtExit
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import SettingError
+from chain_kernel.process import calm_collector
+from chain_kernel.tasks import uninterrupted
+from chain_kernel.text import SummedLog
+from sequencer.leadership import PostgresLease
+from sequencer.service import Sequencer
+from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.session import CommitLine, side_session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from sequencer.config import SequencerConfig
+
+_log = logging.getLogger(__name__)
+
+COMMIT_CONNECTIONS: Final = 12
+"""For commits, by default: four processes with their leases and keys hold 56 in all."""
+
+_WHOSE_CHARACTERS_MAX: Final = 40
+"""PostgreSQL cuts the name of an application at 63."""
+
+
+class SharedConnections(ClosedAtExit):
+    """The connections of a process that leads many chains: some for commits, two for the rest.
+
+    A chain commits over the same one each time, and takes turns with the others there. An error
+    ends a connection for all who use it: each of them takes over again on the next, which costs an
+    epoch. So no more than that happens when one of them is fenced, or cancelled in mid-commit.
+    """
+
+    def __init__(
+        self, configs: Sequence[SequencerConfig], connections: int = COMMIT_CONNECTIONS
+    ) -> None:
+        """Raises SettingError where `configs` cannot share `connections` for commits."""
+        first = _checked(configs, connections)
+        self._clock = SystemClock()
+        self._chains = len(configs)
+        whose = _whose(sorted(config.chain_id for config in configs))
+        self._lines = [
+            CommitLine(first, self._clock, whose, self._note)
+            for _ in range(min(connections, len(configs)))
+        ]
+        self._lease = side_session(first, "lease", whose, self._note)
+        self._keys = side_session(first, "keys", whose, self._note)
+        self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
+        self._outage = SummedLog(_log, logging.WARNING)
+
+    async def __aenter__(self) -> Self:
+        """Open the first connection; raises as a sequencer that starts."""
+        await self._lines[0].session()
+        return self
+
+    def sequencer(self, config: SequencerConfig) -> Sequencer:
+        """Return a new sequencer of one of the chains, for `async with`."""
+        line = self._line_of[config.chain_id]
+        return Sequencer(
+            config,
+            store=PostgresChainStore(config, self._clock, line),
+            keys=PostgresKeyStore(config, self._keys),
+            lease=PostgresLease(config, self._clock, self._lease),
+            sink=KafkaFrameSink(config),
+            clock=self._clock,
+        )
+
+    async def close(self) -> None:
+        """Close the connections, once all sequencers are closed; never raises."""
+        lines = (line.close() for line in self._lines)
+        await asyncio.gather(*lines, self._lease.close(), self._keys.close())
+
+    def _note(self, error: Exception) -> None:
+        """Log once, for all, how many connections are needed where the server has too few."""
+        if is_too_many_connections(error):
+            commits = len(self._lines)
+            allowed = next((each.allowed for each in self._lines if each.allowed), "unknown so far")
+            self._outage.repeat(
+                f"too few connections to the database: {self._chains} chains need {commits + 2} "
+                f"({commits} for commits, one for leases, one for keys); allowed are {allowed}"
+            )
+
+
+@asynccontextmanager
+async def open_sequencers(
+    configs: Sequence[SequencerConfig], *, connections: int = COMMIT_CONNECTIONS
+) -> AsyncIterator[Mapping[int, Sequencer]]:
+    """Lead many chains in one process; yields their sequencers by chain.
+
+    They share connections to the database, `connections` for commits and two more, and start side
+    by side. It waits until each leads or has failed, but not for standbys: `until_leading` does.
+    What ends one of them, also at its start, ends no other: its `until_stopped` and its calls raise
+    it. Leaving closes all, as leaving a `Sequencer` does. Raises SettingError for configs of more
+    than one database, or with other deadlines for it; else what the first connection raises.
+    """
+    async with SharedConnections(configs, connections) as shared:
+        if configs[0].tuning.calm_collector:
+            calm_collector()
+        sequencers = {config.chain_id: shared.sequencer(config) for config in configs}
+        holding = [
+            asyncio.create_task(_hold(each), name=f"orderchain chain {chain_id}")
+            for chain_id, each in sequencers.items()
+        ]
+        try:
+            for sequencer in sequencers.values():
+                if not sequencer.is_standby:
+                    with suppress(Exception):  # it is raised by its own calls
+                        await sequencer.until_leading()
+            yield sequencers
+        finally:
+            await uninterrupted(_end(holding))
+
+
+async def _hold(sequencer: Sequencer) -> None:
+    """Lead until cancelled, or until the chain is led no longer."""
+    async with sequencer:
+        await sequencer.until_stopped()
+
+
+async def _end(holding: list[asyncio.Task[None]]) -> None:
+    """Leave each chain, side by side: what was accepted is committed, and handed over."""
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
+
+
+def _checked(configs: Sequence[SequencerConfig], connections: int) -> SequencerConfig:
+    """Return the first of the configs, which stands for all. Raises SettingError."""
+    if not configs:
+        raise SettingError("configs", 0, "one chain at least")
+    if connections < 1:
+        raise SettingError("connections", connections, "1 or more")
+    seen: set[int] = set()
+    first = configs[0]
+    for config in configs:
+        if config.chain_id in seen:
+            raise SettingError("chain_id", config.chain_id, "each chain once")
+        seen.add(config.chain_id)
+        for name, value in _of_connections(config).items():
+            wanted = _of_connections(first)[name]
+            if value != wanted:
+                shown = (each.shown if isinstance(each, DatabaseConfig) else each
+                         for each in (value, wanted))  # fmt: skip
+                field, chain = f"{name} of chain {config.chain_id}", first.chain_id
+                raise SettingError(field, next(shown), f"{next(shown)}, as chain {chain} has it")
+    return first
+
+
+def _of_connections(config: SequencerConfig) -> dict[str, object]:
+    """Return what connections are made of, by the names of the settings."""
+    return {
+        "database": DatabaseConfig.of(config.database),
+        "unsafe_durability": config.unsafe_durability,
+        "connect_seconds": config.tuning.connect_seconds,
+        "commit_seconds": config.tuning.commit_seconds,
+    }
+
+
+def _whose(chain_ids: list[int]) -> str:
+    """Return how `pg_stat_activity` names the chains of a shared connection: `1-50,60`."""
+    runs: list[list[int]] = []
+    for chain_id in chain_ids:
+        if runs and chain_id == runs[-1][1] + 1:
+            runs[-1][1] = chain_id
+        else:
+            runs.append([chain_id, chain_id])
+    text = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+    if len(text) <= _WHOSE_CHARACTERS_MAX:
+        return text
+    return f"{chain_ids[0]}-{chain_ids[-1]}, {len(chain_ids)} chains"

@@ -1,0 +1,186 @@
+"""Many chains in one process: few connections, each chain for itself, and whole after cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from chain_kernel.errors import ChainLed, RetryError, SettingError, SteppedDown
+from sequencer import Sequencer, SequencerConfig, open_sequencer, open_sequencers
+from tests.builders.created_chain import Chain
+from tests.builders.orders import make_orders
+from tests.deadlines import deadline
+from tests.integration.sequencer.conftest import MakeChain
+
+CHAINS = 12
+COMMITS = 3
+ORDERS = 20
+CUTS = 3
+_OURS = "datname = current_database() AND application_name LIKE 'orderchain %'"
+
+
+async def make_chains(make_chain: MakeChain, count: int, **settings: object) -> list[Chain]:
+    return [await make_chain(number, **settings) for number in range(1, count + 1)]
+
+
+def configs_of(chains: Sequence[Chain], **changes: object) -> list[SequencerConfig]:
+    return [replace(chain.config, **changes) for chain in chains]
+
+
+async def connections(chain: Chain) -> dict[str, int]:
+    """Return the connections to the database by the first words of their names."""
+    found = await chain.fetch(
+        f"SELECT split_part(application_name, ' ', 2) AS purpose, count(*)::integer AS count "  # noqa: S608
+        f"FROM pg_stat_activity WHERE {_OURS} GROUP BY 1"
+    )
+    return {row["purpose"]: row["count"] for row in found}
+
+
+class Load:
+    """Orders for every chain, until it is stopped; each chain counts what was acknowledged."""
+
+    def __init__(self, sequencers: dict[int, Sequencer]) -> None:
+        self._stopping = asyncio.Event()
+        self.acked = dict.fromkeys(sequencers, 0)
+        self._tasks = [asyncio.create_task(self._submit(*each)) for each in sequencers.items()]
+
+    async def _submit(self, chain_id: int, sequencer: Sequencer) -> None:
+        while not self._stopping.is_set():
+            start = self.acked[chain_id]
+            await sequencer.submit_many(make_orders(ORDERS, start=start))
+            self.acked[chain_id] = start + ORDERS
+
+    async def until_all_have_more(self) -> None:
+        """Wait until each chain has acknowledged two batches more."""
+        wanted = {chain_id: count + 2 * ORDERS for chain_id, count in self.acked.items()}
+        async with deadline():
+            while any(self.acked[chain_id] < count for chain_id, count in wanted.items()):
+                assert not any(task.done() for task in self._tasks), self._tasks
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await asyncio.gather(*self._tasks)
+
+
+async def test_chains_of_one_process_share_connections_and_outlive_cuts_of_them(
+    make_chain: MakeChain,
+) -> None:
+    chains = await make_chains(make_chain, CHAINS)
+    async with open_sequencers(configs_of(chains), connections=COMMITS) as sequencers:
+        load = Load(dict(sequencers))
+        for _ in range(CUTS):
+            await load.until_all_have_more()
+            found = await connections(chains[0])
+            assert found.pop("sequencer") == COMMITS
+            assert {"lease": 1, "keys": 1} | found == {"lease": 1, "keys": 1}
+            cut = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE "
+            await chains[0].fetch(cut + _OURS)
+        await load.until_all_have_more()
+        await load.stop()
+        assert [each.why_not_ready() for each in sequencers.values()] == [None] * CHAINS
+    assert await connections(chains[0]) == {}
+    for chain in chains:
+        rows = await chain.rows()
+        assert [row.key for row in rows] == [
+            order.key for order in make_orders(load.acked[chain.chain_id])
+        ]
+        assert [row.pid for row in rows] == [0, *(row.id for row in rows[:-1])]
+    verify = "chainctl", "verify", "--local", "--source", "database", "--all-chains"
+    settings = {**os.environ, "CHAINCTL_DATABASE": chains[0].database}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *verify, env=settings)
+    assert await process.wait() == 0
+
+
+async def test_chain_that_ends_ends_no_other(make_chain: MakeChain) -> None:
+    chains = await make_chains(make_chain, 3)
+    async with (
+        open_sequencer(chains[0].config) as elsewhere,
+        open_sequencers(configs_of(chains), connections=1) as sequencers,
+    ):
+        with pytest.raises(ChainLed):
+            await sequencers[1].until_stopped()
+        assert "which is alive" in str(sequencers[1].why_not_ready())
+        with pytest.raises(ChainLed):
+            await sequencers[1].submit("key", b"")
+        await chains[1].fetch("UPDATE chain_lease SET step_down = true WHERE chain_id = 2")
+        async with deadline():
+            with pytest.raises(SteppedDown):
+                await sequencers[2].until_stopped()
+        assert (await sequencers[3].submit("key", b"")).id > 0
+        assert sequencers[3].stats().take_overs == 1
+        await elsewhere.submit("key", b"")
+    assert [(await chain.head())["epoch"] for chain in chains] == [1, 1, 1]
+
+
+async def test_standby_of_many_chains_leads_the_one_that_is_handed_over(
+    make_chain: MakeChain,
+) -> None:
+    chains = await make_chains(make_chain, 3)
+    standbys = configs_of(chains, standby=True, name="standby")
+    async with open_sequencers(configs_of(chains), connections=1) as leading:
+        async with open_sequencers(standbys, connections=1) as waiting:
+            assert waiting[2].why_not_ready() == "chain 2: not leading"
+            first = await leading[2].submit("first", b"")
+            await chains[1].fetch("UPDATE chain_lease SET step_down = true WHERE chain_id = 2")
+            async with deadline():
+                await waiting[2].until_leading()
+            assert await waiting[2].submit("first", b"") == first
+            await leading[1].submit("first", b"")
+            await leading[3].submit("first", b"")
+        assert [leading[number].stats().take_overs for number in (1, 3)] == [1, 1]
+    assert [(await chain.head())["epoch"] for chain in chains] == [1, 2, 1]
+
+
+async def test_too_few_connections_are_added_up_in_one_line(
+    make_chain: MakeChain, caplog: pytest.LogCaptureFixture
+) -> None:
+    chains = await make_chains(make_chain, 4, recover_seconds=1.0)
+    name = await chains[0].value("SELECT current_database()")
+    await chains[0].fetch(f"ALTER DATABASE {name} CONNECTION LIMIT 2")
+    caplog.set_level(logging.WARNING)
+    async with open_sequencers(configs_of(chains), connections=4) as sequencers:
+        for sequencer in sequencers.values():
+            with pytest.raises(RetryError, match="too many connections"):
+                await sequencer.until_stopped()
+    lines = [each.message for each in caplog.records if "too few" in each.message]
+    assert len(lines) == 1
+    assert "4 chains need 6 (4 for commits, one for leases, one for keys); allowed are" in lines[0]
+    assert lines[0].endswith(", 2 to the database")
+
+
+def a_config(chain_id: int, **changes: object) -> SequencerConfig:
+    given = {"database": "postgresql://one/orders", "kafka": "broker:9092", **changes}
+    return SequencerConfig(chain_id=chain_id, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.merge
+@pytest.mark.parametrize(
+    ("configs", "connections", "part"),
+    [
+        ([], 1, "configs was 0, expected one chain at least"),
+        ([a_config(1)], 0, "connections was 0, expected 1 or more"),
+        ([a_config(1), a_config(1)], 1, "chain_id was 1, expected each chain once"),
+        (
+            [a_config(1), a_config(2, database="postgresql://two/orders")], 1,
+            "database of chain 2 was",
+        ),
+        (
+            [a_config(1), a_config(2, unsafe_durability=True)], 1,
+            "unsafe_durability of chain 2 was True, expected False, as chain 1 has it",
+        ),
+    ],
+)  # fmt: skip
+async def test_chains_that_cannot_share_connections_are_refused(
+    configs: list[SequencerConfig], connections: int, part: str
+) -> None:
+    with pytest.raises(SettingError) as raised:
+        await open_sequencers(configs, connections=connections).__aenter__()
+    assert part in str(raised.value)
+    assert "\n" not in str(raised.value)
