@@ -161,7 +161,7 @@ def test_filters_reach_the_source(read: Read) -> None:
         ({"until": "soon"}, "until"),
         ({"url": ""}, "url"),
         ({"lag": "1"}, "lag"),
-        ({"source": "journal:x"}, "archive:FOLDER"),
+        ({"source": "journal:x"}, "archive:PLACE"),
         ({"source": "topic"}, "kafka"),
         ({"source": "topic", "kafka": "127.0.0.1:1", "kafka.colour": "red"}, "colour"),
         ({"source": "archive:/nowhere"}, "/nowhere"),
