@@ -21,7 +21,7 @@ INSERT INTO bare_event (chain_id, id, pid, key, event_time_ns, payload)
 SELECT $1::integer, id, pid, key, event_time_ns, payload FROM chain_event WHERE chain_id = $1;
 
 -- create_like: another chain, with room for as many ids as a chain has; nobody publishes it
-SELECT chain_create($1, h.last_seal, 'copy.' || $1::text, 0, h.partition_ids),
+SELECT chain_create($1, h.last_seal, format('copy.%s', $1::integer), 0, h.partition_ids),
        chain_page_extend($1, h.last_id)
 FROM chain_head AS h WHERE h.chain_id = $2;
 
