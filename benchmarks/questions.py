@@ -171,6 +171,7 @@ def _spark(_: Scope) -> list[Arm]:
         "two executors, 10^8 rows": ("executors", 100_000_000),
         "database": ("database", 10_000_000),
         "replay into 1,000 books": ("replay", 10_000_000),
+        "1,000 chains of 10^4 rows": ("chains", 10_000),
     }
     return [
         Arm(

@@ -385,6 +385,7 @@ _SECTIONS: Final = {
         ("check / bare", "check_to_bare"),
         ("--local / bare", "local_to_bare"),
         ("lag() / bare", "lag_to_bare"),
+        ("check / --local", "check_to_local"),
         ("plain replay, s", "plain_seconds"),
         ("by order / plain", "by_order_to_plain"),
         ("by column / plain", "by_column_to_plain"),

@@ -108,13 +108,13 @@ class UrlPlace:
         self._system.create_dir(self._path, recursive=True)
 
     def glob(self, pattern: str) -> Iterator[UrlPlace]:
-        """Yield the files of a folder; only the last part of `pattern` may have wildcards."""
+        """Yield what a folder holds; only the last part of `pattern` may have wildcards."""
         from pyarrow.fs import FileSelector
 
         below, _, wanted = pattern.rpartition("/")
         folder = f"{self._path}/{below}" if below else self._path
         for found in self._system.get_file_info(FileSelector(folder, allow_not_found=True)):
-            if found.is_file and fnmatchcase(found.base_name, wanted):
+            if fnmatchcase(found.base_name, wanted):
                 yield UrlPlace(self._system, found.path, self._root)
 
     def unlink(self) -> None:

@@ -45,6 +45,7 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 SPARK_PYTHONS: Final = ("3.11", "3.12", "3.13")
 """The versions that PySpark of the lock files runs on."""
 _STEP_DEADLINE_S: Final = 3600.0
+_CONNECTOR: Final = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13")
 _COUNTS: Final = re.compile(r"^=* ?(\d+ .*) in [\d.]+s", re.MULTILINE)
 
 
@@ -154,10 +155,20 @@ def _interpreter(version: str) -> Path:
 
 
 def pyspark(version: str, release: str) -> Place:
-    """The environment of `make setup` with another PySpark."""
-    wanted = f"pyspark=={release}" if release else f"pyspark~={version}.0"
-    made = _environment(f"pyspark-{version}", Path(sys.executable), wanted)
-    return Place(_said_by([made, "-c", "import pyspark; print(pyspark.__version__)"]), made)
+    """The environment of `make setup` with another PySpark: the newest that has its connector."""
+    fitting = {each for each in _releases(_CONNECTOR[0]) if each.startswith(f"{version}.")}
+    fitting.intersection_update(*map(_releases, _CONNECTOR))
+    release = release or max(fitting, key=lambda each: int(each.rpartition(".")[2]), default="")
+    if not release:
+        raise Missing(f"Maven has no {_CONNECTOR[0]} {version} with what it requires")
+    made = _environment(f"pyspark-{version}", Path(sys.executable), f"pyspark=={release}")
+    return Place(release, made)
+
+
+def _releases(artifact: str) -> set[str]:
+    found = MavenContext(timeout=60).project("org.apache.spark", artifact)
+    found.update()
+    return {each for each in found.metadata.versions if re.fullmatch(r"[\d.]+", each)}
 
 
 def _environment(name: str, interpreter: Path, *instead: str) -> Path:

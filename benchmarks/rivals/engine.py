@@ -7,7 +7,7 @@ from collections import deque
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.chains import Site, connected, empty_chain, make_chain
+from benchmarks.chains import SQL, Site, connected, empty_chain, make_chain
 from benchmarks.load import Load
 from benchmarks.rivals.rival import NotWhole, Producer, Receiver, Rival
 from chain_kernel.clock import SystemClock
@@ -127,6 +127,21 @@ async def filled_chain(site: Site, rows: int, batch_rows: int = 1_000) -> int:
         await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch")
     _filled[where] = chain_id
     return chain_id
+
+
+async def copied_chains(site: Site, rows: int, chains: int) -> list[int]:
+    """Return chains with the same `rows` orders each: a filled one, and copies of its rows."""
+    chain_id = await filled_chain(site, rows)
+    numbers = [chain_id + 1 + number for number in range(chains - 1)]
+    async with connected(site.admin) as connection:
+        for number in numbers:
+            # Each by itself: a transaction locks all the partitions that it makes.
+            async with connection.transaction():
+                if await connection.fetchval(SQL["create_like"], number, chain_id):
+                    for name in ("copy_pages", "copy_batches", "copy_head"):
+                        await connection.execute(SQL[name], number, chain_id)
+        await connection.execute("VACUUM (ANALYZE) chain_page, chain_batch, chain_head")
+    return [chain_id, *numbers]
 
 
 class _SequencerEnd(Producer):

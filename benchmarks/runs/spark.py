@@ -1,5 +1,5 @@
 """What does the verifier's check cost beside a scan, and beside what one would write instead? And
-what does a replay cost beside plain Python?
+what do a replay, and many chains, cost beside plain Python?
 
 Over Parquet, over two lengths of it in executors whose memory is bounded, and over a database. Each
 repeat is a driver of its own, whose ways of looking at the rows are timed once they are warm.
@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from benchmarks.chains import SQL, Site, connected
 from benchmarks.load import Figures  # noqa: TC001 - `serve` looks it up
 from benchmarks.processes import RunFailed, call, serve
-from benchmarks.rivals.engine import filled_chain
+from benchmarks.rivals.engine import copied_chains, filled_chain
 from chain_kernel.model import Event
 from chain_verifier.config import (
     FETCH_ROWS,
@@ -38,12 +38,12 @@ from chain_verifier.config import (
 )
 from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.dataframe.replay import replay
-from chain_verifier.local.verify import verify_locally
-from chain_verifier.report import Report, Verdict
+from chain_verifier.local.verify import verify_chains_locally, verify_locally
+from chain_verifier.report import ChainsReport, Report, Verdict
 from chain_verifier.spark.database import DatabaseTable, chain_address
 from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.session import open_session
-from chain_verifier.spark.verify import verify
+from chain_verifier.spark.verify import verify, verify_chains
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,6 +63,9 @@ async def run(site: Site, arm: Arm) -> Figures:
     if way == "database":
         chain_id = await filled_chain(site, rows)
         end = call(over_database, keeps_errors=False, site=site, chain_id=chain_id, rows=rows)
+    elif way == "chains":
+        chains = await copied_chains(site, rows, _CHAINS)
+        end = call(over_chains, keeps_errors=False, site=site, chains=chains, rows=rows)
     else:
         kind = {"wide": "wide", "replay": "books"}.get(way, "narrow")
         path = f"{_folder().name}/{kind}-{rows}"
@@ -298,7 +301,7 @@ class _Books:
 
     async def by_column(self) -> None:
         """Replay with the columns of many orders."""
-        self._replay(Fold(start=new_book, step=by_column, columns=True))
+        self._replay(Fold(start=new_book, step=by_column, columns=("id", "payload")))
 
     def _replay(self, fold: Fold[dict[str, Any]]) -> None:
         rows = self.spark.read.parquet(self.path)
@@ -424,5 +427,32 @@ class _Database:
         )
 
 
+# -- over many chains of a database: in one job, or one after the other ----------------------------
+
+_CHAINS: Final = 1_000
+
+
+async def over_chains(site: Site, chains: list[int], rows: int) -> Figures:
+    """Verify chains of `rows` rows each, as `--all-chains` does it: by Spark, and without."""
+    source = DatabaseSource(database=site.auditor)
+    requests = [VerifyRequest(chain_id=number, sources=(source,)) for number in chains]
+
+    def require_whole(found: ChainsReport) -> None:
+        for report in found.outcomes:
+            if not isinstance(report, Report):
+                raise RunFailed(report.reason)
+            _require_whole(report, rows)
+
+    with _spark({}) as spark:
+
+        async def check() -> None:
+            require_whole(verify_chains(requests, spark))
+
+        async def local() -> None:
+            require_whole(await asyncio.to_thread(verify_chains_locally, requests))
+
+        return await _timed({"local": local, "check": check}, "local")
+
+
 if __name__ == "__main__":
-    serve(write_rows, over_parquet, in_executors, over_books, over_database)
+    serve(write_rows, over_parquet, in_executors, over_books, over_database, over_chains)

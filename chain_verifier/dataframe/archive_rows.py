@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from chain_verifier.archive.manifest import ArchivePart, chain_folder, held_mani
 from chain_verifier.archive.part_files import batches_of
 from chain_verifier.bounded_parquet import open_parquet
 from chain_verifier.dataframe.columns import batch_facts, rows_of, within
+from chain_verifier.places import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chain_verifier.dataframe.options import ChainOptions
+    from chain_verifier.places import Place
 
 _ROWS: Final = 10_000
 """Rows per Arrow batch."""
@@ -37,8 +38,8 @@ class PartRange(Struct, frozen=True, tag=True):
 
 
 def part_ranges(options: ChainOptions) -> list[PartRange]:
-    """Return what is read, by the manifests. Raises InputError."""
-    archive = Path(options.folder)
+    """Return what is read, by the manifests. Raises InputError, SettingError."""
+    archive = place_of("source", options.folder)
     chains = options.chains
     if chains is None or options.is_filtered:
         held = _chains_in(archive)
@@ -57,7 +58,7 @@ def part_ranges(options: ChainOptions) -> list[PartRange]:
     ]
 
 
-def _chains_in(archive: Path) -> list[int]:
+def _chains_in(archive: Place) -> list[int]:
     names = [folder.name.removeprefix("chain-") for folder in archive.glob("chain-*")]
     found = sorted(int(name) for name in names if name.isdecimal())
     if not found:
@@ -65,9 +66,9 @@ def _chains_in(archive: Path) -> list[int]:
     return found
 
 
-def read_part(archive: Path, asked: PartRange) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range in their order."""
-    folder = chain_folder(archive, asked.chain_id)
+def read_part(archive: str, asked: PartRange) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range in their order; `archive` is a path or a URL."""
+    folder = chain_folder(place_of("source", archive), asked.chain_id)
     batches = list(batches_of(folder, asked.part))
     ends = np.array([batch.last_id for batch in batches], np.int64)
     epochs = np.array([batch.epoch for batch in batches], np.int64)

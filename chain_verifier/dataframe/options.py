@@ -25,7 +25,7 @@ _PARTITION_ROWS: Final = 1_000_000
 _TIME_MIN: Final = -(2**63)
 _TIME_MAX: Final = 2**63 - 1
 
-_SOURCES: Final = "database, topic, topic:NAME or archive:FOLDER"
+_SOURCES: Final = "database, topic, topic:NAME or archive:PLACE"
 _RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _COMPARISONS: Final = (
     "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual",
@@ -41,7 +41,7 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     """What is read."""
 
     source: str
-    """`database`, `topic`, `topic:NAME` or `archive:FOLDER`."""
+    """`database`, `topic`, `topic:NAME` or `archive:PLACE`."""
     url: str
     """The database: a login that is a member of `auditor` is enough."""
     kafka: KafkaConfig | None
@@ -100,7 +100,7 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """The folder of an archive."""
+        """The folder or URL of an archive."""
         return self.source.partition(":")[2]
 
     @property

@@ -92,7 +92,8 @@ def replay(
     ship(rows.sparkSession)
     if until is not None:
         rows = rows.where(F.col("id") <= until)
-    rows = _grouped(rows, fold, by).select(_GROUP, *EVENT)
+    columns = dict.fromkeys(("id", *(fold.columns or EVENT)))
+    rows = _grouped(rows, fold, by).select(_GROUP, *columns)
     spark = rows.sparkSession
     schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
     if fold.outputs:
@@ -143,7 +144,7 @@ def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[p
 def _replay(
     fold: Fold[Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    results = run_fold(fold, _pieces(batches, columns=fold.columns))
+    results = run_fold(fold, _pieces(batches, fold.columns))
     while some := list(islice(results, _RESULTS)):
         columns = zip(*some, strict=True)
         arrays = [
@@ -152,7 +153,7 @@ def _replay(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _pieces(batches: Iterable[pa.RecordBatch], *, columns: bool) -> Iterator[Piece]:
+def _pieces(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[Piece]:
     """Cut batches where the group changes, and at stored states."""
     for batch in batches:
         if not batch.num_rows:
@@ -176,7 +177,7 @@ def _pieces(batches: Iterable[pa.RecordBatch], *, columns: bool) -> Iterator[Pie
                 last_id = rows.column("id")[-1].as_py() if columns else 0
                 yield Piece(
                     group,
-                    rows.select(EVENT) if columns else _events(rows),
+                    rows.select(columns) if columns else _events(rows),
                     last_id=last_id,
                 )
 

@@ -6,7 +6,6 @@ As a stream, the offset of a chain is the id of its last row.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -70,7 +69,7 @@ def _read(options: ChainOptions, partition: Ranges) -> Iterator[pa.RecordBatch]:
         if isinstance(each, TopicRange):
             yield from _some(read_topic(options, each))
         elif isinstance(each, PartRange):
-            yield from _some(read_part(Path(options.folder), each))
+            yield from _some(read_part(options.folder, each))
 
 
 def _some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -141,7 +140,7 @@ class ChainStreamReader(DataSourceStreamReader):
 class ChainSource(DataSource):
     """Chains in their database, on their topics or in an archive; by `spark.read`.
 
-    Options: `source` (`database`, `topic`, `topic:NAME`, `archive:FOLDER`), `url` (the database),
+    Options: `source` (`database`, `topic`, `topic:NAME`, `archive:PLACE`), `url` (the database),
     `kafka` (the brokers, with `kafka.FIELD` for TLS and logins), `chains` (such as `1,4-6`, default
     all; also as the path), `start` and `until` (ids: rows after the one, up to the other),
     `partitionRows`. By `spark.readStream`, the database alone.

@@ -60,7 +60,7 @@ class _Groups(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Yield what the orders give, and the state after them."""
         del timerValues
-        frame = pd.concat(rows)[list(EVENT)].sort_values("id")
+        frame = pd.concat(rows).sort_values("id")
         piece = Piece(key[0], self._orders(frame), last_id=int(frame["id"].iloc[-1]))
         before = pickle.loads(self._kept.get()[0]) if self._kept.exists() else None  # noqa: S301
         results, after = go_on(self._fold, piece, before)
@@ -69,7 +69,8 @@ class _Groups(StatefulProcessor):
 
     def _orders(self, frame: pd.DataFrame) -> Any:  # noqa: ANN401 - what the fold takes
         if self._fold.columns:
-            return pa.RecordBatch.from_pandas(frame, preserve_index=False)
+            columns = list(self._fold.columns)
+            return pa.RecordBatch.from_pandas(frame[columns], preserve_index=False)
         return list(map(Event, *(frame[name].tolist() for name in EVENT)))
 
     def _frame(self, results: list[Result]) -> pd.DataFrame:

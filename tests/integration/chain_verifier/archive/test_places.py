@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
+import sys
 import time
 import venv
 from itertools import count
@@ -23,7 +25,8 @@ from chain_verifier.places import open_to_read, place_of, write_text
 from chain_verifier.spark.follow import FollowLog
 from chainctl.main import main
 from local_stack.process import free_port
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.cluster import SparkCluster, spark_environment
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
 from tests.integration.chain_verifier.stored_rows import PARTITION_IDS, store
 
 if TYPE_CHECKING:
@@ -31,7 +34,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = chain_of(random.Random(4), 120)
+MISSING = id_of(ROWS[50])
 SERVER_SECONDS = 60
+
+ON_SPARK = """
+import sys
+import orderchain.spark
+from pyspark.sql import SparkSession
+
+master, archive, missing = sys.argv[1:]
+spark = SparkSession.builder.master(master).config("spark.ui.enabled", "false").getOrCreate()
+orderchain.spark.register(spark)
+rows = spark.read.format("orderchain").option("source", "archive:" + archive).load()
+lacking = rows.where("id != " + missing)
+found = [orderchain.spark.verify_frame(each, pid="pid").collect() for each in (rows, lacking)]
+print(rows.count(), *((row["kind"], row["until_id"]) for each in found for row in each))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +147,24 @@ def test_archive_journal_and_report_are_at_urls(
     assert main(["verify", *source, "--head", str(head_of(ROWS)), "--report", page]) == 0
     with open_to_read(place_of("--report", page)) as shown:
         assert b"<html" in shown.read()
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("archive", [True], ids=["s3"], indirect=True)
+def test_cluster_of_spark_verifies_the_rows_of_an_archive_at_a_url(
+    archive: str, tmp_path: Path
+) -> None:
+    assert main(["archive", "--chain", str(CHAIN_ID), "--archive", archive]) == 0
+    with SparkCluster(tmp_path) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", ON_SPARK, cluster.master, archive, str(MISSING)],
+            env=spark_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable},
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert done.stdout.split(maxsplit=1) == [str(len(ROWS)), f"('gap', {MISSING})\n"]
 
 
 @pytest.mark.nightly

@@ -46,3 +46,4 @@ def side_of(order: Event) -> str:
 
 
 BOOKS = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
+BY_COLUMN = Fold(start=start, step=step_of_columns, columns=("id",))

@@ -13,11 +13,11 @@ from chain_verifier.dataframe.fold import Fold, digest_of
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
     BOOKS,
+    BY_COLUMN,
     Book,
     side_of,
     start,
     step,
-    step_of_columns,
 )
 from tests.integration.chain_verifier.planted_faults import chain_of, events_of
 
@@ -88,10 +88,9 @@ def test_first_stored_state_that_differs_is_reported_by_group_and_id(
 
 
 def test_fold_over_columns_gives_the_same_states(rows: DataFrame) -> None:
-    columns = Fold(start=start, step=step_of_columns, columns=True)
     one, other = (
         orderchain.spark.replay(rows, fold, by=F.octet_length("payload") % 3).states.collect()
-        for fold in (Fold(start=start, step=step), columns)
+        for fold in (Fold(start=start, step=step), BY_COLUMN)
     )
     assert sorted(one) == sorted(other)
     assert len(one) == 3

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader
 import orderchain.spark
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.verified_mark import set_mark
-from tests.integration.chain_verifier.dataframe.books import BOOKS
+from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
 from tests.integration.chain_verifier.published_frames import frames_of
 from tests.integration.chain_verifier.stored_rows import BATCH_ROWS, batches_of, store
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chain_verifier.dataframe.fold import Fold
+    from tests.integration.chain_verifier.dataframe.books import Book
     from tests.integration.chain_verifier.planted_faults import Row
     from tests.integration.chain_verifier.published_frames import Topic
 
@@ -161,7 +163,7 @@ def test_filters_reach_the_source(read: Read) -> None:
         ({"until": "soon"}, "until"),
         ({"url": ""}, "url"),
         ({"lag": "1"}, "lag"),
-        ({"source": "journal:x"}, "archive:FOLDER"),
+        ({"source": "journal:x"}, "archive:PLACE"),
         ({"source": "topic"}, "kafka"),
         ({"source": "topic", "kafka": "127.0.0.1:1", "kafka.colour": "red"}, "colour"),
         ({"source": "archive:/nowhere"}, "/nowhere"),
@@ -195,8 +197,9 @@ def test_stream_goes_on_where_its_checkpoint_is(
     assert run() == [row.id for row in ROWS]
 
 
+@pytest.mark.parametrize("fold", [BOOKS, BY_COLUMN], ids=["orders", "columns"])
 def test_replay_of_a_stream_goes_on_from_its_checkpoint(
-    spark: SparkSession, url: str, tmp_path: Path
+    spark: SparkSession, url: str, tmp_path: Path, fold: Fold[Book]
 ) -> None:
     provider = "spark.sql.streaming.stateStore.providerClass"
     usual = str(spark.conf.get(provider))
@@ -208,7 +211,7 @@ def test_replay_of_a_stream_goes_on_from_its_checkpoint(
         options = {"url": url, "until": str(until)}
         stream = spark.readStream.format("orderchain").options(**options).load(str(CHAIN_ID))
         query = (
-            orderchain.spark.replay(stream, BOOKS).states.writeStream.format("parquet")
+            orderchain.spark.replay(stream, fold).states.writeStream.format("parquet")
             .option("path", str(tmp_path / "states"))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
@@ -221,7 +224,7 @@ def test_replay_of_a_stream_goes_on_from_its_checkpoint(
     try:
         for until in (id_of(ROWS[40]), id_of(ROWS[-1])):
             frame = spark.read.format("orderchain").option("url", url).load(str(CHAIN_ID))
-            whole = orderchain.spark.replay(frame, BOOKS, until=until).states.collect()
+            whole = orderchain.spark.replay(frame, fold, until=until).states.collect()
             assert run(until) == {
                 row["group"]: (row["rows"], bytes(row["digest"])) for row in whole
             }
