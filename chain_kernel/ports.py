@@ -82,7 +82,7 @@ class ChainStore(Closable, Protocol):
         ...
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
-        """Raise the epoch while `held` still leads the chain, on a new connection if that one broke.
+        """Raise the epoch while `held` still leads the chain, on a connection that works.
 
         Raises Fenced when it does not: a chain that another one has led since is never taken back.
         """

@@ -316,6 +316,8 @@ class PostgresChainStore:
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
         self._term = self._session = None  # nothing may be done under it from here on
+        if not self._is_shared:  # else it may be in use, or another chain has just opened it
+            await self.line.close()
         sight = await self.look()
         seen = sight if sight.is_ours else held
         while True:
