@@ -21,6 +21,7 @@ from chain_verifier.dataframe.columns import SCHEMA
 from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.topic_rows import TopicRange, read_topic, topic_ranges
+from chain_verifier.spark.errors import SPARK_ERRORS
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
@@ -188,7 +189,9 @@ def register(spark: SparkSession) -> None:
 def _takes_filters(spark: SparkSession) -> bool:
     if not hasattr(DataSourceReader, "pushFilters"):
         return False
-    if spark.conf.get(_PUSHDOWN, None) is None:
+    try:
+        spark.conf.get(_PUSHDOWN)  # with a default it would be that, set or not
+    except SPARK_ERRORS:
         return False  # a server of 4.0
     if spark.conf.getAll.get(_PUSHDOWN) is None:
         spark.conf.set(_PUSHDOWN, "true")

@@ -103,7 +103,8 @@ def archive(
     folder = request.getfixturevalue("store_url") if request.param else f"file://{tmp_path}"
     since = ("--local", "--chain", str(CHAIN_ID), "--source", "database", "--since-verified")
     assert main(["verify", *since]) == 0
-    return f"{folder}/archive"
+    # The bucket is that of the module.
+    return f"{folder}/{tmp_path.name}/archive"
 
 
 async def publish(dsn: str) -> None:
