@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from chainctl.database import Connection
 
 WAL_BYTES_MIN: Final = 2**30
-"""Of `min_wal_size`: with less, a busy server makes new log files after each checkpoint."""
+"""Least `min_wal_size`: with less, a busy server makes new log files after each checkpoint."""
 
 WRITE_BACK_BYTES_MAX: Final = 2**30
 """More than that may gather in memory before the kernel begins to write: a flush waits for it."""
 
 _CHEAP_FLUSHES: Final = {"fdatasync", "open_datasync"}
-"""They flush a log file's data, and not its times, which nobody reads."""
+"""They flush a log file's data, and not its times, of no use here."""
 
 _UNSEEN: Final = "cannot see: the server's files are not here, or not for this user and login"
 _KERNEL: Final = Path("/proc")

@@ -182,7 +182,7 @@ class Committer:
         try:
             await self._send(current)
             self._work_beside(current, batcher)
-            if self._ahead is self._failure is None and not batcher.has_full_batch():
+            if not (self._ahead or self._failure or batcher.has_full_batch()):
                 # A caller that was answered just now makes its next call some turns later.
                 batcher.when_full = partial(self._work_beside, current, batcher)
             await self._naming_successor(self._commit_until_known(current))

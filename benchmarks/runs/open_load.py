@@ -60,7 +60,7 @@ _AT_ONE_RATE: Final[dict[str, dict[str, Any]]] = {
 _ONE_RATE: Final = 10_000
 """A gateway's own rate."""
 OVERLOAD_PERCENT: Final = 150
-"""Of the maximum: all that comes cannot be taken."""
+"""Share of the maximum at which not all that comes can be taken."""
 
 _REPEATS_MAX: Final = 2
 _SECONDS: Final = 6.0
@@ -90,12 +90,20 @@ def arms(scope: Scope) -> list[Arm]:
         found.append(_arm(share_name(share), repeats, seconds=long, share_percent=share))
     both = implementation() == "native" and not quick
     if both:
-        python = {"implementation": "python"}
         found += [
-            _arm(f"maximum {IN_PYTHON}", 1, seconds=_PYTHON_SECONDS, tries=_PYTHON_TRIES, **python),
-            _arm(f"floor {IN_PYTHON}", seconds=_FLOOR_SECONDS, **python),
             _arm(
-                f"{share_name(highest)} {IN_PYTHON}", seconds=long, share_percent=highest, **python
+                f"maximum {IN_PYTHON}",
+                1,
+                seconds=_PYTHON_SECONDS,
+                tries=_PYTHON_TRIES,
+                implementation="python",
+            ),
+            _arm(f"floor {IN_PYTHON}", seconds=_FLOOR_SECONDS, implementation="python"),
+            _arm(
+                f"{share_name(highest)} {IN_PYTHON}",
+                seconds=long,
+                share_percent=highest,
+                implementation="python",
             ),
         ]
     if not quick:
@@ -131,7 +139,7 @@ async def run(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:
     """Run one repeat. The shares are those of the maximum that was found before."""
     settings = dict(arm.settings)
     seconds = float(settings.pop("seconds"))
-    chosen = str(settings.get("implementation", ""))
+    chosen: Any = settings.get("implementation", "")
     if arm.name.startswith("floor"):
         end = call(measure_floor, implementation=chosen, site=site, schedule_seconds=seconds)
         async with end as floor:

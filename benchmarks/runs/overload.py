@@ -1,7 +1,7 @@
 """More comes than can be taken: who is refused, how late, and how long do the others wait?
 
 Every call may wait a short time only (`within`). What is refused has no id, so what is committed is
-a part of what came, and the receiver is told at the end how many orders that are.
+a part of what came, and the receiver learns at the end how many orders that are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHIN_SECONDS: Final = 0.05
 """How long a call may wait for its commit to begin."""
 
 _WARM_SHARE: Final = 0.3
-"""Of the orders: what memory has then is what it should have at the end."""
+"""Share of the orders: what memory has then is what it should have at the end."""
 _LOOK_SECONDS: Final = 0.001
 _NO_END: Final = 10**12
 
@@ -62,7 +62,7 @@ async def run_overload(site: Site, rate_per_second: float, seconds: float) -> Fi
 
 
 async def send(venue: Venue, job: Job) -> dict[str, Any]:
-    """Hand over every millisecond what has fallen due; return what became of it."""
+    """Hand over every millisecond what has fallen due; return the outcomes."""
     tuning, pacing = SequencerTuning(), Pacing(job)
     async with sequencer_of(venue.site, venue.chain_id, venue.load, tuning=tuning) as sequencer:
         offered = _Offered(sequencer, int(job.load.all_orders * _WARM_SHARE))
@@ -75,7 +75,7 @@ async def send(venue: Venue, job: Job) -> dict[str, Any]:
 
 
 class _Offered:
-    """What became of each call, all of which may wait a short time only."""
+    """The outcome of each call, all of which may wait a short time only."""
 
     def __init__(self, sequencer: Sequencer, warm_orders: int) -> None:
         self._sequencer = sequencer
