@@ -41,8 +41,8 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
     """Returns the group of an order, such as its symbol. None: the chain is one group."""
     columns: tuple[str, ...] = ()
     """Those of `id, pid, key, event_time_ns, payload` that `step` takes as a record batch: for
-    folds that Arrow or NumPy compute, without an object per order. No other but `id` crosses
-    to Python."""
+    folds that Arrow or NumPy compute, without an object per order. No others cross to Python, but
+    for `id`."""
     outputs: str = ""
     """Names and types of what is given out, as Spark writes them: `price BIGINT, buyer STRING`."""
 
