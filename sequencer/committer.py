@@ -227,6 +227,8 @@ class Committer:
         if self._publisher is not None and self._publisher.is_full:
             return
         entries = batcher.take()
+        if not entries:
+            return
         with self._answering(entries):
             self._ahead = self._assembler.assemble(entries, beside=current)
         if self._ahead is None:

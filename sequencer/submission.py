@@ -307,7 +307,11 @@ class Batcher:
                     await self._arrived.wait()
 
     def take(self) -> list[Entry]:
-        """Return the entries of the next batch, at least one if any wait."""
+        """Return the entries of the next batch, at least one if any wait in time."""
+        if self._sweep is not None and self._sweep.when() <= asyncio.get_running_loop().time():
+            # A busy loop calls its timers late: those whose time has ended must not commit now.
+            self._sweep.cancel()
+            self._refuse_late()
         taken: list[Entry] = []
         rows = bytes_ = 0
         while self._entries:

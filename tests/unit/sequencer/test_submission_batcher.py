@@ -153,6 +153,22 @@ async def test_order_after_a_refusal_is_refused_at_its_own_end_too() -> None:
     assert queue.take() == [patient]
 
 
+async def test_busy_loop_that_is_late_to_refuse_commits_no_late_order() -> None:
+    queue = batcher()
+    late, patient = entry(), entry()
+    late.within = 0.001
+    answer = late.done
+    assert answer is not None
+    queue.add_nowait(late)
+    queue.add_nowait(patient)
+    ends = asyncio.get_running_loop().time() + 0.001
+    while asyncio.get_running_loop().time() < ends:
+        pass  # without a turn of the loop
+    assert queue.take() == [patient]
+    with pytest.raises(Busy):
+        await answer
+
+
 async def test_queue_that_is_empty_after_a_refusal_is_not_closed() -> None:
     queue = Batcher(rows_max=9, bytes_max=99, queue_bytes_max=99, linger_seconds=1)
     late = entry()
