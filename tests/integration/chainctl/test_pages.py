@@ -210,7 +210,12 @@ class Shell:
             stream.write(json.dumps(answer).encode() + b"\n")
 
     def begin(self, arguments: list[str], settings: dict[str, str]) -> tuple[int, str, str]:
-        """Start a service, and wait until it says that it is ready."""
+        """Start a service, and wait until it says that it is ready.
+
+        A first sequencer leads at once, and only then is there a leader for the next command.
+        """
+        is_first = "sequence" in arguments and not self.services
+        wanted = b"leads chain" if is_first else b"READY=1"
         path = self.world.folder / "notify"
         log = self.world.folder / f"service-{len(self.services)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("wb") as into:
@@ -227,7 +232,7 @@ class Shell:
             ready = False
             while not ready and process.poll() is None:
                 with suppress(TimeoutError):
-                    ready = b"READY=1" in notified.recv(4096)
+                    ready = wanted in notified.recv(4096)
             path.unlink()
         return process.returncode or 0, log.read_text(encoding="utf-8"), ""
 
