@@ -296,6 +296,8 @@ class PostgresChainStore:
         self.line = shared or CommitLine(config, clock or SystemClock())
         self._session: LeaderSession | None = None
         self._term: Term | None = None
+        # Held from the end of one term to the begin of the next of ours.
+        self._between_terms = asyncio.Lock()
         # The nonces of the take-overs tried since the last that succeeded. Each of them may still
         # land, however many came after it: then the term is ours anyway.
         self._drawn: set[bytes] = set()
@@ -315,6 +317,10 @@ class PostgresChainStore:
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
+        async with self._between_terms:
+            return await self._take_over_again(owner, held)
+
+    async def _take_over_again(self, owner: str, held: Term) -> Term:
         self._term = self._session = None  # nothing may be done under it from here on
         if not self._is_shared:  # else it may be in use, or another chain has just opened it
             await self.line.close()
@@ -394,9 +400,9 @@ class PostgresChainStore:
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a range that is not published; see `chain_kernel.ports.ChainStore`."""
-        session = self.session
+        async with self._between_terms:  # a take-over again ends first: no fence of its own
+            session = self.session
         async with session.lock:
-            # Not before: a take-over again may hold the lock.
             term = self._leading()
             values = (term.chain_id, term.epoch, term.nonce, after_id, until_id)
             if not await session.fetch_locked("skip_published", *values):

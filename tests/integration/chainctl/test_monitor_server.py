@@ -108,7 +108,7 @@ def test_leader_is_ready_and_its_standby_lives_and_is_not(
     assert get(f"{waiting}/livez")[0] == 200
     status, reason = get(f"{waiting}/readyz")
     assert status == 503
-    assert reason in ("not started yet\n", f"chain {chain}: not leading\n")
+    assert reason in (f"chain {chain}: not started yet\n", f"chain {chain}: not leading\n")
     text = get(f"{leading}/metrics")[1]
     assert re.search(r'orderchain_sequencer_epoch\{chain="\d+",name="[^"]+"\} 1\.0', text)
     assert f'orderchain_intake_records_total{{topic="{topic}"}} 0.0' in text

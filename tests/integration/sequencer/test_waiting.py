@@ -19,9 +19,7 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
     make_chain: MakeChain,
 ) -> None:
     """One commit waits for a lock: later orders wait in the queue, each as long as it may."""
-    chain = await make_chain(
-        lease_seconds=60, commit_seconds=50, batch_rows_max=2, submit_within_seconds=0.05
-    )
+    chain = await make_chain(lease_seconds=60, commit_seconds=50, submit_within_seconds=0.05)
     async with deadline(), open_sequencer(chain.config) as sequencer:
         async with chain.admin.transaction():
             await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
