@@ -280,7 +280,7 @@ class PostgresChainStore:
 
     A term is bound to the session that it was taken over on. Another chain that shares the line may
     have opened a new one since, and that may lead to a standby that was promoted meanwhile: there
-    only a take-over shows whether the head is behind what was acknowledged (PrimaryBehind).
+    only a take-over shows whether the head lacks what was acknowledged (PrimaryBehind).
     """
 
     def __init__(
