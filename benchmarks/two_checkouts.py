@@ -7,8 +7,9 @@ send something else.
     python -m benchmarks.two_checkouts ../before [--arm "engine 1000"] [--repeats 5]
 
 The other checkout needs `make setup` first. The arms are those of one question (`--question`, by
-default comparison). A figure may be a percentile, `p50` or `p99`, of an arm of `open_load`, whose
-loads are shares of `--maximum`: the same rate in both.
+default comparison). `--arm "NAME=OTHER"` names an arm that is called OTHER there. A figure may be
+a percentile, `p50` or `p99`, of an arm of `open_load`, whose loads are shares of `--maximum`: the
+same rate in both.
 """
 
 from __future__ import annotations
@@ -81,24 +82,27 @@ async def measure(
         here = await stack.enter_async_context(_checkout(ROOT, "here", question, maximum))
         names = await here.answer()
         there = await stack.enter_async_context(_checkout(other, "there", question, maximum))
-        both = {*names} & {*await there.answer()}
+        others = await there.answer()
         for arm in arms:
-            if arm not in both:
-                raise SystemExit(f"--arm was {arm!r}, expected one of {', '.join(names)}")
+            ours, _, theirs = arm.partition("=")
+            sides = (here, names, ours), (there, others, theirs or ours)
+            for _, known, name in sides:
+                if name not in known:
+                    raise SystemExit(f"--arm was {name!r}, expected one of {', '.join(known)}")
 
             answers: list[list[dict[str, Any]]] = []
             for _ in range(repeats + 1):
                 answers.append([])
-                for checkout in (here, there):
-                    await checkout.tell(arm.encode())
+                for checkout, _, name in sides:
+                    await checkout.tell(name.encode())
                     answers[-1].append(await checkout.answer())
                 print(arm, *(f"{_value(one, figures[0]):,.4g}" for one in answers[-1]), flush=True)
             for figure in figures:
                 counted = zip(*answers[1:], strict=True)  # the first round has warmed up
-                ours, theirs = ([_value(one, figure) for one in its] for its in counted)
-                ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-                named = {"here": ours, "there": theirs, "here / there": ratios}
-                shown = [f"{name} {cell(spread_of(values))}" for name, values in named.items()]
+                values = [[_value(one, figure) for one in its] for its in counted]
+                ratios = [one / other for one, other in zip(*values, strict=True)]
+                named = {"here": values[0], "there": values[1], "here / there": ratios}
+                shown = [f"{name} {cell(spread_of(each))}" for name, each in named.items()]
                 print(f"{arm}, {figure}:", ", ".join(shown), flush=True)
 
 

@@ -175,8 +175,21 @@ async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
         _log.debug("a client of Kafka did not stop in order: %r", error)
 
 
+class _Ended(dict[Any, Any]):
+    """The connections of a client that has ended: one that comes late is closed at once.
+
+    aiokafka does not wait for a connection that a request is making while its client closes.
+    """
+
+    def __setitem__(self, name: Any, connection: Any) -> None:  # noqa: ANN401 - as above
+        super().__setitem__(name, connection)
+        cut_connection(connection)
+
+
 def _cut(client: Any) -> None:  # noqa: ANN401 - as above
-    """Close every connection, and end the task that would open others. Repeats do no harm.
+    """Close every connection, now and later, and end the task that would open others.
+
+    Repeats do no harm.
 
     aiokafka 0.14 has no public name for either. Without them, a process whose stop was cut off
     keeps its sockets, and its place in a group until the session ends.
@@ -185,6 +198,7 @@ def _cut(client: Any) -> None:  # noqa: ANN401 - as above
     connections = client.client if hasattr(client, "client") else client._client
     if connections._sync_task is not None:
         connections._sync_task.cancel()
+    connections._conns = _Ended(connections._conns)
     for connection in list(connections._conns.values()):
         cut_connection(connection)
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection
 
 from chain_kernel.clients.kafka import close_client, start_client
 from local_stack import KafkaServer
 from tests.builders.topics import make_topics
 from tests.deadlines import LONG_SECONDS, deadline
+from tests.faults.proxy import Proxy, kafka_requests
 
 
 def connections() -> int:
@@ -106,3 +108,25 @@ async def test_close_that_is_cancelled_leaves_no_connection(kafka_server: KafkaS
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
             assert connections() == before
+
+
+async def test_connection_that_is_made_while_its_client_ends_is_closed(
+    kafka_server: KafkaServer,
+) -> None:
+    before = connections()
+    async with deadline(), Proxy(kafka_server.config.port, kafka_requests) as proxy:
+        producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
+        await start_client(producer)
+        cluster = producer.client.cluster
+        (broker,) = cluster.brokers()
+        cluster._brokers[broker.nodeId] = broker._replace(port=proxy.port)
+        trap = proxy.set_trap(lambda _: True, lets_through=False)
+        asking = asyncio.create_task(
+            producer.client._get_conn(broker.nodeId, group=ConnectionGroup.COORDINATION)
+        )
+        await trap.wait()
+        await close_client(producer, LONG_SECONDS)
+        trap.release()
+        connection = await asking
+        assert not connection.connected()
+    assert connections() == before
