@@ -202,8 +202,11 @@ class Sequencer:
         when it is not open.
         """
         done = asyncio.get_running_loop().create_future()
-        await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done, within))
-        ack: Ack = await done
+        try:
+            await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done, within))
+            ack: Ack = await done
+        finally:
+            del done  # an error refers to this frame: it would be a cycle, which is kept for long
         return ack
 
     def submit_nowait(
@@ -268,8 +271,11 @@ class Sequencer:
         entry = Entry(orders, columns.total_bytes, done, intake, columns=columns)
         if intake is None:
             entry.within = self._within(within)
-        await self._batcher.add(entry)
-        acks: Sequence[Ack] = await done
+        try:
+            await self._batcher.add(entry)
+            acks: Sequence[Ack] = await done
+        finally:
+            del done  # as in `submit`
         return acks
 
     async def submit_each(

@@ -238,7 +238,9 @@ class Batcher:
         """Called once, as soon as the next batch would not grow by waiting any longer."""
         self._closed = False
         # One timer for all that may not wait forever: a timer for each would cost the most.
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.Handle | None = None
+        self._sweep_seconds = inf
+        """When it is due. The handle is not asked: uvloop's knows that only in 0.5 ms or later."""
         # Whether those queued first end first, as where all may wait equally long. Then a look ends
         # at the first that is in time; else it passes over the whole queue, just when there is too
         # much to do.
@@ -265,7 +267,10 @@ class Batcher:
             return
         admitted = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, admitted))
-        await admitted
+        try:
+            await admitted
+        finally:
+            del admitted  # an error refers to this frame: it would be a cycle
 
     def has_room(self, entry: Entry) -> bool:
         """Return whether `entry` may be queued now: it fits or nothing is queued, and none waits.
@@ -308,9 +313,9 @@ class Batcher:
 
     def take(self) -> list[Entry]:
         """Return the entries of the next batch, at least one if any wait in time."""
-        if self._sweep is not None and self._sweep.when() <= asyncio.get_running_loop().time():
+        if self._sweep_seconds <= asyncio.get_running_loop().time():
             # A busy loop calls its timers late: those whose time has ended must not commit now.
-            self._sweep.cancel()
+            self._cancel_sweep()
             self._refuse_late()
         taken: list[Entry] = []
         rows = bytes_ = 0
@@ -345,8 +350,7 @@ class Batcher:
         """Answer every queued or waiting entry with `error`, and close."""
         self.close()
         self.when_full = None
-        if self._sweep is not None:
-            self._sweep.cancel()
+        self._cancel_sweep()
         while self._entries or self._waiting:
             for entry in self.take():
                 entry.fail(error)
@@ -360,15 +364,20 @@ class Batcher:
         self._last_until_seconds = entry.until_seconds
 
     def _sweep_at(self, seconds: float) -> None:
-        if self._sweep is not None:
-            if not self._sweep.cancelled() and self._sweep.when() <= seconds:
-                return
-            self._sweep.cancel()
+        if self._sweep_seconds <= seconds:
+            return
+        self._cancel_sweep()
+        self._sweep_seconds = seconds
         self._sweep = asyncio.get_running_loop().call_at(seconds, self._refuse_late)
+
+    def _cancel_sweep(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._sweep, self._sweep_seconds = None, inf
 
     def _refuse_late(self) -> None:
         """Refuse every entry whose time has ended: it has no id yet."""
-        self._sweep = None
+        self._sweep, self._sweep_seconds = None, inf
         now = asyncio.get_running_loop().time()
         if not self._first_ends_first:
             # The sort is stable: the others keep their order.

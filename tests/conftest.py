@@ -35,6 +35,7 @@ from tests.hanging import (  # noqa: F401 - hooks
     pytest_timeout_set_timer,
 )
 from tests.lanes import pytest_mark_nightly  # noqa: F401 - a hook
+from tests.loops import pytest_asyncio_loop_factories  # noqa: F401 - a hook
 from tests.shared_kafka import orderchain_kafka, pytest_configure_node, pytest_unconfigure  # noqa: F401 - hooks and a fixture
 
 if TYPE_CHECKING:

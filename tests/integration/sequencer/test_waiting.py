@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from chain_kernel.errors import Busy, KeyConflict, OrderError
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import is_linked
-from sequencer import open_sequencer
+from sequencer import Order, open_sequencer
 from tests.deadlines import deadline
 from tests.lock_waits import WAITING
 
@@ -40,6 +43,38 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
         with pytest.raises(OrderError, match="within was 0, expected seconds above 0"):
             await sequencer.submit("no time", b"x", within=0)
     assert [row.key for row in await chain.rows()] == ["first", "patient", "own bound"]
+
+
+class Orders(list[Order]):
+    """A list that can be watched by a weak reference."""
+
+
+@pytest.mark.parametrize("queued_bytes", [1, PAYLOAD_BYTES_MAX])
+async def test_refused_orders_are_freed_without_a_pass_of_the_collector(
+    make_chain: MakeChain, queued_bytes: int
+) -> None:
+    """Such passes are rare in a sequencer, and most is refused when it has the most to hold."""
+    chain = await make_chain(lease_seconds=60, commit_seconds=50, queue_bytes_max=PAYLOAD_BYTES_MAX)
+    gc.disable()
+    try:
+        async with deadline(), open_sequencer(chain.config) as sequencer:
+            async with chain.admin.transaction():
+                await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
+                first = asyncio.create_task(sequencer.submit("first", b"x"))
+                while not await chain.admin.fetchval(WAITING):
+                    pass
+                queued = asyncio.create_task(sequencer.submit("queued", bytes(queued_bytes)))
+                orders = Orders([Order("refused", b"x")])
+                left = weakref.ref(orders)
+                try:
+                    await sequencer.submit_many(orders, within=0.01)
+                except Busy:
+                    del orders
+                await asyncio.sleep(0)  # the loop holds what has woken this task
+                assert left() is None
+            await asyncio.gather(first, queued)
+    finally:
+        gc.enable()
 
 
 async def test_columns_become_rows_and_repeats_get_their_first_places(

@@ -138,6 +138,30 @@ async def test_each_order_is_refused_at_its_own_end(bounds: tuple[int | None, ..
     assert (queue.rows, queue.bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("within", [0.0001, 0.01])
+async def test_orders_whose_time_ends_at_once_are_refused_and_the_next_one_is_taken(
+    within: float,
+) -> None:
+    """A timer of uvloop that is due in less than half a millisecond does not know when it is."""
+    queue = batcher(queue=30)
+    entries = [entry(size=15) for _ in range(3)]
+    for one in entries:
+        one.within = within
+    answers = [one.done for one in entries]
+    adding = [asyncio.create_task(queue.add(one)) for one in entries]
+    async with deadline():
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        for answer, outcome in zip(answers, outcomes, strict=True):
+            if outcome is None:
+                assert answer is not None
+                with pytest.raises(Busy):
+                    await answer
+            else:
+                assert isinstance(outcome, Busy)
+    queue.add_nowait(last := entry())
+    assert queue.take() == [last]
+
+
 async def test_order_after_a_refusal_is_refused_at_its_own_end_too() -> None:
     queue = batcher()
     patient, first, second = (entry() for _ in range(3))
