@@ -114,6 +114,7 @@ class _Offered:
             await asyncio.wait(self._calls)
         if self._failure is not None:
             raise self._failure
+        grown_mib = resident_mib("VmRSS") - self._warm_mib  # before the histograms take theirs
         accepted, refused = (
             sum(count for _, count in calls) for calls in (self._accepted, self._refused)
         )
@@ -124,7 +125,7 @@ class _Offered:
             "refused_share": refused / (accepted + refused),
             "accepted_histogram": _histogram(self._accepted),
             "refused_histogram": _histogram(self._refused),
-            "memory_growth_mib": resident_mib() - self._warm_mib,
+            "memory_growth_mib": grown_mib,
         }
 
 
