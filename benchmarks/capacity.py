@@ -134,10 +134,7 @@ def times_of(report: str, rows: int) -> Times:
     Raises:
         ValueError: the report has no such line.
     """
-    # The table of a run before the engine was compared at its defaults names keys.
-    name = f"engine {rows}"
-    name += " with keys" if f"| {name} with keys |" in report else ""
-    engine, bare = _row(report, name), _row(report, f"bare pages {rows}")
+    engine, bare = _row(report, f"engine {rows}"), _row(report, f"bare pages {rows}")
     commit = _row(report, "one commit after the other")
     # On a full machine processes get what the bare pipe used: the kernel's work for disk and
     # network is in no process's CPU time, and stalls leave cores idle.
@@ -147,18 +144,14 @@ def times_of(report: str, rows: int) -> Times:
         rows=rows,
         own=batch * share / 2,
         server=batch * (1 - share) / 2,
-        flush=_flush_seconds(report),
+        flush=_row(report, FLUSH_ALONE)["p50"] / 1e3,
         spread=math.log(commit["p90"] / commit["p50"]) / NormalDist().inv_cdf(0.9),
         log_bytes=engine["log bytes"],
         measured_rate=engine["orders/s"],
     )
 
 
-def _flush_seconds(report: str) -> float:
-    # A table of before flushes were measured alone has what pg_test_fsync says.
-    if found := re.search(r"fdatasync (\d+) us", report):
-        return float(found[1]) / 1e6
-    return _row(report, FLUSH_ALONE)["p50"] / 1e3
+_NUMBER: Final = re.compile(r"[\d.]+")
 
 
 def _row(report: str, name: str) -> dict[str, float]:
@@ -166,11 +159,11 @@ def _row(report: str, name: str) -> dict[str, float]:
     headers: list[str] = []
     for line, following in pairwise(report.splitlines()):
         if following.startswith("|---"):
-            headers = line.strip("| ").split(" | ")
-        if line.startswith(f"| {name} |"):
-            cells = [cell.strip().split(" ")[0].replace(",", "") for cell in line.split("|")[1:-1]]
+            headers = line.strip("|").split("|")
+        if line.startswith(f"|{name}|"):
+            cells = [cell.split(" ")[0].replace(",", "") for cell in line.split("|")[1:-1]]
             numbers = zip(headers[1:], cells[1:], strict=True)
-            return {header: float(cell) for header, cell in numbers if cell not in {"", "-"}}
+            return {header: float(cell) for header, cell in numbers if _NUMBER.fullmatch(cell)}
     raise ValueError(f"the report has no row {name!r}")
 
 

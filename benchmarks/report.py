@@ -177,12 +177,17 @@ def _engine_to(lines: Lines, arm: str, figure: str, kind: str = "") -> Spread | 
 def _comparison(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     is_persisting = arm.endswith("persisting")
     figure = _rate_of(is_persisting)
-    ratios = (_engine_to(lines, arm, figure, kind) for kind in KINDS)
+    is_own = arm.startswith("engine ")
+    ratios = ("" if is_own else _engine_to(lines, arm, figure, kind) for kind in KINDS)
     rates = _spaced(arm), lines.spread(arm, figure), *ratios
     if is_persisting:
         return *rates, *[""] * 4
-    cpu = (lines.spread(arm, per_million(*those)) for those in (PROCESSES, PROCESSES[:1]))
-    return *rates, *cpu, lines.spread(arm, own_share), lines.spread(arm, _log_bytes)
+    costs = per_million(*PROCESSES), per_million(*PROCESSES[:1]), own_share, _log_bytes
+    return *rates, *(_median(lines.spread(arm, cost)) for cost in costs)
+
+
+def _median(spread: Spread | None) -> str:
+    return number(spread.median) if spread else ""
 
 
 def _log_bytes(figures: Figures) -> float:
@@ -206,11 +211,11 @@ def _open_load(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
         return ()
     return (
         arm,
-        *_waits(lines, arm, "histogram", _PERCENTILES),
-        *_waits(lines, arm, "undisturbed_histogram", _SHORT),
+        *_waits(lines, arm, "histogram", _SHORT),
+        *_waits(lines, arm, "undisturbed_histogram", _SHORT[:2]),
         lines.percentile_spread(arm, "p99"),
-        *_waits(lines, arm, "ack_histogram", _SHORT[:2]),
-        *(lines.spread(arm, one) for one in _PER_COMMIT),
+        *_waits(lines, arm, "ack_histogram", _SHORT[1:2]),
+        *(_median(lines.spread(arm, one)) for one in _PER_COMMIT),
     )
 
 
@@ -259,7 +264,7 @@ def _after_open_load(lines: Lines) -> Iterator[str]:
         if way != PIPE and (found := _to_pipe(lines, rate, way))
     ]
     if ratios:
-        headers = f"undisturbed / {PIPE} on the same schedule", *_SHORT
+        headers = f"undisturbed / {PIPE} on the same schedule", *_SHORT[:2]
         yield from ("", *table(headers, ratios))
 
 
@@ -287,7 +292,7 @@ def _to_pipe(lines: Lines, rate: int, way: str) -> list[float]:
     )
     if not (own and its and own["count"] and its["count"]):
         return []
-    return [own[one] / its[one] for one in _SHORT]
+    return [own[one] / its[one] for one in _SHORT[:2]]
 
 
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
@@ -321,6 +326,31 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     return arm, stored, "", *(number(found[name]) for name in _PERCENTILES)
 
 
+_ALSO_OF_SPARK: Final = {
+    "lag() / scan": "lag_to_scan",
+    "anti join / scan": "anti_join_to_scan",
+    "seconds of a bare read by JDBC": "bare_seconds",
+    "check / bare": "check_to_bare",
+    "--local / bare": "local_to_bare",
+    "lag() / bare": "lag_to_bare",
+    "check / --local": "check_to_local",
+    "seconds of a plain replay": "plain_seconds",
+    "by order / plain": "by_order_to_plain",
+    "by column / plain": "by_column_to_plain",
+    "bytes spilled": "spilled_bytes",
+    "MiB of the driver's heap": "driver_heap_peak_mib",
+    "of an executor's": "executor_heap_peak_mib",
+}
+"""What few of its arms have."""
+
+
+def _spark(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
+    names = "check_seconds", "scan_seconds", "check_to_scan"
+    also = ((name, lines.spread(arm, figure)) for name, figure in _ALSO_OF_SPARK.items())
+    shown = ", ".join(f"{name} {cell(spread)}" for name, spread in also if spread)
+    return arm, *(lines.spread(arm, name) for name in names), shown
+
+
 _COMPARISON_UNITS: Final = (
     "CPU in microseconds per order, of all processes and of the producer; log bytes per order."
 )
@@ -344,10 +374,9 @@ _SECTIONS: Final = {
     "open_load": _Section(
         (
             "load, way",
-            *_PERCENTILES,
-            *(f"undisturbed {one}" for one in _SHORT),
+            *_SHORT,
+            *(f"undisturbed {one}" for one in _SHORT[:2]),
             "p99 of a repeat",
-            "ack p50",
             "ack p99",
             "orders per commit",
             "producer",
@@ -374,25 +403,7 @@ _SECTIONS: Final = {
     "outbox": _Section(
         ("way", "messages/s", f"/ {BASE}", *(f"{one}, ms" for one in _PERCENTILES)), _outbox
     ),
-    "spark": _plain(
-        "rows",
-        ("check, s", "check_seconds"),
-        ("scan, s", "scan_seconds"),
-        ("check / scan", "check_to_scan"),
-        ("lag() / scan", "lag_to_scan"),
-        ("anti join / scan", "anti_join_to_scan"),
-        ("bare read by JDBC, s", "bare_seconds"),
-        ("check / bare", "check_to_bare"),
-        ("--local / bare", "local_to_bare"),
-        ("lag() / bare", "lag_to_bare"),
-        ("check / --local", "check_to_local"),
-        ("plain replay, s", "plain_seconds"),
-        ("by order / plain", "by_order_to_plain"),
-        ("by column / plain", "by_column_to_plain"),
-        ("spilled, bytes", "spilled_bytes"),
-        ("heap of the driver, MiB", "driver_heap_peak_mib"),
-        ("of an executor", "executor_heap_peak_mib"),
-    ),
+    "spark": _Section(("rows", "check, s", "scan, s", "check / scan", "also"), _spark),
 }
 
 
@@ -405,8 +416,7 @@ END: Final = "<!-- benchmark: end -->"
 _RATE_HEADERS: Final = ("orders/s, median (lowest-highest)", "batch 100", "1,000", "5,000")
 _LATENCY_HEADER: Final = "ms from due to handed on: p50, p99 (p99 without the disk's stalls)"
 _SHOWN: Final = (
-    "bare_pages", "bare_pipe", "engine", "kafka_transactions_events",
-    "kafka_transactions_frames", "event_sourcing", "common_way",
+    "bare_pages", "engine", "kafka_transactions_frames", "event_sourcing", "common_way",
 )  # fmt: skip
 
 
@@ -432,7 +442,7 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
 
 def _latencies(lines: Lines) -> Iterator[Sequence[str]]:
     """Yield the rows of the second table: ways down, fixed rates across, milliseconds."""
-    for way in WAYS:
+    for way in (way for way in WAYS if IN_PYTHON not in way):
         cells = [_latency(lines, rate_name(rate, way)) for rate in RATES]
         if any(text != "-" for text in cells):
             title = way.replace("engine", rival_of("engine").title)

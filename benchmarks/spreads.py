@@ -153,10 +153,10 @@ def _cpu(figures: Figures, processes: Sequence[str]) -> float:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    yield "| " + " | ".join(headers) + " |"
+    yield f"|{'|'.join(headers)}|"
     yield "|" + "---|" * len(headers)
     for row in rows:
-        yield "| " + " | ".join(row) + " |"
+        yield f"|{'|'.join(row)}|"
 
 
 def cell(spread: Spread | None) -> str:

@@ -70,7 +70,7 @@ def test_model_reads_the_table_that_the_benchmark_writes(
         assert (times.measured_rate, round(times.log_bytes)) == (400_000, 126)
         assert times.flush == pytest.approx(0.0002, rel=0.01)
         assert times.own / times.server == pytest.approx(2.5 / 1.5, rel=0.05)
-    assert "| a day | 10^9 | 10^10 |" in with_tables(PAGE, report)
+    assert "|a day|10^9|10^10|" in with_tables(PAGE, report)
 
 
 def test_fleet_grows_until_none_is_above_one_half() -> None:
@@ -89,7 +89,7 @@ def test_model_that_is_off_writes_no_page(
     monkeypatch.setattr(capacity, "RESULTS", tmp_path)
     monkeypatch.setattr(capacity, "PAGE", tmp_path / "page.md")
     rate = times_of(REPORT, 1_000).measured_rate
-    other = REPORT.replace(f" | {rate:,.0f} (", f" | {rate / 2:,.0f} (")
+    other = REPORT.replace(f"|{rate:,.0f} (", f"|{rate / 2:,.0f} (")
     assert times_of(other, 1_000).measured_rate == round(rate / 2)
     (tmp_path / "table.md").write_text(other, encoding="utf-8")
     assert capacity.main() == 1

@@ -59,9 +59,9 @@ def test_table_compares_the_engine_at_its_defaults_and_names_the_other_kinds(
         save(tmp_path, line(arm, 0, **figures))
     write_report(tmp_path)
     text = (tmp_path / TABLE).read_text(encoding="utf-8")
-    assert "| bare pages 1000 | 100 | 0.50 | 0.75 | 0.25 | 0.40 |" in text
-    assert "| engine 1000 | 50.0 | 1.00 | 1.50 | 0.50 | 0.80 |" in text
-    assert "| engine 1000 in Python, keys not compared | 40.0 | 1.25 | 1.88 | 0.62 |" in text
+    assert "|bare pages 1000|100|0.50|0.75|0.25|0.40|" in text
+    assert "|engine 1000|50.0|||||" in text
+    assert "|engine 1000 in Python, keys not compared|40.0|||||" in text
 
 
 @pytest.mark.parametrize("scope", [Scope(), Scope(is_quick=True, repeats=1)])
@@ -101,7 +101,7 @@ def test_report_of_lines_of_every_question_is_a_table_and_figures(tmp_path: Path
     assert all(path.stat().st_size > 1_000 for path in written)
     for name in NAMES:
         assert f"## {question_of(name).title}" in text
-    assert "| 10,000/s, engine, one by one | 1.00 | 2.00 |" in text
+    assert "|10,000/s, engine, one by one|1.00|2.00|" in text
 
 
 def test_report_of_the_same_lines_is_the_same_bytes_and_names_what_has_no_figure(

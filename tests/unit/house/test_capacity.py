@@ -16,12 +16,12 @@ PEAK = 115_740
 
 def medians(batch: int) -> dict[str, float]:
     """Return the medians of the engine's row of a batch size, keys compared, by their headers."""
-    headers = re.findall(r"^\| rival, batch \| (.*) \|$", TABLE, flags=re.MULTILINE)[0]
-    # A run from before the defaults were the engine's own row has them in a later one.
-    found = rf"^\| engine {batch}(?: with keys)? \| (.*) \|$"
-    row = re.findall(found, TABLE, flags=re.MULTILINE)[-1]
-    cells = zip(headers.split(" | "), row.split(" | "), strict=True)
-    numbers = ((header, cell.strip().split(" ")[0].replace(",", "")) for header, cell in cells)
+    headers, row = (
+        re.findall(rf"^\|{name}\|(.*)\|$", TABLE, flags=re.MULTILINE)[0].split("|")
+        for name in ("rival, batch", f"engine {batch}")
+    )
+    cells = zip(headers, row, strict=True)
+    numbers = ((header, cell.split(" ")[0].replace(",", "")) for header, cell in cells)
     return {header: float(number) for header, number in numbers if number not in {"", "-"}}
 
 
