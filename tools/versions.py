@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 from jgo.maven import MavenContext
 
+from chain_kernel.speed import implementation
 from chain_kernel.text import reason_of
 from local_stack.folders import default_cache_directory, make_folder
 from local_stack.jars import JARS_VARIABLE, KAFKA_VERSION, SCALA_VERSION
@@ -184,9 +185,11 @@ def _environment(name: str, interpreter: Path, *instead: str) -> Path:
         "".join(each for each in blocks if not each.startswith(left_out)), encoding="utf-8"
     )
     install = [*uv, "pip", "install", "--python", made]
-    _said_by([*uv, "venv", "--clear", "--python", interpreter, folder])
+    _said_by([*uv, "venv", "--clear", "--seed", "--python", interpreter, folder])
     _said_by([*install, "--require-hashes", "--no-deps", "-r", requirements])
     _said_by([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT])
+    if implementation() == "native":  # else there is no compiler here
+        _said_by([*install, "--no-deps", "--no-build-isolation", ROOT / "speedups"])
     if instead:
         _said_by([*install, *instead])
     return made
