@@ -246,6 +246,7 @@ def _checked(keys: list[str], payloads: list[bytes], times: list[int | None]) ->
         or min(key_sizes) == 0
         or max(key_sizes) > KEY_BYTES_MAX
         or max(payload_sizes) > PAYLOAD_BYTES_MAX
+        or set(map(type, keys)) != {str}
         or set(map(type, payloads)) != {bytes}
     ):
         raise ValueError("a bad key or payload")

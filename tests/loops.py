@@ -21,8 +21,11 @@ _ON_UVLOOP: Final = (
 )
 """Below `tests`: the parts of the engine over real servers."""
 
-_ON_BOTH: Final = ("unit/sequencer/test_submission_batcher.py",)
-"""What sets timers: uvloop has rules of its own for those that are soon due."""
+_ON_BOTH: Final = (
+    "integration/sequencer/stores/test_shared_line.py",
+    "unit/sequencer/test_submission_batcher.py",
+)
+"""What sets timers, and what writes to a lost connection: the loops have rules of their own."""
 
 _LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 _TESTS: Final = Path(__file__).parent

@@ -98,7 +98,7 @@ class Pipeline(asyncio.Protocol):
 
     async def idle(self) -> None:
         """Wait until every answer has come, whatever it is."""
-        if self._answers:
+        while self._answers:
             await asyncio.wait(list(self._answers))
 
     def data_received(self, data: bytes) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, overload
 
 import msgspec
@@ -14,7 +18,7 @@ from chain_kernel.text import reason_of
 from chain_verifier.places import move, open_to_read, sync_file, sync_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from chain_verifier.places import Place, UrlPlace
 
@@ -80,6 +84,29 @@ def chain_folder(archive: UrlPlace, chain_id: int) -> UrlPlace: ...
 def chain_folder(archive: Place, chain_id: int) -> Place:
     """Return where an archive keeps one chain."""
     return archive / f"chain-{chain_id}"
+
+
+@contextmanager
+def only_writer(archive: Place, chain_id: int) -> Iterator[None]:
+    """Refuse other writers of a chain's archive for a while. Raises InputError while there is one.
+
+    A second writer would remove the files that the first has not named in the manifest yet. An
+    object store has no such lock.
+    """
+    folder = chain_folder(archive, chain_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not isinstance(folder, Path):
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("archive", str(folder), "no other run that writes to it") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def load_manifest(archive: Place, chain_id: int) -> Manifest | None:
@@ -150,7 +177,6 @@ def begin_manifest(archive: Place, chain_id: int, database_id: str) -> Manifest:
     manifest = load_manifest(archive, chain_id)
     if manifest is None:
         folder = chain_folder(archive, chain_id)
-        folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("rows-*.parquet")):
             raise InputError("archive", str(folder), "a manifest beside its files")
         manifest = Manifest(chain_id=chain_id, database_id=database_id)

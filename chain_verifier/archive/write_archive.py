@@ -12,6 +12,7 @@ from chain_kernel.sql import AUDITOR, load_sql
 from chain_verifier.archive.manifest import (
     begin_manifest,
     chain_folder,
+    only_writer,
     remove_unfinished,
     store_manifest,
 )
@@ -66,25 +67,34 @@ async def write_archive(
     The archive ends with a whole batch. Each part is written, read back and verified, and only then
     named in the manifest; a part that breaks off leaves the archive as it was. Raises SettingError
     when `until_id` is above the verified mark or nothing was ever verified, InputError for an
-    archive that is of another database or does not fit and for a contradicted verified mark,
+    archive that is of another database, does not fit, or has another run at it, and for a
+    contradicted verified mark,
     SourceBroken when rows, links or seals of the database are not as they should be.
     """
     async with connection_to(database, AUDITOR, connect_seconds) as connection:
         place = await extent_of(connection, chain_id)
         place.require_marks_hold()
         until_id = _until(place, until_id)
-        manifest = begin_manifest(archive, chain_id, str(place.database_id))
-        run = await _end_of(connection, manifest, place)
-        remove_unfinished(archive, manifest)
-        began, parts = run.at_id, len(manifest.parts)
-        rows = 0
-        while run.at_id < until_id:
-            part = await _write_part(connection, archive, manifest, place, run, until_id)
-            if part is None:
-                break
-            manifest = replace(manifest, parts=(*manifest.parts, part))
-            store_manifest(archive, manifest)
-            rows += part.row_count
+        with only_writer(archive, chain_id):
+            return await _write(connection, archive, chain_id, place, until_id)
+
+
+async def _write(
+    connection: Connection, archive: Place, chain_id: int, place: VerifiedExtent, until_id: int
+) -> ArchivedRun:
+    """Add parts until the archive ends with `until_id`."""
+    manifest = begin_manifest(archive, chain_id, str(place.database_id))
+    run = await _end_of(connection, manifest, place)
+    remove_unfinished(archive, manifest)
+    began, parts = run.at_id, len(manifest.parts)
+    rows = 0
+    while run.at_id < until_id:
+        part = await _write_part(connection, archive, manifest, place, run, until_id)
+        if part is None:
+            break
+        manifest = replace(manifest, parts=(*manifest.parts, part))
+        store_manifest(archive, manifest)
+        rows += part.row_count
     return ArchivedRun(
         chain_id=chain_id,
         after_id=began,

@@ -99,6 +99,8 @@ class Commit:
         self._is_sent = False
         self._answer: asyncio.Future[None] | None = None
         self._has_follower = False
+        # Another user of the session gave it up before this one's turn.
+        self._is_given_up = False
         # By the loop's clock, from when it is this one's turn: for all that is left of the commit.
         self._deadline: float | None = None
 
@@ -169,6 +171,11 @@ class Commit:
         session = self._session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
+        # It may be somebody else's turn, who uses the driver: its answer would be taken for ours.
+        # While this one is under way, and the turn is free, the next user waits for both.
+        is_free = not session.lock.locked() and not self._sent().done()
+        if not (self._holds_lock or is_free):
+            return None
         if not self._store.has_room(batch):
             return None
         work = self._store.commit_of(batch, published_id=published_id, intake=intake)
@@ -182,6 +189,7 @@ class Commit:
         if not self._holds_lock:
             await session.lock.acquire()
             self._holds_lock = True
+        self._is_given_up = not session.is_open
         try:
             async with asyncio.timeout_at(self._turn_ends_at()):
                 await self._sent()
@@ -231,8 +239,9 @@ class Commit:
             return error
         state = sqlstate_of(error)
         # Once the transaction was sent, only the server's own refusal shows that it did not happen;
-        # a session that was ended (57) or a connection that broke (08) shows nothing.
-        if self._is_sent and state[:2] in {"", "08", "57"}:
+        # a session that was ended (57) or a connection that broke (08) shows nothing. Nor does the
+        # fence where the commit before this one has failed: its row is what is missing.
+        if self._is_sent and (self._is_given_up or state[:2] in {"", "08", "57"}):
             return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
         # A parent that is taken asks the same question as the fence: who leads?
         if state in {_FENCE_FAILED, _TAKEN}:
@@ -442,24 +451,25 @@ class PostgresChainStore:
         self._drawn.add(drawn.nonce)
         seen = (self._config.chain_id, epoch, nonce)
         session = await self.line.session()
-        try:
-            async with session.lock, asyncio.timeout(self._tuning.commit_seconds):
-                connection = await session.idle()
-                lease_seconds = self._tuning.lease_seconds
-                term = await raise_epoch(
-                    connection, session.database_id, owner, drawn, seen, counter, lease_seconds
-                )
-                # What a take-over finds counts as replicated: it was, if this commit is.
-                session.check_replicated()
-        except Fenced:
-            # Rolled back: the connection is as good as before, for others too.
-            self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
-            raise
-        except BaseException as error:
-            session.abandon()
-            if isinstance(error, DRIVER_ERRORS):
-                raise session.refusal("the take-over", error) from error
-            raise
+        async with session.lock:
+            try:
+                async with asyncio.timeout(self._tuning.commit_seconds):
+                    connection = await session.idle()
+                    lease_seconds = self._tuning.lease_seconds
+                    term = await raise_epoch(
+                        connection, session.database_id, owner, drawn, seen, counter, lease_seconds
+                    )
+                    # What a take-over finds counts as replicated: it was, if this commit is.
+                    session.check_replicated()
+            except Fenced:
+                # Rolled back: the connection is as good as before, for others too.
+                self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
+                raise
+            except BaseException as error:
+                session.abandon()
+                if isinstance(error, DRIVER_ERRORS):
+                    raise session.refusal("the take-over", error) from error
+                raise
         self._drawn.clear()
         self._term, self._session = term, session
         self._extended_until = -1

@@ -161,8 +161,9 @@ class LeaderSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that was not given up."""
-        return self._connection is not None
+        """Whether there is a connection that was neither given up nor lost."""
+        # Python's own loop drops what is written to a lost one without an error.
+        return self._connection is not None and not self._connection.is_closed()
 
     @property
     def is_idle(self) -> bool:
@@ -171,8 +172,8 @@ class LeaderSession:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline for commits. Raises RetryError when the connection was given up."""
-        if self._pipeline is None:
+        """The pipeline for commits. Raises RetryError when there is no connection any more."""
+        if self._pipeline is None or not self.is_open:
             raise RetryError(GIVEN_UP)
         return self._pipeline
 
@@ -196,7 +197,7 @@ class LeaderSession:
         """Return the connection once nothing is under way on it. Raises RetryError."""
         if self._pipeline is not None:
             await self._pipeline.idle()
-        if self._connection is None:
+        if self._connection is None or not self.is_open:
             raise RetryError(GIVEN_UP)
         if self._is_interrupted:
             # The driver waits for the end of what it cancelled; the pipeline would take that answer

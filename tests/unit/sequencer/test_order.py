@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chain_kernel.errors import OrderError
@@ -18,6 +19,7 @@ from sequencer.order import Ack, Acks, Order, check_order, columns_of
         (Order("a\0b", b""), "without NUL"),
         (Order("\ud800", b""), "UTF-8"),
         (Order(7, b""), "key was 'int'"),  # type: ignore[arg-type]
+        (Order(np.str_("a"), b""), "key was 'str_'"),  # no encoder of a frame takes it
         (Order("a", "text"), "payload was 'str'"),  # type: ignore[arg-type]
         (Order("a", bytearray(b"x")), "payload was 'bytearray'"),  # type: ignore[arg-type]
         (Order("a", None), "payload was 'NoneType'"),  # type: ignore[arg-type]

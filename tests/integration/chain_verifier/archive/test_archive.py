@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
+from chain_verifier.archive import write_archive as write_archive_module
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import verify_archive
 from chain_verifier.archive.retention import RetentionReport, RetentionRequest, retain
@@ -112,6 +114,31 @@ def test_archive_goes_on_where_it_ended(chain: Chain) -> None:
     assert (done.after_id, done.last_id) == (ENDS[7], MARK)
     assert chain.archive().rows == 0
     assert verify_archive(chain.folder, CHAIN_ID).rows == VERIFIED_ROWS
+
+
+def test_archive_by_two_runs_at_once_refuses_the_second_and_stays_whole(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proven_parts, refused = write_archive_module.proven_parts, []
+
+    def second_run() -> None:
+        with pytest.raises(InputError, match="no other run that writes to it") as caught:
+            chain.archive()
+        refused.append(caught.value)
+
+    def beside(*given: Any) -> Any:
+        """A second run begins when the first has written a part, and not named it yet."""
+        if not refused:
+            other = threading.Thread(target=second_run)
+            other.start()
+            other.join()
+        return proven_parts(*given)
+
+    monkeypatch.setattr(write_archive_module, "proven_parts", beside)
+    chain.archive()
+    assert len(refused) == 1
+    report = verify_archive(chain.folder, CHAIN_ID)
+    assert (report.fault, report.last_id) == (None, MARK)
 
 
 def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import Fenced, RetryError, UnknownOutcome
-from chain_kernel.model import Term
+from chain_kernel.model import IntakeMark, Term
 from chain_kernel.seal import Batch
 from sequencer.core import SequencerCore
 from sequencer.leadership import PostgresLease
@@ -143,6 +143,81 @@ async def test_commit_in_flight_while_another_chain_is_fenced_has_its_own_outcom
     await other.lead_again()
     assert await other.store.has_committed(second)
     await other.commit()
+
+
+async def test_commit_is_not_sent_ahead_while_another_chain_uses_the_driver(pair: Pair) -> None:
+    """The end of the other's statement would be taken for the end of the commit."""
+    one, two = pair
+    first, second, third = (one.batch(100) for _ in range(3))
+    pending = await one.store.begin(first, published_id=0)
+    following = pending.follow(second, published_id=0)
+    assert following is not None
+    await pending.outcome()
+    async with AsyncExitStack() as holding:
+        await two.hold(holding)
+        mark = IntakeMark(source="topic:t:0", position=1, digest=b"")
+        moves = asyncio.create_task(two.store.move_intake([mark]))
+        await two.until_held()
+        assert following.follow(third, published_id=0) is None
+    await moves
+    await following.outcome()
+    await commit(one.store, third, published_id=0)
+    assert await one.store.has_committed(third)
+    assert (one.term.epoch, two.term.epoch) == (1, 1)
+
+
+async def test_commit_sent_ahead_of_one_that_failed_is_unknown_not_fenced(pair: Pair) -> None:
+    led, _ = pair
+    first, second = led.batch(100), led.batch(100)
+    cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
+    async with AsyncExitStack() as holding:
+        await led.hold(holding)
+        pending = await led.store.begin(first, published_id=0)
+        following = pending.follow(second, published_id=0)
+        assert following is not None
+        await led.until_held()
+        await led.chain.fetch(cancel)
+        session = led.store.session
+        await session.pipeline.idle()  # both answers are here before either is looked at
+        with pytest.raises(UnknownOutcome):
+            await pending.outcome()
+    await led.lead_again()
+    with pytest.raises(UnknownOutcome):
+        await following.outcome()
+    await led.commit()
+
+
+async def test_take_over_that_is_cancelled_before_its_turn_costs_the_others_nothing(
+    pair: Pair,
+) -> None:
+    kept, cancelled = pair
+    sight = await cancelled.store.look()
+    async with AsyncExitStack() as holding:
+        await kept.hold(holding)
+        pending = await kept.store.begin(kept.batch(100), published_id=0)
+        waits = asyncio.create_task(cancelled.store.take_over("me", sight))
+        await kept.until_held()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+    await pending.outcome()
+    await kept.commit()
+    assert kept.term.epoch == 1
+
+
+async def test_commit_over_a_connection_that_was_lost_while_idle_was_not_sent(pair: Pair) -> None:
+    led, _ = pair
+    await led.commit()
+    await led.chain.fetch(
+        f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
+    )
+    async with deadline():
+        while led.store.session.is_open:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0)
+    with pytest.raises(RetryError):
+        await led.commit()
+    await led.lead_again()
+    await led.commit()
 
 
 async def test_commit_of_another_chain_is_found_out_after_a_cancelled_one(pair: Pair) -> None:
