@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
@@ -18,6 +18,7 @@ from chain_kernel.errors import (
     GapError,
     HaltError,
     NotYetReadable,
+    OrderchainError,
     RefusedError,
     RetryError,
     SettingError,
@@ -136,6 +137,15 @@ class PreferredSources(ClosedAtExit):
             raise first_error or RetryError("no server answers")
         return known
 
+    async def _find_promoted(self, error: Exception) -> None:
+        """Let another server judge that reports that it is a primary: `error` is the judge's."""
+        for source in reversed(self._readers()):
+            with suppress(OrderchainError):
+                if (await source.standing(0)).is_primary:
+                    self._avoid(self._judge, error)
+                    self._judge = source
+                    return
+
     async def row_at_or_before(self, until_id: int) -> int:
         """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         return await self._find(lambda finder: finder.row_at_or_before(until_id))
@@ -169,9 +179,14 @@ class PreferredSources(ClosedAtExit):
             if after.id >= until_id:
                 return
         last = self._judge.runs(after, until_id, from_primary=from_primary)
-        async with aclosing(last) as runs:
-            async for run in runs:
-                yield run
+        try:
+            async with aclosing(last) as runs:
+                async for run in runs:
+                    yield run
+        except _AWAY as error:
+            # A fill asks nothing else until it ends: else the next try would ask the same server.
+            await self._find_promoted(error)
+            raise
 
     def _readers(self) -> list[GapSource]:
         """Return the standbys that are worth asking, in the order of preference."""

@@ -10,13 +10,14 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from chain_kernel.errors import NotYetReadable
+from chain_kernel.errors import ConnectError, NotYetReadable
 from chain_kernel.model import Mark, Run
 from chain_kernel.ports import GapSource
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from tests.builders.chains import ids_of
 from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
@@ -91,6 +92,25 @@ async def test_standby_that_is_paused_is_waited_for_and_then_the_primary_fills(
         await asyncio.to_thread(standby.stop)
         assert {run.source for run in await fill(sources, before, head.last_id)} == {"primary"}
     look.terminate()
+
+
+async def test_standby_promoted_between_two_tries_of_a_fill_gives_the_rows(
+    make_stored: MakeStored, standby: PostgresServer, database_name: str
+) -> None:
+    stored = await make_stored([5, 5])
+    look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name))
+    await replayed(look, stored.chain.mark().id)
+    await look.execute("SELECT pg_promote()")
+    await look.close()
+    gone = f"postgresql://{GAP_READER}@127.0.0.1:{free_port()}/{database_name}"
+    sources = PreferredSources.of_databases(
+        GapReaderConfig(database=gone, chain_id=7), [standby.dsn(GAP_READER, database_name)]
+    )
+    async with sources:
+        after, head_id = stored.chain.mark(0), stored.chain.mark().id
+        with pytest.raises(ConnectError):
+            await fill(sources, after, head_id)
+        assert ids_of(await fill(sources, after, head_id)) == stored.chain.ids
 
 
 async def fill(reader: GapSource, after: Mark, until_id: int) -> list[Run]:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from chain_kernel.errors import RowsMissing, SettingError
+from chain_kernel.errors import NotYetReadable, RowsMissing, SettingError
 from chain_kernel.model import Run
 from chain_kernel.testing.virtual_loop import virtual_clock
 from gapfill import PreferenceConfig, PreferredSources
@@ -108,6 +108,16 @@ async def test_rows_of_a_second_primary_are_never_taken_while_the_first_one_judg
     chain.add(5, skip=3)
     servers.standby.chain, servers.standby.is_primary = stale, True
     assert ids_of(await servers.fill(chain.ids[2])) == chain.ids[3:]
+
+
+@virtual
+async def test_fill_from_a_primary_that_became_a_standby_goes_on_at_the_promoted_one() -> None:
+    servers = Servers(make_chain([6, 6]))
+    servers.standby.is_primary, servers.primary.is_primary = True, False
+    servers.primary.lag_batches = 1
+    with pytest.raises(NotYetReadable):
+        await servers.fill()
+    assert ids_of(await servers.fill()) == servers.chain.ids
 
 
 @virtual
