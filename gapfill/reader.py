@@ -168,7 +168,7 @@ class GapReader(ClosedAtExit):
                 if len(found) >= pages_max:
                     pages_max *= _GROWTH
                 # Before the next read begins: otherwise this run would wait for that one.
-                await marks.cover(last_id)
+                await self._cover(marks, after.id, last_id)
                 is_more = found and last_id < until_id
                 held = self._held(after.id, pages, marks) if is_more else []
                 read = self._read_ahead(last_id, until_id, pages_max, held)
@@ -193,6 +193,21 @@ class GapReader(ClosedAtExit):
                     raise damaged
         finally:
             await _drop(read)
+
+    async def _cover(self, marks: BatchMarks, after_id: int, at_id: int) -> None:
+        """Read the batches of rows that were read, which may be from another server by now.
+
+        Raises RowsMissing; RowsArchived or NotYetReadable where they may be elsewhere.
+        """
+        try:
+            return await marks.cover(at_id)
+        except RowsMissing:
+            place = await self._place()
+        try:  # again, since the server may have been promoted, or have replayed them, in between
+            await marks.cover(at_id)
+        except RowsMissing:
+            self._check_place(place, after_id, at_id)
+            raise
 
     def _held(self, after_id: int, pages: list[ReadPage], marks: BatchMarks) -> list[ReadPage]:
         """Return the pages that wait for the end of their batch, to be handed on when it is proven.
@@ -291,7 +306,7 @@ class GapReader(ClosedAtExit):
             linked = _linked(after_id, pages)
             if linked:
                 last_id = linked[-1].last_id
-                await marks.cover(last_id)
+                await self._cover(marks, after_id, last_id)
                 held = self._held(after_id, linked, marks) if last_id < until_id else []
                 if len(held) < len(linked):
                     return linked[: len(linked) - len(held)]

@@ -34,6 +34,8 @@ class Connection(MemoryReadConnection):
     boundary_id = 0
     lacking_id = 0
     """Last id of a page that lacks a value."""
+    replayed_id = 2**63
+    """Last id of the last batch that it has; there may be rows after it."""
 
     def _page(self, *values: Any) -> Any:
         rows = super()._page(*values)
@@ -45,6 +47,9 @@ class Connection(MemoryReadConnection):
     def _standing(self, chain: Any, *values: Any) -> Any:
         (row,) = super()._standing(chain, *values)
         return [{**row, "boundary_id": self.boundary_id}]
+
+    def _batches_after(self, chain: Any, known_id: int, limit: int) -> Any:
+        return super()._batches_after(chain, known_id, limit) if known_id < self.replayed_id else []
 
     def _place(self, chain: Any) -> Any:
         return [{**super()._place(chain)[0], "boundary_id": self.boundary_id}]
@@ -183,3 +188,17 @@ def test_archived_rows_are_reported(
     assert isinstance(error, RowsArchived), repr(error)
     assert ids == []
     assert error.until_id == server.connection.boundary_id
+
+
+@pytest.mark.parametrize(("is_standby", "expected"), [(False, RowsMissing), (True, NotYetReadable)])
+def test_batches_that_the_server_lacks_whose_rows_were_read_are_reported_by_its_kind(
+    expected: Found, *, is_standby: bool
+) -> None:
+    """As after a connection was lost, and another server reached that has replayed less."""
+    server = Server7(is_standby=is_standby)
+    server.chain = make_chain([1] * 20)
+    server.after, server.until_id = server.chain.mark(0), server.chain.mark().id
+    server.connection.replayed_id = server.chain.batches[15].last_id
+    ids, error = server.fill()
+    assert type(error) is expected, repr(error)
+    assert ids == server.chain.ids[: len(ids)]
