@@ -13,12 +13,13 @@ from chain_kernel.errors import (
     NotYetReadable,
     OrderchainError,
     RowsArchived,
+    RowsMissing,
     SealMismatch,
 )
 from chain_kernel.model import Gap
 from chain_kernel.text import SummedLog
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
-from matcher_receiver.decisions import Compare, Fill, Halt
+from matcher_receiver.decisions import Compare, Fill, Halt, InStep
 from matcher_receiver.stats import archived_gap
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Lag:
         self._clock = clock
         self._delivered_id = delivered_id
         self._sights: deque[tuple[int, int]] = deque()  # id, first known at; both rise
-        self._known_head = delivered_id  # never falls
+        self._known_head = delivered_id  # falls only by `forget`
         self._named: tuple[int, int] | None = None  # only by a frame: id, since when
         self._rows: int | None = None  # counted, less those delivered since; None: not counted
 
@@ -104,6 +105,11 @@ class Lag:
     def dismiss(self) -> None:
         """Forget what a frame reported: it is not so."""
         self._named = None
+
+    def forget(self) -> None:
+        """Forget every head that was seen: the database no longer has those rows."""
+        self._known_head, self._named, self._rows = self._delivered_id, None, None
+        self._sights.clear()
 
     def see(self, head_id: int) -> None:
         """Note that the chain goes at least up to `head_id`."""
@@ -424,16 +430,19 @@ class OpenFill:
             await compare_last_batch(self._core, self._gap_source, self._waits)
         except NotYetReadable as error:
             await self.drop()
-            if self._patience.is_over():
+            if not self._patience.is_over():
+                await self._waits.pause(error)
+            elif not await self._has_lost_its_end():
                 until_id = max(error.until_id, self._core.fill_until)
                 self._note_failure(until_id, "not yet readable")
                 raise
-            await self._waits.pause(error)
         except AWAY as error:
             await self.drop()
             await self._waits.pause(error)
         except GapError as error:
             await self.drop()
+            if isinstance(error, RowsMissing) and await self._has_lost_its_end():
+                return None
             outcome: Outcome = "archived" if isinstance(error, RowsArchived) else "missing"
             self._note_failure(error.until_id, outcome)
             raise
@@ -441,6 +450,34 @@ class OpenFill:
             await self.drop()
             raise
         return None
+
+    async def _has_lost_its_end(self) -> bool:
+        """Return whether a failover has lost the row up to which this reads, or may have.
+
+        If it has, our own standing decides how far this reads from now on. Raises HaltError,
+        RowsArchived. A standby shows the loss only by rows after that one: otherwise it lags.
+        """
+        core, until_id = self._core, self._core.fill_until
+        try:
+            standing = await self._watch.read(until_id)
+        except AWAY as error:
+            await self._waits.pause(error)
+            return True
+        head_id = standing.head.last_id
+        may_follow = head_id < until_id and not standing.is_primary
+        if standing.mark is not None or head_id == until_id or may_follow:
+            return False
+        decision = await self._watch.ask(core.fill_cause)
+        if isinstance(decision, Fill):
+            core.open_fill(decision)  # the gap is the same, with another end
+        elif isinstance(decision, InStep):
+            core.go_live()
+            self._watch.lag.forget()
+            if self._rows:
+                self._end()
+            else:
+                self._note_failure(until_id, "missing")
+        return True
 
     async def _read(self) -> Run | None:
         """Read the next run, and measure the time; None when the source has ended."""

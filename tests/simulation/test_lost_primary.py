@@ -16,7 +16,6 @@ import pytest
 
 from chain_kernel.errors import (
     ForkFound,
-    GapError,
     HaltError,
     OrderchainError,
     PrimaryBehind,
@@ -94,10 +93,6 @@ class LostPrimary(World):
     def on_halt(self, name: str, error: HaltError) -> None:
         self.halts[name] = error
 
-    def on_rows_missing(self, name: str, error: GapError) -> None:
-        """A frame named a lost row, which was not yet read: the receiver is before it."""
-        self.note(name, repr(error))
-
     async def live(self) -> None:
         for host in (*self.sequencers, *self.receivers):
             host.start()
@@ -111,6 +106,10 @@ class LostPrimary(World):
             await self._submit(f"lost with take-over {life},", self.random.randint(1, 4))
         await self._submit("lost", self.random.randint(1, 4))
         await asyncio.sleep(self.random.choice((0.0, 0.01, 2.0)))
+        late = JournalHost(self, "late receiver")  # a fill is open while the primary dies
+        self.receivers.append(late)
+        late.start()
+        await asyncio.sleep(self.random.uniform(0.0, 0.02))
         self.promote()
         for process in self.processes:
             process.resume()

@@ -94,6 +94,21 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
     assert [row_id for (row_id,) in rows] == stored.chain.ids
 
 
+async def test_catch_up_whose_end_was_lost_in_a_failover_goes_on_to_the_new_head(
+    stored: StoredChain, make_receiver: MakeReceiver
+) -> None:
+    kept = [await stored.commit(60) for _ in range(3)]  # more than is read ahead
+    await stored.commit(60)
+    async with make_receiver() as receiver:
+        events = await next_events(receiver, stored.chain.ids[0])
+        await stored.lose_after(kept[-1])
+        stored.chain.take_over()
+        await stored.lead()
+        new = await stored.commit(5, skip=1_000)
+        events += await next_events(receiver, new.last_id)
+    assert [event.id for event in events] == stored.chain.ids
+
+
 SWAP = ", ".join(
     f"{name} = {name}[:4] || {name}[6:6] || {name}[5:5] || {name}[7:]"
     for name in ("ids", "pids", "keys", "event_times_ns", "payloads")
