@@ -78,8 +78,9 @@ class CheckpointProgress:
         # If a snapshot or the caller's own place is another one, the checkpoint stays where it is
         # until the receiver has come past it.
         self._saved = stored or start
-        self._saved_from = self._saved.id
-        self._is_saved_by_caller = False
+        # What was stored in callers' transactions since they last asked for more, and the call
+        # before: the place that each followed, and its own.
+        self._by_caller: list[tuple[int, int]] = []
         self._in_callers_hands = start.id
         self.worked_off = WorkedOff(start.id)
         """What waits for rows to be processed; see `Receiver.until_delivered`."""
@@ -92,6 +93,7 @@ class CheckpointProgress:
         """
         done = self._in_callers_hands if self._store is not None else self.delivered.id
         self.worked_off.rise(done)
+        del self._by_caller[:-1]
 
     def deliver(self, run: Run) -> None:
         """Note that `run` is delivered now.
@@ -108,24 +110,41 @@ class CheckpointProgress:
         if self._store is None:
             raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
         self._refuse_foreign(run)
-        # We cannot see whether the caller's transaction was committed: the same run again means
-        # that it was not, and that the place is where it was.
-        is_repeat = run.last_id == self._saved.id and self._is_saved_by_caller
-        if run.last_id > self._saved.id or is_repeat:
-            await self._save(self._store, run, connection, is_repeat=is_repeat)
+        repeated = self._repeated(run, connection)
+        if repeated is not None or run.last_id > self._saved.id:
+            await self._save(self._store, run, connection, repeated)
         self._note_worked_off(run.last_id, connection)
 
+    def _repeated(self, run: Run, connection: object | None) -> int | None:
+        """Return which call in the caller's hands `run` repeats, None for none.
+
+        We cannot see whether the caller's transaction was committed: rows of it again, in another
+        one, mean that it was not, and that the place is where it was. Where it was committed all
+        the same, the store refuses what does not follow its place.
+        """
+        for at, (first_pid, last_id) in enumerate(self._by_caller):
+            is_part = first_pid < run.last_id < last_id and connection is not None
+            if is_part or run.last_id == last_id:
+                return at
+        return None
+
     async def _save(
-        self, store: CheckpointStore, run: Run, connection: object | None, *, is_repeat: bool
+        self, store: CheckpointStore, run: Run, connection: object | None, repeated: int | None
     ) -> None:
-        first_pid = self._saved_from if is_repeat else self._saved.id
+        first_pid = self._saved.id if repeated is None else self._by_caller[repeated][0]
         if store.keeps_place or connection is None:
             await store.save(first_pid, run.end, connection)
-        elif not is_repeat:
+        elif repeated is None:
             # The caller has come past the place before, so that one was committed.
             await store.save(first_pid, self._saved)
-        self._saved, self._saved_from = run.end, first_pid
-        self._is_saved_by_caller = connection is not None
+        self._saved = run.end
+        del self._by_caller[len(self._by_caller) if repeated is None else repeated :]
+        if connection is None:
+            self._by_caller.clear()
+        else:
+            self._by_caller.append((first_pid, run.last_id))
+            if repeated is not None:
+                self._in_callers_hands = run.last_id  # the rest of it was rolled back
 
     def _note_worked_off(self, row_id: int, connection: object | None) -> None:
         if connection is None:

@@ -139,6 +139,7 @@ class ReceiveCore:
         # A heartbeat reports a head, and a head is the end of a batch.
         if header.seal_before != head.seal or not head.is_batch_end:
             return CHECK_SEAL
+        self._leave_start()
         return IN_STEP
 
     def deliver(self, header: FrameHeader, record: bytes) -> Run | Check:
@@ -181,6 +182,7 @@ class ReceiveCore:
                 epoch=head.epoch,
             )
         self.head = end
+        self._leave_start()
         return Run(chain_id=self.chain_id, events=events, end=self._proven_at(end.id))
 
     def _proven_at(self, row_id: int) -> Mark:
@@ -251,8 +253,7 @@ class ReceiveCore:
     def _in_step_or_fill(self, head: ChainHead, cause: Cause) -> StandingDecision:
         if head.last_id > self.head.id:
             return Fill(head.last_id, cause)
-        if self.state is State.CATCHING_UP:
-            self.go_live()
+        self._leave_start()
         return IN_STEP
 
     def _judge_seal(self, standing: Standing) -> StandingDecision:
@@ -356,6 +357,11 @@ class ReceiveCore:
         if not self.is_filling:
             self.go_live()
         return run
+
+    def _leave_start(self) -> None:
+        """Go live where frames follow our place, and no answer at the start has said so."""
+        if self.state is State.CATCHING_UP and not self.is_filling:
+            self.go_live()
 
     def go_live(self) -> None:
         """Stop filling: the rows are read, or the frame that reported them is dropped."""

@@ -494,7 +494,7 @@ class ReceiveLoop:
         return Run(chain_id=run.chain_id, events=events, end=mark)
 
     async def _mark_at(self, row_id: int) -> Mark:
-        """Return the mark after a row that was read, however long that takes."""
+        """Return the mark after a row that was read, however long that takes. Raises HaltError."""
         while True:
             try:
                 standing = await self.watch.read(row_id)
@@ -503,6 +503,7 @@ class ReceiveLoop:
                 continue
             if standing.mark is not None:
                 return standing.mark
+            await self.watch.ask("poll")  # a primary that has lost the row halts us
             await self._waits.pause(NotYetReadable(0, row_id))
 
     # -- silence -------------------------------------------------------------------------------

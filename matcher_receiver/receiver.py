@@ -124,6 +124,10 @@ FIRST_RETRY_SECONDS: Final = 0.05
 """The first pause after a read that failed: a connection that broke is usually back at once."""
 
 
+_HALT_SECONDS: Final = 5.0
+"""How long a close tries to store a halt that is not stored yet: about as long as a close takes."""
+
+
 def stats_of(
     core: ReceiveCore,
     receive_loop: ReceiveLoop,
@@ -298,6 +302,11 @@ class Receiver:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
         if self._receive_loop is not None:
             await self._receive_loop.close()
+        if self._core is not None and self._core.halted_by is not None:
+            # A caller that left while it was being stored: the next start must know of it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HALT_SECONDS):
+                    await self._store_halt(self._core.halted_by)
         parts = (self._frames, self._gap_source, self._checkpoints)
         # Each has a deadline of its own.
         await asyncio.gather(*(part.close() for part in parts if part is not None))
@@ -360,8 +369,8 @@ class Receiver:
         One call may cover all runs since the last one; a run that this receiver has not delivered
         is refused with SettingError. With `connection`, the caller's own inside its transaction,
         effect and checkpoint are committed or rolled back together; after a rollback, call again
-        with the same run. A run that an earlier call has covered is left alone. A store that keeps
-        no place only reports it.
+        with the same run, or with the first of those that it covered. A run that an earlier call
+        has covered is else left alone. A store that keeps no place only reports it.
         Raises SettingError for a `connection` outside of a transaction.
         Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
@@ -472,9 +481,12 @@ class Receiver:
         core.halt(error)
         self._log_state(core.state)
         self._end_waits(error)
+        await self._store_halt(error)
+        raise error
+
+    async def _store_halt(self, error: HaltError) -> None:
         if not self._is_halt_stored and self._checkpoints is not None:
             self._is_halt_stored = await store_halt(self._checkpoints, error, self.head_delivered)
-        raise error
 
     def _log_state(self, state: State) -> None:
         if state is self._logged_state:

@@ -109,6 +109,34 @@ async def test_catch_up_whose_end_was_lost_in_a_failover_goes_on_to_the_new_head
     assert [event.id for event in events] == stored.chain.ids
 
 
+@pytest.mark.invariant("S5")
+async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    admin: asyncpg.Connection,
+    role_dsn: RoleDsn,
+) -> None:
+    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
+    place = "SELECT head_delivered FROM receiver_checkpoint"
+    async with make_receiver() as receiver, deadline():
+        runs = []
+        for _ in range(4):
+            await publish(stored.chain.frames(await stored.commit(5)))
+            runs.append(await anext(receiver))
+        for run in runs[1:3]:
+            rolled_back = connection.transaction()
+            await rolled_back.start()
+            await receiver.checkpoint(runs[0], connection=connection)
+            await receiver.checkpoint(run, connection=connection)
+            await rolled_back.rollback()
+        for run in runs:
+            async with connection.transaction():
+                await receiver.checkpoint(run, connection=connection)
+            assert await admin.fetchval(place) == run.last_id
+    await connection.close()
+
+
 SWAP = ", ".join(
     f"{name} = {name}[:4] || {name}[6:6] || {name}[5:5] || {name}[7:]"
     for name in ("ids", "pids", "keys", "event_times_ns", "payloads")

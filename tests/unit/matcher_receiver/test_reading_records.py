@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,30 @@ async def test_halt_that_could_not_be_stored_says_so_and_is_stored_at_the_next_c
         with pytest.raises(HaltError):
             await anext(receiver)
         assert len(records.halts) == 1
+
+
+@virtual
+async def test_halt_whose_caller_left_while_it_was_being_stored_is_stored_at_the_end() -> None:
+    rig, records = with_records([4, 4])
+    began = asyncio.Event()
+    record_halt = records.record_halt
+
+    async def record_slowly(error: HaltError, at_id: int) -> None:
+        if not began.is_set():
+            began.set()
+            await asyncio.sleep(600.0)
+        await record_halt(error, at_id)
+
+    records.record_halt = record_slowly  # type: ignore[method-assign]
+    async with rig.live() as receiver:
+        rig.chain.batches.pop()
+        waits = asyncio.ensure_future(anext(receiver))
+        await began.wait()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert records.halts == []
+    assert len(records.halts) == 1
 
 
 @pytest.mark.parametrize(

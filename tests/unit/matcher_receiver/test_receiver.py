@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from chain_kernel.errors import RetryError, SealMismatch
+from chain_kernel.errors import HaltError, RetryError, SealMismatch
 from chain_kernel.model import Mark, Run
 from chain_kernel.testing.virtual_loop import virtual_clock
 from matcher_receiver import Receiver, State
@@ -47,6 +47,32 @@ async def test_rows_up_to_an_end_are_delivered(rows: int, *, is_live: bool) -> N
         runs = [run async for run in receiver]
     assert ids_of(runs) == rig.chain.ids[:rows]
     assert not runs or (runs[-1].last_id == until and rig.chain.proves(runs[-1].end))
+
+
+@virtual
+async def test_end_within_a_run_that_the_primary_has_lost_halts() -> None:
+    rig = Rig([4])
+    async with rig.receiver(until=Rig([4, 5]).chain.ids[6]) as receiver:
+        await take(receiver, rig.chain.mark().id)
+        rig.commit_and_publish(5)
+        rig.chain.batches.pop()
+        with pytest.raises(HaltError):
+            await asyncio.wait_for(anext(receiver), 60)
+
+
+@virtual
+async def test_receiver_that_a_late_standby_answered_at_the_start_is_live_with_the_next_frame() -> (
+    None
+):
+    rig = Rig([4, 6])
+    rig.checkpoints.stored = rig.chain.mark()
+    rig.source.is_primary, rig.source.lag_batches = False, 1
+    async with rig.receiver() as receiver:
+        rig.source.is_primary, rig.source.lag_batches = True, 0
+        rig.commit_and_publish(2)
+        await anext(receiver)
+        assert receiver.state is State.LIVE
+        assert receiver.why_not_ready() is None
 
 
 @virtual
