@@ -164,7 +164,7 @@ class CheckedSender(ServiceOfParts):
             yield business
             business.check_awaited()
             commit.matters = business.was_used
-        messages = business.messages
+        messages = business.kept(commit)
         if not (commit.is_certain or (self._config.unsafe_durability and not commit.was_cut)):
             if messages:
                 self._tally.give_up(len(messages), "the commit may not last")

@@ -55,9 +55,17 @@ SELECT * FROM public.outbox_add_many($1::text[]::uuid[], $2, $3, $4::text[]::jso
     ARRAY(SELECT decode(given.payload, 'base64')
             FROM unnest($5::text[]) WITH ORDINALITY AS given (payload, place) ORDER BY given.place),
     $6::text::uuid, $7::text::timestamptz, $8)
+ UNION ALL
+SELECT NULL, NULL, NULL
+ WHERE $9::text IS NOT NULL
+   AND set_config('orderchain.stored',
+                  concat(current_setting('orderchain.stored', true), ' ', $9), true) IS NULL
 """
 """Cast from text, since the connection is the caller's; see `fetch_of_owner`. Payloads as base64:
-half the cost of the text form of `bytea`."""
+half the cost of the text form of `bytea`.
+
+The second half returns no row: it adds the mark $9 to a setting of the transaction. A rollback to a
+savepoint undoes that along with the messages; `SYNCHRONOUS` returns the marks that are left."""
 
 
 async def add(
@@ -97,12 +105,14 @@ async def store_messages(
     claim: UUID | None = None,
     check_at: datetime | None = None,
     sender: str | None = None,
+    mark: str | None = None,
 ) -> None:
     """Store messages as `add_many` does.
 
     `claim` stores them as claimed for their first try, by the caller, which sends them after the
     commit; `check_at` stores them as prepared, with their sender to be asked then; `sender` names
-    the client on whose behalf.
+    the client on whose behalf; `mark` shows whether the transaction still holds them, see
+    `BusinessCommit.marks`.
     """
     if not connection.is_in_transaction():
         expected = "one in a transaction: a message is stored with the change that it reports"
@@ -127,6 +137,7 @@ async def store_messages(
             None if claim is None else str(claim),
             None if check_at is None else check_at.astimezone(UTC).isoformat(),
             sender,
+            mark,
         )
     except DRIVER_ERRORS as error:
         state = sqlstate_of(error)
@@ -172,9 +183,13 @@ class BusinessTransaction:
         self.claim = claim
         """The token by which they are claimed as they are stored; None: any relay that finds them
         sends them."""
-        self.messages: list[Message] = []
-        self.was_used = False
+        self._stored: dict[str, Sequence[Message]] = {}  # by mark, one for each statement
         self._not_awaited = 0
+
+    @property
+    def was_used(self) -> bool:
+        """Whether anything may have been stored."""
+        return bool(self._stored)
 
     def add(
         self,
@@ -208,11 +223,16 @@ class BusinessTransaction:
         self._not_awaited -= 1
         self._check()
         messages = traced(messages)
+        mark = str(len(self._stored))
         # Set before it is known whether they are stored: if the statement is cut off, it may break
         # the transaction, and its caller may go on to commit.
-        self.was_used = True
-        await store_messages(self._connection, messages, claim=self.claim)
-        self.messages += messages
+        self._stored[mark] = ()
+        await store_messages(self._connection, messages, claim=self.claim, mark=mark)
+        self._stored[mark] = messages
+
+    def kept(self, commit: BusinessCommit) -> list[Message]:
+        """Return what was committed: without what was rolled back to a savepoint."""
+        return [each for mark in commit.marks for each in self._stored.get(mark, ())]
 
     def check_awaited(self) -> None:
         """Raise SettingError if an `add` was not awaited: its message would be missing."""
@@ -231,6 +251,8 @@ class BusinessCommit:
     """Whether it is on disk: not if the session has `synchronous_commit` off."""
     was_cut: bool = False
     """Whether its wait for a synchronous standby was cut off."""
+    marks: Sequence[str] = ()
+    """The marks of the messages that it stores, without what was rolled back to a savepoint."""
 
     @property
     def is_certain(self) -> bool:
@@ -256,6 +278,6 @@ async def watched_transaction(
             yield commit
             if commit.matters:
                 # As late as possible: what the block has set for its transaction counts.
-                ((setting,),) = await fetch_of_owner(connection, SYNCHRONOUS)
-                commit.is_durable = is_durable(setting)
+                ((setting, marks),) = await fetch_of_owner(connection, SYNCHRONOUS)
+                commit.is_durable, commit.marks = is_durable(setting), (marks or "").split()
         commit.was_cut = commit.matters and was_cancelled()

@@ -236,8 +236,9 @@ class Relay(ServiceOfParts):
             yield business
             business.check_awaited()
             commit.matters = business.was_used
-        if business.messages and business.claim is not None:
-            parcel = Parcel(business.claim, business.messages)
+        messages = business.kept(commit)
+        if messages and business.claim is not None:
+            parcel = Parcel(business.claim, messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
                 self._parcel_sender.hand_over(parcel)
             else:
@@ -331,7 +332,10 @@ class HeldMessages:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> UUID:
-        """Keep a message for after the commit. Raises MessageError, DestinationMissing."""
+        """Keep a message for after the commit. Raises MessageError, DestinationMissing.
+
+        It is sent even if a savepoint around this call is rolled back: it is in no table.
+        """
         (message_id,) = draw_message_ids(1)
         (message,) = traced([Message(message_id, destination, payload, key, headers)])
         check_message(message)

@@ -5,8 +5,9 @@ SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
            AS synchronous_commit
 
--- synchronous: what the commit of this transaction will wait for; raises if an error has broken it
-SELECT current_setting('synchronous_commit')
+-- synchronous: what the commit of this transaction waits for, and the marks of what it stores,
+-- without what was rolled back to a savepoint; raises if an error has broken it
+SELECT current_setting('synchronous_commit'), current_setting('orderchain.stored', true)
 
 -- barrier: with a synchronous standby, returns once that has everything which is visible here
 -- A visible row may be missing on the standby, if the wait of its commit was cut off, or a crash

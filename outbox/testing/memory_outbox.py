@@ -336,5 +336,5 @@ async def _called(
     await result_of(handler(given, connection))
 
 
-async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str]]:
-    return [("on",)]
+async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str, str]]:
+    return [("on", "")]

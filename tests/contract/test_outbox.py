@@ -126,6 +126,25 @@ def test_savepoint_that_is_rolled_back_takes_its_messages_with_it(rig: Rig) -> N
     assert rig.effects() == {"before": 1, "after": 1}
 
 
+def test_savepoint_within_a_transaction_of_the_relay_takes_its_messages_with_it(rig: Rig) -> None:
+    async def business() -> None:
+        connection = await rig.connect()
+        async with rig.transaction(connection) as messages:
+            await messages.add("clearing", b"before")
+            with suppress(ZeroDivisionError):
+                async with connection.transaction():
+                    async with connection.transaction():
+                        await messages.add("clearing", b"never")
+                    raise ZeroDivisionError
+            async with connection.transaction():
+                await messages.add("clearing", b"after")
+        await connection.close()
+
+    rig.run(business())
+    rig.work_off(apply)
+    assert rig.effects() == {"before": 1, "after": 1}
+
+
 def test_refused_messages_leave_the_transaction_usable(rig: Rig) -> None:
     rig.set_up(payload_bytes_max=10)
 

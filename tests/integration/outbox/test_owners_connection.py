@@ -168,6 +168,7 @@ async def store(connection: Connection, admin: Connection) -> None:
         business = BusinessTransaction(connection, claim)
         last = await business.add("clearing", PAYLOAD, headers=HEADERS)
     assert commit.is_certain
+    assert [each.message_id for each in business.kept(commit)] == [last]
     rows = await admin.fetch("SELECT * FROM outbox_message ORDER BY message_id")
     assert {row["message_id"] for row in rows} == {first, *ids, last}
     (row,) = [row for row in rows if row["message_id"] == first]

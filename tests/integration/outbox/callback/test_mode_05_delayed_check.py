@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -383,6 +383,20 @@ async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender
         rig.clock.go(1)
         assert await service.return_once() == 1
     assert (await sender.statuses())[message_id] is Status.CONSUMED
+
+
+async def test_message_that_is_rolled_back_to_a_savepoint_is_not_sent(
+    rig: Rig, sender: Sender
+) -> None:
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        with suppress(ZeroDivisionError):
+            async with connection.transaction():
+                await business.add("clearing", b"never")
+                raise ZeroDivisionError
+        kept = await business.add("clearing", b"pay")
+    await rig.mode_5.settle()
+    assert await sender.sent(rig.destination) == [kept]
 
 
 async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile(
