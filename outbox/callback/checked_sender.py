@@ -27,8 +27,8 @@ from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
 from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.due_decisions import CLAIMS_MAX
-from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble, is_broken
-from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally
+from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble
+from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally, failure_text
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import AbnormalDelivery, ConfirmOutcome, RelayStore, messages_of
 from outbox.sender.sweep import report_abnormal
@@ -205,30 +205,32 @@ class CheckedSender(ServiceOfParts):
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
         """Resend what is unconfirmed and may be resent; return the outcome of each.
 
-        A message is left out if the broker did not take it: that was no try, and it is asked about
-        again. Raises RetryError.
+        A message is left out if the broker is away or its topic in trouble: that was no try, and it
+        is asked about again. Raises RetryError.
         """
         ids, token = sorted(set(message_ids)), uuid4()
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
         self._report_abnormal(rows)
         rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE, CLAIMS_MAX)
         claimed = {row[0] for row in rows}
-        sent = await self._send_again(consumer, claimed, token)
+        tried = await self._send_again(consumer, claimed, token)
         replies = dict.fromkeys(ids, Reply.ENDED)
         for message_id in claimed:
-            if message_id in sent:
+            if message_id in tried:
                 replies[message_id] = Reply.SENT
             else:
                 del replies[message_id]
         return replies
 
     async def _send_again(self, consumer: str, claimed: set[UUID], token: UUID) -> set[UUID]:
-        """Send what was claimed; return what the broker took. The rest is released or given up."""
+        """Send what was claimed; return what was tried. The rest is released or given up."""
         if not claimed:
             return set()
         ids = sorted(claimed)
         rows = await self._session.fetch(STORE_SQL["messages"], ids, ids[0], ids[-1])
         messages, unreadable = messages_of(rows)
+        gone = claimed.difference(unreadable, (message.message_id for message in messages))
+        unreadable |= dict.fromkeys(gone, "its message is gone")
         if unreadable:
             ids, reasons = sorted(unreadable), [unreadable[each] for each in sorted(unreadable)]
             names = [consumer] * len(ids)
@@ -241,24 +243,40 @@ class CheckedSender(ServiceOfParts):
         for message in messages:
             groups.setdefault(message.destination, []).append(message)
         known, oldest = self._parcel_sender.destinations, await self._store.oldest_unfinished()
-        sent: set[UUID] = set()
-        sends = [
-            self._sender.send(group, known[name], oldest)
-            for name, group in groups.items()
-            if name in known
+        tries = [
+            self._try(known[name], group, oldest) for name, group in groups.items() if name in known
         ]
-        results = [each for some in await asyncio.gather(*sends) for each in some]
-        for batch in results:
-            if batch.error is None:
-                sent |= {message.message_id for message in batch.messages}
+        results = [each for some in await asyncio.gather(*tries) for each in some]
+        sent = {
+            message.message_id
+            for each in results
+            if each.error is None
+            for message in each.messages
+        }
+        failed = {
+            message.message_id: failure_text(each.error)
+            for each in results
+            if each.error is not None
+            for message in each.messages
+        }
         self._counters.resent += len(sent)
         if sent:
             await self._session.fetch(SQL["sent"], sorted(sent), token, _SENDABLE)
-        if is_broken(results):
-            await self._sender.renew()
-        if left := claimed - sent - set(unreadable):
+        await self._store.write_failures((each, token, reason) for each, reason in failed.items())
+        tried = sent.union(failed)
+        if left := claimed.difference(tried, unreadable):
             await self._store.release((message_id, token, None) for message_id in left)
-        return sent
+        return tried
+
+    async def _try(
+        self, destination: Destination, messages: list[Message], oldest: UUID
+    ) -> list[Sent]:
+        """Send messages; return the outcomes that count as a try."""
+        results = await self._sender.send(messages, destination, oldest)
+        tried = [each for each in results if each.error is None]
+        if failed := [each for each in results if each.error is not None]:
+            tried += (await self._parcel_sender.sorted_failures(destination, failed))[0]
+        return tried
 
     def _report_abnormal(self, rows: Sequence[Record]) -> None:
         if rows:

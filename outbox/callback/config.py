@@ -18,7 +18,7 @@ class Reply(enum.Enum):
     """What a sender says of a delivery that it was asked to send again."""
 
     SENT = "sent"
-    """It was sent again, and that counted as a try."""
+    """It was sent again, also if the broker refused it: that counted as a try."""
     ENDED = "ended"
     """It is finished, abnormal, or not known: there is nothing to send."""
 

@@ -213,12 +213,6 @@ class Sent(Struct):
         return self.partition >= 0 and not self.was_refused
 
 
-def is_broken(results: Iterable[Sent]) -> bool:
-    """Return whether to discard a producer: some send failed for more than its topic."""
-    errors = [each.error for each in results if each.error is not None]
-    return any(not isinstance(error, TopicTrouble) for error in errors)
-
-
 class MessageSender:
     """A producer, discarded after an error and created again at the next send."""
 
@@ -241,7 +235,7 @@ class MessageSender:
         """Send messages, and return their outcomes; never raises an error of the broker.
 
         Nothing below `oldest_unfinished` is sent any more, except some of these messages. An error
-        in one batch does not affect others, but if `is_broken` says so, `renew` the producer.
+        in one batch does not affect others; see `ParcelSender.sorted_failures` for what follows.
         """
         if (trouble := self.troubles.pause_of(destination.topic)) is not None:
             return [Sent(destination.topic, -1, list(messages), error=trouble)]

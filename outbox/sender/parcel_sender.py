@@ -351,26 +351,35 @@ class ParcelSender:
         results: list[Sent],
         held: dict[int, UUID],
     ) -> None:
-        """Separate what the broker may have seen, which is a try, from what it has not."""
+        tried, unsent, why = await self.sorted_failures(destination, results)
+        if unsent:
+            self._leave(queue, _messages(unsent), held, why)
+        for result in tried:
+            self._settlement.failed(_claims(result.messages, held), failure_text(result.error))
+
+    async def sorted_failures(
+        self, destination: Destination, results: list[Sent]
+    ) -> tuple[list[Sent], list[Sent], str | TopicTrouble]:
+        """Separate what the broker may have seen, which is a try, from what it has not, and why.
+
+        `results` are one or more failures of one send. The producer is discarded if it is broken.
+        """
         error = results[0].error
         if not isinstance(error, TopicTrouble):
             await self._sender.renew()
             if not await self._sender.is_broker_there(self._probe_seconds + 2.0):
                 self._away(error)
-                self._leave(queue, _messages(results), held, "the broker is away")
-                return
+                return [], results, "the broker is away"
             error = await self._sender.look_at(destination.topic) or error
         if isinstance(error, TopicTrouble):
-            self._leave(queue, _messages(results), held, error)
-            return
-        _log.warning("a send to %s failed: %s", printable(destination.name), _reason(error))
-        # Messages without a known partition were not sent. That may last, so the topic is paused.
-        if unsent := [each for each in results if not each.was_tried]:
-            trouble = self._sender.troubles.found(destination.topic, _reason(unsent[0].error))
-            self._leave(queue, _messages(unsent), held, trouble)
-        for result in results:
-            if result.was_tried:
-                self._settlement.failed(_claims(result.messages, held), _reason(result.error))
+            return [], results, error
+        _log.warning("a send to %s failed: %s", printable(destination.name), failure_text(error))
+        tried = [each for each in results if each.was_tried]
+        unsent = [each for each in results if not each.was_tried]
+        why: str | TopicTrouble = failure_text(error)
+        if unsent:  # they have no known partition; that may last, so the topic is paused
+            why = self._sender.troubles.found(destination.topic, failure_text(unsent[0].error))
+        return tried, unsent, why
 
     def _leave(
         self,
@@ -399,7 +408,7 @@ class ParcelSender:
         if not self.is_broker_away:
             self.is_broker_away = True
             self.times_away += 1
-            _log.warning("the broker is away, nothing is sent meanwhile: %s", _reason(error))
+            _log.warning("the broker is away, nothing is sent meanwhile: %s", failure_text(error))
 
     async def watch_broker(self) -> None:
         """Probe a broker that is away until it is back, and retry waiting topics, forever."""
@@ -423,6 +432,7 @@ def _claims(messages: list[Message], held: dict[int, UUID]) -> MessageClaims:
     return [(message.message_id, held.pop(id(message))) for message in messages]
 
 
-def _reason(error: Exception | None) -> str:
+def failure_text(error: Exception | None) -> str:
+    """Return why a send failed, in one line of at most ERROR_CHARACTERS_MAX characters."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return printable(" ".join(text.split()), ERROR_CHARACTERS_MAX)

@@ -22,7 +22,8 @@ RETURNING pending.message_id
 
 -- sent: the broker has taken them: a try, by token
 UPDATE outbox_pending AS pending
-   SET send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL
+   SET send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL,
+       last_error = NULL
  WHERE pending.message_id = ANY($1::uuid[]) AND pending.claim_token = $2
    AND pending.status = ANY($3::smallint[])
 

@@ -385,6 +385,35 @@ async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender
     assert (await sender.statuses())[message_id] is Status.CONSUMED
 
 
+async def test_message_that_the_broker_always_refuses_becomes_abnormal(
+    rig: Rig, sender: Sender
+) -> None:
+    narrow = f"narrow.{sender.name}"
+    await make_topics(sender.kafka, narrow, configs={"max.message.bytes": "2000"})
+    await sender.set_up("large")
+    await sender.admin.execute(
+        "UPDATE outbox_destination SET topic = $1 WHERE destination = 'large'", narrow
+    )
+    connection = await sender.connect()
+    async with rig.mode_5.transaction(connection) as business:
+        message_id = await business.add("large", bytes(5_000))
+    await rig.mode_5.settle()
+    replies = [await rig.mode_5.resend(CONSUMER, [message_id]) for _ in range(3)]
+    assert [each[message_id] for each in replies] == [Reply.SENT, Reply.SENT, Reply.ENDED]
+    (row,) = await sender.pending()
+    assert (row["status"], row["send_count"]) == (Status.ABNORMAL, 3)
+    assert "MessageSizeTooLarge" in row["last_error"]
+    assert (rig.mode_5.stats().resent, rig.mode_5.stats().abnormal) == (0, 1)
+
+
+async def test_message_that_is_gone_becomes_abnormal(rig: Rig, sender: Sender) -> None:
+    (message_id,) = await rig.send(1)
+    await sender.admin.execute("DELETE FROM outbox_message")
+    await rig.mode_5.resend(CONSUMER, [message_id])
+    (row,) = await sender.pending()
+    assert (row["status"], row["last_error"]) == (Status.ABNORMAL, "its message is gone")
+
+
 async def test_message_that_is_rolled_back_to_a_savepoint_is_not_sent(
     rig: Rig, sender: Sender
 ) -> None:
