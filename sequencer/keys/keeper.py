@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _UNSAVED_PAGES_MAX: Final = 8
-"""Pages that may wait while the database is away. If there are more, the oldest are dropped: the
-next leader reads those rows instead."""
+"""Pages that may wait while the database is away. If there are more, the oldest are dropped, and
+made again from their rows before a later one is stored."""
 
 
 class KeyKeeper:
@@ -37,6 +37,9 @@ class KeyKeeper:
         self._chain_id = 0
         # Pages up to this id are gone from the store.
         self._forgotten_until = 0
+        # Where the stored pages end. Invariant: the next one that is stored begins there. A leader
+        # reads the rows after the last page, but none between two of them.
+        self._saved_until = 0
 
     @property
     def memory(self) -> KeyMemory | None:
@@ -54,12 +57,13 @@ class KeyKeeper:
         pages = self._needed(await self._store.outline())
         memory = KeyMemory(self._window_rows, term.key_salt, after_id=pages[0] if pages else 0)
         memory.clients.load(await self._store.clients())
+        self._unsaved.clear()  # what an earlier try to load has left
         reached = 0
         for after_id in pages:
             page = await self._store.page(after_id)
             memory.index.install(page)
             reached = page.until_id
-        self._memory = memory
+        self._memory, self._saved_until = memory, reached
         while rows := await self._store.keys(reached, term.last_id, PIECE_ROWS):
             reached = rows[-1][0]
             self._take_up(memory.remember_rows([key for _, key in rows], [row[0] for row in rows]))
@@ -129,18 +133,30 @@ class KeyKeeper:
     async def _save_all(self) -> None:
         """Store the pages that are full, and drop those that are not needed any more."""
         while self._unsaved:
-            page, clients = self._unsaved[0]
             try:
+                page, clients = await self._next_page()
                 await self._store.save(page, clients)
             except (RetryError, ConnectError) as error:
-                chain_id = self._chain_id
+                chain_id, after_id = self._chain_id, self._saved_until
                 _log.warning(
-                    "chain %d: page of keys after %d not saved: %s", chain_id, page.after_id, error
+                    "chain %d: page of keys after %d not saved: %s", chain_id, after_id, error
                 )
                 return
+            self._saved_until = page.until_id
             if self._unsaved and self._unsaved[0][0] is page:
                 self._unsaved.popleft()
         await self._forget_old()
+
+    async def _next_page(self) -> tuple[KeyPage, list[ClientNumber]]:
+        """Return the page to store next, with its clients; make it again if it was dropped."""
+        page, clients = self._unsaved[0]
+        if self._memory is None or page.after_id <= self._saved_until:
+            return page, clients
+        rows = await self._store.keys(self._saved_until, page.after_id, PIECE_ROWS)
+        if not rows:
+            return page, clients  # archived since: no leader can read them
+        keys, ids = [key for _, key in rows], [row[0] for row in rows]
+        return self._memory.page_of_rows(self._saved_until, keys, ids)
 
     async def _forget_old(self) -> None:
         until_id = self._memory.index.forgotten_until if self._memory is not None else 0

@@ -188,16 +188,21 @@ class KeyIndex:
     def _close_open(self) -> KeyPage:
         hashes, ids = (np.concatenate(parts) for parts in zip(*self._open, strict=True))
         self._open, self._open_rows = [], 0
-        starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
-        counts = np.diff(starts, append=len(ids))
-        page = KeyPage(
-            after_id=self._open_after_id,
-            until_id=int(ids[-1]),
-            spans=np.column_stack((ids[starts], counts)).astype(">i8").tobytes(),
-            hashes=hashes.astype(_HASH).tobytes(),
-        )
+        page = _page(self._open_after_id, hashes, ids)
         self._open_after_id = page.until_id
         return page
+
+
+def _page(after_id: int, hashes: Hashes, ids: Ids) -> KeyPage:
+    """Return the page of rows that follow `after_id`, at least one, in the order of their ids."""
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
+    counts = np.diff(starts, append=len(ids))
+    return KeyPage(
+        after_id=after_id,
+        until_id=int(ids[-1]),
+        spans=np.column_stack((ids[starts], counts)).astype(">i8").tobytes(),
+        hashes=hashes.astype(_HASH).tobytes(),
+    )
 
 
 BEFORE_ALL: Final = -1
@@ -427,6 +432,14 @@ class KeyMemory:
             if split is not None:
                 rising[split[0]] = (split[1], row_id)
         return self._take_up(hash_keys(keys, self._salt), ids, rising)
+
+    def page_of_rows(
+        self, after_id: int, keys: Sequence[str], ids: Sequence[int]
+    ) -> tuple[KeyPage, list[ClientNumber]]:
+        """Return the page of rows that were added before, and their clients as they are now."""
+        names = {split[0] for key in keys if (split := split_client_key(key)) is not None}
+        clients = [known for name in names if (known := self.clients.get(name)) is not None]
+        return _page(after_id, hash_keys(keys, self._salt), np.array(ids)), clients
 
     def _take_up(
         self, hashes: Hashes, ids: Sequence[int], rising: dict[str, tuple[int, int]]

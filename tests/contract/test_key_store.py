@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.errors import RetryError
 from chain_kernel.model import ClientNumber, KeyPage
+from sequencer.core import SequencerCore
+from sequencer.keys import keeper
+from sequencer.keys import memory as key_index
+from sequencer.order import Order
 from tests.commits import commit
 
 from .conftest import OpenKeys, OpenStore
-from .test_chain_store import next_batch, take_over
+from .test_chain_store import WALL_NS, next_batch, take_over
 
 PAGE = KeyPage(
     after_id=0,
@@ -78,3 +86,29 @@ async def test_salt_of_a_chain_stays_for_every_term(open_store: OpenStore, salte
     terms = [await take_over(open_store(), "me") for _ in range(salted)]
     assert len({term.key_salt for term in terms}) == 1
     assert 0 <= terms[0].key_salt < 2**64
+
+
+async def test_pages_that_were_dropped_are_made_again_before_later_ones(
+    open_store: OpenStore, open_keys: OpenKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader would read neither their rows nor the clients in them."""
+    for module in (key_index, keeper):
+        monkeypatch.setattr(module, "PIECE_ROWS", 8)
+    monkeypatch.setattr(keeper, "_UNSAVED_PAGES_MAX", 1)
+    store, keys = open_store(), open_keys()
+    term = await take_over(store, "me")
+    orders = [Order(f"client{n}#1", b"") for n in range(40)]
+    batch = SequencerCore(term, takeover_skip_ids=0).assemble(orders, WALL_NS)
+    await commit(store, batch)
+    save, failures = keys.save, iter([RetryError("too many connections")] * 3)
+
+    async def save_later(page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        for failure in failures:
+            raise failure
+        await save(page, clients)
+
+    monkeypatch.setattr(keys, "save", save_later)
+    await keeper.KeyKeeper(keys, 1_000).load(replace(term, last_id=batch.last_id))
+    ends = [0, *batch.columns.ids[7::8]]
+    assert await keys.outline() == [(*page, 8) for page in pairwise(ends)]
+    assert len(await keys.clients()) == 40

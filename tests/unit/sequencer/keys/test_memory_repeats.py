@@ -6,8 +6,16 @@ import asyncio
 
 import pytest
 
-from chain_kernel.errors import KeyConflict, KeyTooOld, NumberOutOfOrder, OrderError
+from chain_kernel.errors import (
+    KeyConflict,
+    KeyTooOld,
+    NumberOutOfOrder,
+    OrderError,
+    RetryError,
+)
 from chain_kernel.model import client_key, split_client_key
+from chain_kernel.testing.memory_store import MemoryKeyStore
+from sequencer.keys import keeper
 from sequencer.keys import memory as key_index
 
 from ..builders import World
@@ -118,3 +126,26 @@ async def test_forgotten_number_is_too_old(world: World, monkeypatch: pytest.Mon
         assert await sequencer.submit("c#5", b"x") == highest
         again = await sequencer.submit("free0", b"x")
         assert again.id > highest.id + 200
+
+
+@pytest.mark.invariant("S4")
+async def test_client_of_a_page_that_was_dropped_is_known_after_a_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise RetryError("too many connections")
+
+    monkeypatch.setattr(key_index, "PIECE_ROWS", 8)
+    monkeypatch.setattr(keeper, "_UNSAVED_PAGES_MAX", 1)
+    async with world.sequencer(key_window_rows=20) as sequencer:
+        with monkeypatch.context() as failing:
+            failing.setattr(MemoryKeyStore, "save", refuse)
+            first = await sequencer.submit("idle#7", b"x")
+            for n in range(15):
+                await sequencer.submit(f"early{n}", b"x")
+        for n in range(60):
+            await sequencer.submit(f"late{n}", b"x")
+    async with world.sequencer(key_window_rows=20) as sequencer:
+        assert await sequencer.submit("idle#7", b"x") == first
+        with pytest.raises(KeyTooOld):
+            await sequencer.submit("idle#6", b"x")
