@@ -425,8 +425,10 @@ class TopicIntake:
         portion = self._in_flight[0]
         while portion:
             part = portion[0]
+            # A stop that cancels this must not cancel the outcomes: they are still to be counted.
+            await asyncio.wait([part.outcomes])
             try:
-                outcomes = await part.outcomes
+                outcomes = part.outcomes.result()
             except RetryError as error:
                 # The sequencer has retried for as long as it may: to continue would skip these.
                 raise StoppedError(f"{part.source}: {error}") from error

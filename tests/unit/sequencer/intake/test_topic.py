@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import Task
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -196,6 +197,31 @@ async def test_topic_that_lost_what_comes_next_stops_the_intake_and_skips_nothin
             await in_time(running)
     assert feed.keys() == [f"k{number}" for number in range(5)]
     assert feed.positions()[0] == 5
+
+
+async def test_intake_that_is_stopped_counts_what_it_has_handed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped while it waits for the oldest of all portions that may be in flight."""
+    feed, released, begin = Feed(world, partitions=1), asyncio.Event(), world.store.begin
+
+    async def held(*values: Any, **more: Any) -> Any:
+        await released.wait()
+        return await begin(*values, **more)
+
+    monkeypatch.setattr(world.store, "begin", held)
+    async with world.sequencer(batch_rows_max=6) as sequencer:
+        intake = feed.intake(sequencer)
+        running = asyncio.create_task(intake.run())
+        await until(feed.is_taken)
+        for number in range(40):
+            feed.topic.add(0, f"k{number}".encode(), b"1")
+        await until(lambda: sequencer.stats().queue_rows == 12)
+        intake.stop()
+        await until(lambda: "orderchain intake" not in map(Task.get_name, asyncio.all_tasks()))
+        released.set()
+        await in_time(running)
+    assert intake.stats().records == len(feed.keys()) == 18
 
 
 @pytest.mark.parametrize("is_leading_task", [True, False])
