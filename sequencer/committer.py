@@ -159,21 +159,27 @@ class Committer:
         if not entries:
             return None
         with self._answering(entries):
-            return self._assembler.assemble(entries) or await self._resolve(entries)
+            assembly = self._assembler.assemble(entries)
+        return assembly or await self._resolve(entries, batcher)
 
-    async def _resolve(self, entries: Sequence[Entry]) -> Assembly:
-        """Assemble `entries` with what is stored of their keys and intakes. One look-up for all."""
+    async def _resolve(self, entries: Sequence[Entry], batcher: Batcher) -> Assembly:
+        """Assemble `entries` with what is stored of their keys and intakes. One look-up for all.
+
+        They wait for it in the queue, where those whose time ends are refused.
+        """
+        batcher.put_back(entries)
         for source in self._assembler.unread_sources(entries):
             # A connection lost while idle costs one epoch.
             mark = await self.taking_over_again(partial(self._store.intake, source))
             self._assembler.learn(source, mark)
-        entries = self._assembler.following(entries)
-        if self._keys.memory is None:
-            return self._assembler.resolve(entries, {})
         keys = [order.key for entry in entries for order in entry.orders]
         known = await self._until_done(lambda: self._keys.rows_with(keys))
-        assembly = self._assembler.resolve(entries, known)
-        self._counters.repeats += len(keys) - (assembly.batch.row_count if assembly.batch else 0)
+        entries = batcher.take(among=frozenset(entries))
+        with self._answering(entries):
+            entries = self._assembler.following(entries)
+            assembly = self._assembler.resolve(entries, known)
+        row_count = assembly.batch.row_count if assembly.batch else 0
+        self._counters.repeats += sum(len(entry.orders) for entry in entries) - row_count
         return assembly
 
     async def _commit(self, current: Assembly, batcher: Batcher) -> None:
@@ -211,8 +217,11 @@ class Committer:
         """
         try:
             self._finish()
-            # After what was sent under an epoch of before, nothing may be given ids yet.
-            if current.pending is not None and self._assembler.is_current(current):
+            # A take-over follows what was not sent: others wait for it in the queue, where those
+            # whose time ends are refused. After what was sent under an epoch of before, nothing may
+            # be given ids yet.
+            is_sent = not isinstance(current.pending, _NotSent | None)
+            if is_sent and self._assembler.is_current(current):
                 self._assemble_ahead(current, batcher)
         except Exception as error:  # noqa: BLE001 - raised after the outcome
             self._failure = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, cast
@@ -311,8 +311,11 @@ class Batcher:
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    def take(self) -> list[Entry]:
-        """Return the entries of the next batch, at least one if any wait in time."""
+    def take(self, *, among: Collection[Entry] | None = None) -> list[Entry]:
+        """Return the entries of the next batch, at least one if any wait in time.
+
+        With `among`, those of a batch that was put back, as far as they still wait.
+        """
         if self._sweep_seconds <= asyncio.get_running_loop().time():
             # A busy loop calls its timers late: those whose time has ended must not commit now.
             self._cancel_sweep()
@@ -321,6 +324,8 @@ class Batcher:
         rows = bytes_ = 0
         while self._entries:
             entry = self._entries[0]
+            if among is not None and entry not in among:
+                break
             if taken and (
                 rows + len(entry.orders) > self._rows_max
                 or bytes_ + entry.size_bytes > self._bytes_max

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import Fenced, OrderError, RetryError, UnknownOutcome
+from chain_kernel.errors import Busy, Fenced, OrderError, RetryError, UnknownOutcome
 from chain_kernel.model import Term, is_linked
 from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
-from chain_kernel.testing.memory_store import CommitFault
+from chain_kernel.testing.memory_store import CommitFault, MemoryKeyStore
 from chain_kernel.testing.virtual_loop import virtual_clock
+from sequencer import Order
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
 from tests.virtual import virtual
@@ -239,3 +240,40 @@ async def test_full_batch_that_comes_during_a_take_over_waits_for_its_end(
     assert not held.followed.is_set()
     assert len(world.rows()) == 3
     assert is_linked(0, world.rows())
+
+
+async def away(*_: object, **__: object) -> None:
+    raise RetryError("the database is away")
+
+
+@virtual
+async def test_order_whose_time_ends_during_a_look_up_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.sequencer(virtual_clock()) as sequencer:
+        first = await sequencer.submit("a", b"1")
+        with monkeypatch.context() as failing:
+            failing.setattr(MemoryKeyStore, "rows", away)
+            patient = asyncio.create_task(sequencer.submit("a", b"1"))
+            with pytest.raises(Busy):
+                await sequencer.submit_many([Order("a", b"1"), Order("b", b"1")], within=0.05)
+        assert await patient == first
+        assert (sequencer.stats().repeats, sequencer.stats().busy) == (1, 2)
+    assert world.keys() == ["a"]
+
+
+@virtual
+async def test_order_whose_time_ends_before_a_commit_can_be_sent_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fill the batch after the one that is to be sent."""
+    async with world.sequencer(virtual_clock(), batch_rows_max=2) as sequencer:
+        with monkeypatch.context() as failing:
+            for name in ("begin", "take_over_again"):
+                failing.setattr(world.store, name, away)
+            first = asyncio.create_task(sequencer.submit_many(make_orders(2)))
+            await asyncio.sleep(0)
+            with pytest.raises(Busy):
+                await sequencer.submit_many(make_orders(2, start=2), within=0.05)
+        acks = await first
+    assert [row.id for row in world.rows()] == [ack.id for ack in acks]
