@@ -218,15 +218,18 @@ SELECT pg_logical_emit_message(true, 'orderchain', '')
 -- batch_after: the one batch whose parent is $2
 SELECT epoch, seal FROM chain_batch WHERE chain_id = $1 AND prev_last_id = $2
 
--- skip_published: move head_published past a range that was never published, and record it
+-- skip_published: move head_published past a range that was never published, and record what is not
+-- recorded of it: the answer of an earlier try may have been lost
 WITH fence AS (
-    UPDATE chain_head SET published_id = greatest(published_id, $5)
+    SELECT chain_id, epoch, published_id FROM chain_head
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
-    RETURNING chain_id, epoch
+       FOR NO KEY UPDATE
+), published AS (
+    UPDATE chain_head AS head SET published_id = $5 FROM fence
+     WHERE head.chain_id = fence.chain_id AND fence.published_id < $5
 ), skip AS (
     INSERT INTO chain_skip (chain_id, after_id, until_id, epoch)
-    SELECT chain_id, $4, $5, epoch FROM fence
-    ON CONFLICT (chain_id, after_id) DO NOTHING
+    SELECT chain_id, greatest($4, published_id), $5, epoch FROM fence WHERE published_id < $5
 )
 SELECT epoch FROM fence
 

@@ -404,8 +404,9 @@ class MemoryChainStore:
     async def skip_published(self, after_id: int, until_id: int) -> None:
         """Record a skipped range; see `chain_kernel.ports.ChainStore.skip_published`."""
         chain = self._fenced()
-        chain.skips.append((after_id, until_id))
-        chain.published_id = max(chain.published_id, until_id)
+        if chain.published_id < until_id:
+            chain.skips.append((max(after_id, chain.published_id), until_id))
+            chain.published_id = until_id
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
         """Count rows; see `chain_kernel.ports.ChainStore.rows_after`."""

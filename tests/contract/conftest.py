@@ -54,6 +54,7 @@ from tests.stored_pages import LET_TAMPER
 OpenStore = Callable[..., ChainStore]
 OpenLease = Callable[[], Lease]
 AskToStepDown = Callable[[], Awaitable[None]]
+Skips = Callable[[], Awaitable[list[tuple[int, int]]]]
 HoldCommits = Callable[[], AbstractAsyncContextManager[None]]
 UntilWaiting = Callable[[int], Awaitable[None]]
 OpenKeys = Callable[[], KeyStore]
@@ -109,6 +110,9 @@ class MemoryPlace:
 
     async def ask_to_step_down(self) -> None:
         self._database.chains[1].step_down = True
+
+    async def skips(self) -> list[tuple[int, int]]:
+        return self._database.chains[1].skips
 
     async def change_row(self, row_id: int, field: str, value: object) -> None:
         for batch in self._database.chains[1].batches:
@@ -193,6 +197,10 @@ class PostgresPlace:
 
     async def ask_to_step_down(self) -> None:
         await self._admin.execute("UPDATE chain_lease SET step_down = true WHERE chain_id = 1")
+
+    async def skips(self) -> list[tuple[int, int]]:
+        recorded = "SELECT after_id, until_id FROM chain_skip WHERE chain_id = 1 ORDER BY after_id"
+        return [(row[0], row[1]) for row in await self._admin.fetch(recorded)]
 
     async def change_row(self, row_id: int, field: str, value: object) -> None:
         await self._admin.execute(LET_TAMPER)
@@ -289,6 +297,12 @@ def until_waiting(place: Place) -> UntilWaiting:
 def ask_to_step_down(place: Place) -> AskToStepDown:
     """What `chainctl step-down` does."""
     return place.ask_to_step_down
+
+
+@pytest.fixture
+def skips(place: Place) -> Skips:
+    """Return the ranges that are recorded as never published."""
+    return place.skips
 
 
 @pytest.fixture

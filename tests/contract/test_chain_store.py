@@ -23,7 +23,7 @@ from sequencer.core import SequencerCore
 from sequencer.order import Order
 from tests.commits import commit
 
-from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, UntilWaiting
+from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, Skips, UntilWaiting
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -308,6 +308,16 @@ async def test_skip_moves_the_published_mark(open_store: OpenStore) -> None:
     await commit(store, batch, published_id=0)
     await store.skip_published(0, batch.last_id)
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
+
+
+async def test_skip_that_was_recorded_before_is_recorded_up_to_its_new_end(
+    led: Led, skips: Skips
+) -> None:
+    """The first answer was lost, and more was dropped since."""
+    first, second = await led.commit(), await led.commit()
+    for until_id in (first.last_id, second.last_id, second.last_id):
+        await led.store.skip_published(0, until_id)
+    assert await skips() == [(0, first.last_id), (first.last_id, second.last_id)]
 
 
 async def test_intake_mark_moves_with_its_batch_alone(led: Led) -> None:
