@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outbox.consumer.delivery import Delivery, Pace
     from outbox.consumer.filters import Filter
     from outbox.consumer.in_hand import ConsumeProgress, KeyQueues
-    from outbox.consumer.inbox import ConsumerConnections, Inbox
+    from outbox.consumer.inbox import ConsumerConnections, Inbox, WaitingMessage
 
 
 _log = logging.getLogger(__name__)
@@ -170,6 +170,25 @@ class Outcomes:
         else:
             self._parked(delivery, until_ns)
 
+    async def report_waiting(self, delivery: Delivery, until_ns: int | None) -> None:
+        """Report, of messages that wait for a parked one, until when that is parked again.
+
+        Raises nothing for a database that is away: what is not reported is resent, and reported
+        then.
+        """
+        key, place = delivery.key_bytes, 0
+        if key is None or until_ns is None:
+            return
+        with suppress(*AWAY):
+            while True:
+                async with self.connections.transaction() as connection:
+                    waiting = await self.inbox.waiting(connection, key, place)
+                if not waiting:
+                    return
+                for each in waiting:
+                    self._report(each, RETRYING, until_ns)
+                place = waiting[-1].place
+
     async def unpark(self, connection: Connection, delivery: Delivery) -> None:
         """Remove a parked message that is applied, in the open transaction."""
         await self.inbox.unpark(connection, delivery, self.clock.wall_ns())
@@ -234,7 +253,7 @@ class Outcomes:
         self._report(delivery, RETRYING, until_ns)
         self.finish(delivery)
 
-    def _report(self, delivery: Delivery, kind: int, until_ns: int) -> None:
+    def _report(self, delivery: Delivery | WaitingMessage, kind: int, until_ns: int) -> None:
         token = delivery.confirm_token
         if delivery.confirm_topic is None or token is None:
             return
@@ -422,6 +441,7 @@ class ParkedAttempt(Attempt):
             return
         self.outcomes.connections.give_back(self.locking)
         outcomes.failed_again(delivery, until_ns)
+        await outcomes.report_waiting(delivery, until_ns)
 
     def _break_off(self, error: BaseException) -> None:
         """Leave all as it was: the row is free again, and nothing is counted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,10 @@ IN_TURN: Final = "waits for an earlier message of its key"
 
 _ERROR_CHARS_MAX: Final = 2_000
 """How much of an error's text is kept: a person reads it in a list."""
+
+WAITING_READ_MAX: Final = 5_000
+"""Messages of one call of `Inbox.waiting`: reporting so many takes some 50 ms, in which nothing
+else runs."""
 
 _SQL: Final = load_sql("outbox", "sql/inbox_queries.sql")
 _PLACED: Final = ("topic", "partition", "offset", "received_at")
@@ -119,6 +123,18 @@ def is_interruption(error: BaseException, connection: Connection | None) -> bool
         return True
     is_driver = isinstance(error, DRIVER_ERRORS)
     return is_driver and connection is not None and connection.is_closed()
+
+
+class WaitingMessage(NamedTuple):
+    """A message that waits for an earlier one of its key: what its sender is sent about it."""
+
+    place: int
+    """Its turn: it rises in the order of arrival."""
+    message_id: UUID
+    confirm_topic: str | None
+    confirm_token: bytes | None
+    partition: int
+    offset: int
 
 
 class Inbox:
@@ -224,6 +240,13 @@ class Inbox:
             row["message_id"]: ns_of(row["due_at"]) for row in rows if row["due_at"] is not None
         }
 
+    async def waiting(
+        self, connection: Connection, key: bytes, after_place: int
+    ) -> list[WaitingMessage]:
+        """Return messages of `key` that wait for a parked one, in order; a page of them."""
+        rows = await self._fetch(connection, "waiting", key, after_place, WAITING_READ_MAX)
+        return [WaitingMessage(*row) for row in rows]
+
     async def take_due(self, connection: Connection, now_ns: int) -> Delivery | None:
         """Return one parked message whose time has come, locked until the transaction ends."""
         rows = await self._fetch(connection, "take_due", time_of(now_ns))
@@ -237,7 +260,12 @@ class Inbox:
     async def park_again(
         self, connection: Connection, delivery: Delivery, *, failures: int, due_ns: int, error: str
     ) -> None:
-        """Set the next try of a parked message that was taken and has failed."""
+        """Set the next try of a parked message that was taken and has failed.
+
+        Needs a transaction: a message that is parked after it sees this time, or is seen by
+        `waiting` once that has committed.
+        """
+        await self._lock_keys(connection, [delivery])
         await self._fetch(
             connection,
             "park_again",

@@ -98,6 +98,12 @@ SELECT p.message_id,
   FROM inbox_parked p
  WHERE p.consumer_id = $1 AND p.message_id = ANY ($2::uuid[]);
 
+-- waiting: up to $4 messages that wait for a parked one of their key, from a place on
+SELECT place, message_id, confirm_topic, confirm_token, topic_partition, record_offset
+  FROM inbox_parked
+ WHERE consumer_id = $1 AND key = $2 AND place > $3 AND due_at IS NULL
+ ORDER BY place LIMIT $4;
+
 -- take_due: lock one parked message whose time has come; others take other messages
 SELECT message_id, destination, topic, topic_partition, record_offset, received_at, key,
        confirm_topic, confirm_token, headers, payload, failures

@@ -337,7 +337,10 @@ class MemoryInbox:
             return
         again = replace(delivery, failures=decision.failures)
         self.parked[delivery.message_id] = ParkedMessage(again, decision.due_ns)
-        tables.postpone(delivery.message_id, self.consumer, decision.due_ns)
+        key = delivery.key_bytes
+        for message_id, each in self.parked.items():
+            if each.delivery is again or (key is not None and each.delivery.key_bytes == key):
+                tables.postpone(message_id, self.consumer, decision.due_ns)
 
     def _unpark(self, delivery: Delivery) -> None:
         self.parked.pop(delivery.message_id, None)

@@ -132,6 +132,29 @@ async def test_each_failure_reports_until_when_and_a_repeat_reports_it_again(
     assert await rig.committed() == 4
 
 
+async def test_each_failure_reports_until_when_of_all_that_wait_for_it_in_turn(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise their sender would resend them meanwhile, until their tries are used up."""
+    monkeypatch.setattr("outbox.consumer.inbox.WAITING_READ_MAX", 1)
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "poison")
+    messages = [rig.message(note, "K") for note in ("poison", "second", "third")]
+    await rig.send(*messages)
+    consumer = rig.consumer(clock=clock, filter=Filter())
+    async with consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        await handler.next()
+        await until(rig, "SELECT count(*) = 3 FROM inbox_parked")
+        clock.now_ns += 10 * SECOND
+        await handler.next()
+        consumer.stop()
+        await running
+    shown = [(one.message_id, one.until_unix_ns) for one in await rig.confirms(6)]
+    ids = [message.message_id.bytes for message in messages]
+    assert shown == [(each, START_NS + after * SECOND) for after in (10, 40) for each in ids]
+
+
 @pytest.mark.invariant("L7")
 async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
     rig: Rig,

@@ -235,6 +235,22 @@ def test_retries_of_hours_take_no_time(one: MemoryOutbox) -> None:
     assert one.statuses() == {bad: Status.ABNORMAL, **dict.fromkeys(good, Status.CONSUMED)}
 
 
+def test_what_waits_for_a_failing_message_of_its_key_keeps_its_tries(one: MemoryOutbox) -> None:
+    one.awkward.calm()
+    _, *others = add_all(one, key="K")
+    shown: set[Status] = set()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        if delivery.payload == b"note 0":
+            shown.update(one.statuses()[each] for each in others)
+            raise ValueError("never")
+        await apply(delivery, connection)
+
+    one.work_off(handler)
+    assert Status.CONFIRMED in shown
+    assert Status.ABNORMAL not in shown
+
+
 def test_two_consumers_of_a_destination_have_each_its_delivery() -> None:
     outbox = make_outbox(consumers=("clearing", "ledger"))
     message_id = outbox.add("clearing", b"note 1")
