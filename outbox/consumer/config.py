@@ -80,8 +80,8 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
     """How long the first confirm waits for others, to travel in one record."""
     retention_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
-    """The least time that ids stay in the inbox. They stay longer if a sender has an older message
-    unfinished, and forever if a sender does not report it."""
+    """The least time that ids stay in the inbox. They stay longer while an older message is not
+    read yet, or not finished by its sender, and forever if a sender does not report that."""
     upkeep_seconds: Seconds = 600.0
     """How often new partitions of the inbox are made, and old ones are dropped."""
     unsafe_durability: bool = False

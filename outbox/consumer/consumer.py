@@ -44,7 +44,6 @@ from outbox.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from uuid import UUID
 
     from chain_kernel.monitoring import Sample
     from outbox.consumer.attempts import Attempt
@@ -68,8 +67,7 @@ class InboxRetention:
     inbox: Inbox
     connections: ConsumerConnections
     clock: Clock
-    take_oldest: Callable[[], dict[str, UUID | None]]
-    """What senders have unfinished, as `RecordIntake.take_oldest`."""
+    intake: RecordIntake
 
     async def run(self) -> None:
         """Never returns. The first round was done at the start."""
@@ -94,11 +92,14 @@ class InboxRetention:
         async with connections.transaction() as connection:
             await connections.check_durability(connection)
             await inbox.extend(connection, now_ns)
-        oldest = self.take_oldest()
+            # Before the ends of partitions are asked for: see `RecordIntake.floors`.
+            highest = await inbox.highest_floors(connection)
+        floors = await self.intake.floors(highest)
         keep_ns = round(self.config.retention_seconds * 1e9)
         async with connections.transaction() as connection:
-            if oldest:
-                await inbox.hear_of_senders(connection, oldest)
+            await inbox.know_topics(connection, self.config.topics)
+            await inbox.know_partitions(connection, self.intake.source.partitions())
+            await inbox.keep_floors(connection, floors)
             await inbox.retire(connection, now_ns - keep_ns)
 
 
@@ -153,7 +154,7 @@ class Consumer(ClosedAtExit):
             )  # fmt: skip
             retention = InboxRetention(
                 config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
-                take_oldest=receiving.take_oldest,
+                intake=receiving,
             )  # fmt: skip
             await retention.try_to_keep()  # today's partition, before the first message
             await self._confirms.start()

@@ -109,6 +109,10 @@ class ConsumeProgress:
             if name in self._committed:
                 self._committed[name] = max(self._committed[name], offset)
 
+    def committed_offsets(self) -> dict[Partition, int]:
+        """Return the offset of each partition from which on records may come again."""
+        return dict(self._committed)
+
 
 class StartFrom(StrEnum):
     """The kinds of start positions."""

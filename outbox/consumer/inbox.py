@@ -28,11 +28,12 @@ from outbox.roles import NUMBERED, OUTBOX_CONSUMER, OUTBOX_OPERATOR
 from outbox.session import BARRIER, columns, keep_durable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from chain_kernel.clients.postgres import Connection, Record
     from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.in_hand import Partition
 
 
 _log = logging.getLogger(__name__)
@@ -303,19 +304,32 @@ class Inbox:
             )  # fmt: skip
 
     async def know_topics(self, connection: Connection, topics: Sequence[str]) -> None:
-        """Keep all ids until the senders of these topics report what they may resend."""
+        """Keep all ids until it is known, for each partition of these topics, what may still come.
+
+        Topics that no process has named here for a week are forgotten.
+        """
         await self._fetch(connection, "know_topics", list(topics))
 
-    async def hear_of_senders(
-        self, connection: Connection, oldest: Mapping[str, UUID | None]
+    async def know_partitions(
+        self, connection: Connection, partitions: Collection[Partition]
     ) -> None:
-        """Keep, by topic, the oldest message that its senders may resend."""
-        await self._fetch(connection, "heard_of_senders", list(oldest), list(oldest.values()))
+        """Keep all ids until it is known what may still come in these partitions."""
+        await self._fetch(connection, "know_partitions", *_parted(partitions))
+
+    async def highest_floors(self, connection: Connection) -> dict[str, UUID]:
+        """Return, by topic, the highest id of those that `keep_floors` keeps."""
+        return dict(await self._fetch(connection, "highest_floors"))
+
+    async def keep_floors(
+        self, connection: Connection, floors: Mapping[Partition, UUID | None]
+    ) -> None:
+        """Keep, by partition, the id below which no message will come there; None: not known."""
+        await self._fetch(connection, "keep_floors", *_parted(floors), list(floors.values()))
 
     async def retire(self, connection: Connection, keep_from_ns: int) -> UUID | None:
-        """Drop what is older than `keep_from_ns` and than every sender's oldest unfinished message.
+        """Drop what is older than `keep_from_ns` and than all that may still come.
 
-        Returns the horizon; None if it may not be raised, since a sender does not report.
+        Returns the horizon; None if it may not be raised, since what may come is not known.
         """
         rows = await self._fetch(connection, "horizon", time_of(keep_from_ns))
         horizon: UUID | None = rows[0]["horizon"]
@@ -389,6 +403,12 @@ class InboxLog:
 def storable_error(error: str) -> str:
     """Return the text of an error as it is kept: bounded, and without what PostgreSQL refuses."""
     return storable(error, _ERROR_CHARS_MAX)
+
+
+def _parted(partitions: Iterable[Partition]) -> tuple[list[str], list[int]]:
+    """Return topics and numbers of partitions apart, as columns."""
+    pairs = list(partitions)
+    return [topic for topic, _ in pairs], [number for _, number in pairs]
 
 
 def _row_of(delivery: Delivery) -> tuple[object, ...]:

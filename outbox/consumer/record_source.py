@@ -29,6 +29,7 @@ from chain_kernel.clock import Backoff, time_of
 from chain_kernel.errors import OrderchainError, RetryError, SettingError, TopicError
 from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
+from outbox.consumer.floors import PartitionFloors
 from outbox.consumer.in_hand import (
     ConsumeProgress,
     ConsumeStart,
@@ -175,6 +176,28 @@ class DestinationRecords:
             await self._commit(self._running(), offsets)
             self.progress.committed(offsets)
 
+    def partitions(self) -> list[Partition]:
+        """Return the partitions of the topics, other processes' included, as far as is known."""
+        if (consumer := self._consumer) is None:
+            return []
+        topics = self._config.topics
+        return [(each, n) for each in topics for n in consumer.partitions_for_topic(each) or ()]
+
+    async def read_to_end(self) -> set[Partition]:
+        """Return those of our partitions of which everything sent before the call is committed.
+
+        Empty if the broker does not answer: nothing is known then.
+        """
+        committed, consumer = self.progress.committed_offsets(), self._consumer
+        if not committed or consumer is None:
+            return set()
+        try:
+            async with asyncio.timeout(self._config.request_seconds):
+                ends = await consumer.end_offsets([TopicPartition(*each) for each in committed])
+        except DRIVER_ERRORS:
+            return set()
+        return {each for each, offset in committed.items() if offset >= ends[TopicPartition(*each)]}
+
     async def close(self) -> None:
         """Leave the group; never raises, never waits beyond `close_seconds`."""
         consumer, self._consumer = self._consumer, None
@@ -295,8 +318,7 @@ class RecordIntake:
     pace: Pace
     clock: Clock
     stats: ConsumerStats
-    _oldest: dict[str, UUID | None] = field(default_factory=dict, init=False)
-    """By topic, since the last `take_oldest`."""
+    _floors: dict[Partition, PartitionFloors] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._passed_over = SummedLog(_log, logging.ERROR)
@@ -327,14 +349,24 @@ class RecordIntake:
             if records:
                 self._take_in(records)
 
-    def take_oldest(self) -> dict[str, UUID | None]:
-        """Return the oldest message that the senders of each topic had unfinished, and forget it.
+    async def floors(self, highest: Mapping[str, UUID]) -> dict[Partition, UUID | None]:
+        """Return, of our partitions, the id below which no message will come; None: not known.
 
-        None for a topic if one of its senders did not report one. Topics of which nothing came are
-        left out.
+        Those of which nothing is known yet are left out. `highest`: by topic, the highest floor of
+        any partition, as known before the call.
         """
-        oldest, self._oldest = self._oldest, {}
-        return oldest
+        read = await self.source.read_to_end()
+        found: dict[Partition, UUID | None] = {}
+        for place, committed in self.source.progress.committed_offsets().items():
+            floors = self._floors.get(place)
+            is_idle = place in read and (floors is None or floors.is_quiet)
+            if is_idle and (floor := highest.get(place[0])) is not None:
+                # What comes here is sent from now on, so after the record with that floor. Its own
+                # records may have been the last for years, and would keep the inbox that long.
+                found[place] = floor
+            elif floors is not None:
+                found[place] = floors.take(committed)
+        return found
 
     def _take_in(self, records: Sequence[ConsumerRecord]) -> None:
         received_at, trusted = time_of(self.clock.wall_ns()), self._trusted
@@ -347,7 +379,8 @@ class RecordIntake:
                 self._pass_over(record, error)
                 continue
             deliveries.append(delivery)
-            self._hear(delivery)
+            floors = self._floors.setdefault(delivery.place, PartitionFloors())
+            floors.hear(delivery.offset, delivery.oldest_unfinished)
         self.queues.add(deliveries)
 
     def _pass_over(self, record: ConsumerRecord, error: BadRecord) -> None:
@@ -360,12 +393,6 @@ class RecordIntake:
         held = self.source.progress.of((record.topic, record.partition))
         if held is not None:
             held.finish(record.offset)
-
-    def _hear(self, delivery: Delivery) -> None:
-        heard = delivery.oldest_unfinished
-        known = self._oldest.setdefault(delivery.topic, heard)
-        if known is not None and (heard is None or heard < known):
-            self._oldest[delivery.topic] = heard
 
 
 async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partition, int]:

@@ -19,16 +19,28 @@ CREATE TABLE inbox_consumer (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- The topics of each consumer. The inbox must outlive the oldest message that a topic's senders have
--- not finished, as their records report: it may come again.
+-- The topics of each consumer.
 CREATE TABLE inbox_topic (
-    consumer_id       integer NOT NULL REFERENCES inbox_consumer,
-    topic             text    NOT NULL,
-    oldest_unfinished uuid, -- NULL: the senders did not say
+    consumer_id   integer     NOT NULL REFERENCES inbox_consumer,
+    topic         text        NOT NULL,
     -- Where it began, or was moved to, in each partition from 0 on; in those that came later at
     -- their oldest record. NULL: it has not begun.
-    starts            bigint[],
+    starts        bigint[],
+    -- When a process of it was last known to read the topic. One that none has read for a week no
+    -- longer keeps the inbox from forgetting.
+    subscribed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_id, topic)
+);
+
+-- Their partitions. The inbox must outlive what may still come of each: what the consumer has not
+-- read there, and what the senders have not finished, as their records report.
+CREATE TABLE inbox_partition (
+    consumer_id     integer NOT NULL,
+    topic           text    NOT NULL,
+    topic_partition integer NOT NULL,
+    floor           uuid, -- below it no message will come; NULL: that is not known
+    PRIMARY KEY (consumer_id, topic, topic_partition),
+    FOREIGN KEY (consumer_id, topic) REFERENCES inbox_topic
 );
 
 -- ----------------------------------------------------------------------------------------- inbox
@@ -301,6 +313,7 @@ GRANT SELECT ON inbox_version, inbox_consumer TO outbox_consumer;
 -- Not the horizon: only inbox_retire raises it, together with the drop.
 GRANT INSERT (name) ON inbox_consumer TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE ON inbox_topic TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_partition TO outbox_consumer;
 -- Not UPDATE, not DELETE: what was applied stays so.
 GRANT SELECT, INSERT ON inbox TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_parked TO outbox_consumer;
@@ -309,8 +322,8 @@ GRANT SELECT, INSERT ON inbox_dead TO outbox_consumer;
 GRANT EXECUTE ON FUNCTION inbox_id_at(timestamptz), inbox_extend(timestamptz),
     inbox_retire(integer, uuid), inbox_lock_keys(integer, bytea[]) TO outbox_consumer;
 
-GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox, inbox_parked, inbox_dead,
-    inbox_act TO outbox_operator;
+GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox_partition, inbox, inbox_parked,
+    inbox_dead, inbox_act TO outbox_operator;
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE inbox_consumer_consumer_id_seq, inbox_act_act_id_seq TO outbox_operator;
 GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),

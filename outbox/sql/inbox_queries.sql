@@ -142,27 +142,45 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 ON CONFLICT DO NOTHING
 RETURNING message_id;
 
--- know_topics: for new topics it is not known what their senders may resend
+-- know_topics: a process reads these topics; of new ones it is not known what may still come
+-- In order, so that two processes never wait for each other.
 INSERT INTO inbox_topic (consumer_id, topic)
-SELECT $1, g.topic FROM unnest($2::text[]) AS g (topic)
-ON CONFLICT (consumer_id, topic) DO NOTHING;
+SELECT $1, g.topic FROM unnest($2::text[]) AS g (topic) ORDER BY g.topic
+ON CONFLICT (consumer_id, topic) DO UPDATE SET subscribed_at = now();
 
 -- begin: keep where a consumer begins in the partitions of a topic; $4: although it had begun
+-- What it was moved back to comes once more, so what was known of the partitions no longer holds.
+WITH forgotten AS (
+    DELETE FROM inbox_partition WHERE consumer_id = $1 AND topic = $2 AND $4
+)
 UPDATE inbox_topic SET starts = $3 WHERE consumer_id = $1 AND topic = $2 AND ($4 OR starts IS NULL)
 
 -- starts: where a consumer began in those of these topics in which it has begun
 SELECT topic, starts FROM inbox_topic
  WHERE consumer_id = $1 AND topic = ANY ($2::text[]) AND starts IS NOT NULL
 
--- heard_of_senders: the oldest message that the senders of a topic have not finished
-INSERT INTO inbox_topic (consumer_id, topic, oldest_unfinished)
-SELECT $1, g.topic, g.oldest FROM unnest($2::text[], $3::uuid[]) AS g (topic, oldest)
-ON CONFLICT (consumer_id, topic) DO UPDATE SET oldest_unfinished = excluded.oldest_unfinished;
+-- know_partitions: these partitions are there; of new ones it is not known what may still come
+INSERT INTO inbox_partition (consumer_id, topic, topic_partition)
+SELECT $1, g.topic, g.number FROM unnest($2::text[], $3::integer[]) AS g (topic, number)
+ ORDER BY g.topic, g.number
+ON CONFLICT DO NOTHING;
 
--- horizon: the highest one that is allowed: below a time, and below what any sender may resend
-SELECT CASE WHEN count(*) > 0 AND count(*) = count(t.oldest_unfinished)
-            THEN least(inbox_id_at($2), min(t.oldest_unfinished::text)::uuid) END AS horizon
-  FROM inbox_topic t WHERE t.consumer_id = $1;
+-- keep_floors: below which ids no message will come in these partitions
+INSERT INTO inbox_partition (consumer_id, topic, topic_partition, floor)
+SELECT $1, g.topic, g.number, g.floor
+  FROM unnest($2::text[], $3::integer[], $4::uuid[]) AS g (topic, number, floor)
+ ORDER BY g.topic, g.number
+ON CONFLICT (consumer_id, topic, topic_partition) DO UPDATE SET floor = excluded.floor;
+
+-- highest_floors: the highest floor of each topic in which one is known
+SELECT topic, max(floor::text)::uuid AS floor
+  FROM inbox_partition WHERE consumer_id = $1 AND floor IS NOT NULL GROUP BY topic;
+
+-- horizon: the highest one that is allowed: below a time, and below what may still come anywhere
+SELECT CASE WHEN bool_and(p.floor IS NOT NULL)
+            THEN least(inbox_id_at($2), min(p.floor::text)::uuid) END AS horizon
+  FROM inbox_topic t LEFT JOIN inbox_partition p USING (consumer_id, topic)
+ WHERE t.consumer_id = $1 AND t.subscribed_at > now() - interval '7 days';
 
 -- retire: raise the horizon, and drop what is below every consumer's
 SELECT inbox_retire($1, $2);

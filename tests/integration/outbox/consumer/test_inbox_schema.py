@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC).replace(microsecond=0)
+TRADES = ("trades", 0)
 
 
 def id_at(time: datetime) -> UUID:
@@ -82,7 +83,9 @@ async def test_consumer_role_may_do_all_that_a_consumer_does(
         await inbox.bury(consumer_role, two, failures=2, reason="tries used up", error="no")
         await inbox.unpark(consumer_role, two, ns(NOW))
         await inbox.unpark(consumer_role, one, ns(NOW))
-    await inbox.hear_of_senders(consumer_role, {"trades": one.message_id})
+    await inbox.know_partitions(consumer_role, [TRADES])
+    assert await inbox.highest_floors(consumer_role) == {}
+    await inbox.keep_floors(consumer_role, {TRADES: one.message_id})
     await inbox.retire(consumer_role, ns(NOW - 3 * DAY))
 
 
@@ -145,7 +148,7 @@ async def test_retire_drops_old_days_and_what_is_older_is_not_worked_on(
     old, strange, new = id_at(old_day), id_at(NOW - 400 * DAY), id_at(NOW)
     async with admin.transaction():
         await inbox.claim(admin, [delivery(one) for one in (old, strange, new)])
-    await inbox.hear_of_senders(admin, {"trades": new})
+    await inbox.keep_floors(admin, {TRADES: new})
     await inbox.retire(admin, ns(NOW - 3 * DAY))
     rows = await admin.fetch("SELECT message_id FROM inbox")
     assert [row["message_id"] for row in rows] == [new]
@@ -167,7 +170,7 @@ async def test_retire_keeps_what_a_sender_may_send_again(
     unfinished, applied = id_at(old_day), id_at(old_day + timedelta(seconds=1))
     async with admin.transaction():
         await inbox.claim(admin, [delivery(applied)])
-    await inbox.hear_of_senders(admin, {"trades": unfinished})
+    await inbox.keep_floors(admin, {TRADES: unfinished})
     await inbox.retire(admin, ns(NOW - 3 * DAY))
     async with admin.transaction():
         judged = await inbox.judge(admin, [delivery(applied)])
@@ -176,13 +179,56 @@ async def test_retire_keeps_what_a_sender_may_send_again(
         assert await inbox.claim(admin, [delivery(unfinished)]) == {unfinished}
 
 
+async def test_retire_keeps_what_no_process_has_read_yet(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    """Another process is at the head of its partition, and knows nothing of this one's backlog."""
+    old_day = NOW - 6 * DAY
+    await inbox.extend(admin, ns(old_day))
+    applied, unread = id_at(old_day), id_at(old_day + timedelta(seconds=1))
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(applied)])
+    ahead = {("trades", 1): id_at(NOW)}
+    await inbox.know_partitions(admin, [TRADES, *ahead])
+    await inbox.keep_floors(admin, ahead)
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is None  # nothing is known of the other one
+    await inbox.keep_floors(admin, {TRADES: applied})
+    await inbox.keep_floors(admin, ahead)
+    await inbox.retire(admin, ns(NOW - 3 * DAY))
+    async with admin.transaction():
+        assert await inbox.claim(admin, [delivery(unread)]) == {unread}
+
+
+async def test_retire_leaves_out_a_topic_that_none_has_read_for_a_week(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
+    await inbox.know_topics(admin, ["fees"])
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is None
+    old = "UPDATE inbox_topic SET subscribed_at = now() - interval '8 days' WHERE topic = 'fees'"
+    await admin.execute(old)
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is not None
+    await inbox.know_topics(admin, ["fees"])
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is None
+
+
+async def test_move_back_forgets_what_was_known_to_come(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
+    await inbox.begin(admin, {"trades": [0]})
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is not None
+    await inbox.begin(admin, {"trades": [0]}, is_moved=True)
+    assert await inbox.retire(admin, ns(NOW - 3 * DAY)) is None
+
+
 async def test_retire_keeps_all_while_one_sender_does_not_report(
     admin: asyncpg.Connection, inbox: Inbox
 ) -> None:
     await inbox.know_topics(admin, ["trades", "fees"])
     async with admin.transaction():
         await inbox.claim(admin, [delivery(id_at(NOW - 100 * DAY))])
-    await inbox.hear_of_senders(admin, {"trades": id_at(NOW)})
+    await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
     assert await inbox.retire(admin, ns(NOW)) is None
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 1
 
@@ -196,7 +242,7 @@ async def test_retire_keeps_what_another_consumer_of_the_database_still_needs(
     async with admin.transaction():
         await inbox.claim(admin, [delivery(old)])
         await other.claim(admin, [delivery(old)])
-    await inbox.hear_of_senders(admin, {"trades": id_at(NOW)})
+    await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
     await inbox.retire(admin, ns(NOW))
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.errors import ConnectError, SchemaError
 from outbox.consumer.consumer import Consumer
@@ -21,9 +23,9 @@ from .rig import Rig, apply, apply_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from outbox.consumer.delivery import Delivery
+    from outbox.message import Message
 
     from .redis_server import RedisServer
 
@@ -335,6 +337,43 @@ async def test_message_older_than_the_inbox_is_put_aside_and_not_worked_on(rig: 
     dead = await rig.admin.fetch("SELECT message_id, reason, failures FROM inbox_dead")
     assert [tuple(row) for row in dead] == [(old.message_id, "older than the inbox", 0)]
     assert old.message_id.bytes not in await rig.applied_ids(1)
+
+
+async def test_backlog_older_than_the_retention_is_worked_on_however_far_others_are(
+    rig: Rig,
+) -> None:
+    week, old, applied = (aged(rig.message(f"{days} days"), days) for days in (7, 6, 5))
+    new = rig.message("new")
+    floor = "SELECT floor FROM inbox_partition WHERE topic = $1 AND topic_partition = $2"
+
+    async def until_reported(partition: int, message: Message) -> None:
+        async with deadline():
+            while await rig.admin.fetchval(floor, rig.topic, partition) != message.message_id:
+                pass
+
+    await rig.send(week, applied, oldest=week.message_id)
+    await rig.work_off(rig.consumer(), until=applied)
+    consumer = rig.consumer(upkeep_seconds=0.05)
+    async with consumer:  # it receives, and handles nothing yet
+        await rig.send(old, oldest=old.message_id)
+        await until_reported(0, old)
+        await rig.send(new, partition=1, oldest=new.message_id)
+        await until_reported(1, new)
+        # What is older than the backlog is dropped, although partition 2 has no message at all.
+        async with deadline():
+            while await rig.admin.fetchval("SELECT count(*) = 2 FROM inbox"):
+                pass
+        assert await rig.run_until(consumer, until=new) == ["6 days", "new"]
+        # Partition 0 is read to its end: what its last record said no longer counts.
+        async with deadline():
+            while await rig.admin.fetchval("SELECT count(*) > 1 FROM inbox"):
+                pass
+
+
+def aged(message: Message, days: int) -> Message:
+    """Return a message as if its id had been drawn so long ago."""
+    past = days * 86_400_000 << 80
+    return replace(message, message_id=UUID(int=message.message_id.int - past))
 
 
 async def test_record_that_is_no_message_is_counted_and_passed_over(rig: Rig) -> None:
