@@ -83,8 +83,9 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     """Confirms of one return."""
     call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """Deadline of one call to a sender."""
-    late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
-    """How long after its retry fell due a parked message may stay unconfirmed."""
+    late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
+    """How long after its retry fell due a parked message may stay unconfirmed: longer than its
+    handler may take."""
     retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
     """How long what has ended is remembered. A repeat of a check record is recognized that long."""
     unsafe_durability: bool = False

@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 
-RETRY_SLACK_SECONDS: Final = 60.0
-"""How long after its retry fell due a parked message may stay unconfirmed before it is resent: the
-consumer first has to work on it, and its confirm has to travel."""
+RETRY_SLACK_SECONDS: Final = 600.0
+"""How long after its retry fell due a parked message may stay unconfirmed before it is resent. The
+consumer has to work on it, by default for at most 300 s, and before that on what is parked before
+it; and its confirm has to travel."""
 
 
 OLDEST_SECONDS: Final = 0.2

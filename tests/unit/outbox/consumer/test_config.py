@@ -4,6 +4,8 @@ import msgspec
 import pytest
 
 from outbox import ConsumerConfig, RedisFilterConfig
+from outbox.callback.config import CallbackConfig
+from outbox.sender.store import RETRY_SLACK_SECONDS
 
 GIVEN = {
     "name": "clearing",
@@ -41,3 +43,11 @@ def test_no_password_is_shown() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         config(**wrong)
+
+
+def test_senders_wait_for_longer_than_a_retry_may_take() -> None:
+    """Otherwise a handler that hangs until its deadline would use up the tries of its message."""
+    given = {"check_topic": "checks", "confirm_topics": ["trades.confirms"]}
+    shared = {name: GIVEN[name] for name in ("database", "kafka")}
+    callback = msgspec.convert(shared | given, CallbackConfig)
+    assert config().handler_seconds * 2 <= RETRY_SLACK_SECONDS == callback.late_seconds
