@@ -171,10 +171,10 @@ class Commit:
         session = self._session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
-        # It may be somebody else's turn, who uses the driver: its answer would be taken for ours.
-        # While this one is under way, and the turn is free, the next user waits for both.
-        is_free = not session.lock.locked() and not self._sent().done()
-        if not (self._holds_lock or is_free):
+        # Somebody else may use the driver, whose answer would be taken for ours. While the lock is
+        # free, that cannot be: each holder first waits for all that is under way.
+        is_others_turn = session.lock.locked() and not self._holds_lock
+        if is_others_turn or session.is_interrupted:
             return None
         if not self._store.has_room(batch):
             return None

@@ -151,8 +151,8 @@ class LeaderSession:
         self._connection: Connection | None = None
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
-        # Whether a caller left in mid-statement; the answer may still be on its way.
-        self._is_interrupted = False
+        self.is_interrupted = False
+        """Whether a caller left in mid-statement; the answer may still be on its way."""
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """The id of the database that was reached."""
@@ -168,7 +168,7 @@ class LeaderSession:
     @property
     def is_idle(self) -> bool:
         """Whether `idle` would not wait."""
-        return self._pipeline is not None and self._pipeline.is_idle and not self._is_interrupted
+        return self._pipeline is not None and self._pipeline.is_idle and not self.is_interrupted
 
     @property
     def pipeline(self) -> Pipeline:
@@ -199,11 +199,11 @@ class LeaderSession:
             await self._pipeline.idle()
         if self._connection is None or not self.is_open:
             raise RetryError(GIVEN_UP)
-        if self._is_interrupted:
+        if self.is_interrupted:
             # The driver waits for the end of what it cancelled; the pipeline would take that answer
             # for the answer to a commit of its own.
             await self._connection.execute(_SQL["ping"])
-            self._is_interrupted = False
+            self.is_interrupted = False
         return self._connection
 
     async def fetch_row(self, name: str, *values: object) -> Record | None:
@@ -231,7 +231,7 @@ class LeaderSession:
             self.abandon()
             raise self.refusal(name, error) from error
         except BaseException:
-            self._is_interrupted = True
+            self.is_interrupted = True
             raise
 
     def refusal(self, what: str, error: Exception) -> Exception:

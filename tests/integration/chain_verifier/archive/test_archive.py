@@ -15,7 +15,7 @@ from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
 from chain_verifier.archive import write_archive as write_archive_module
 from chain_verifier.archive.manifest import chain_folder, load_manifest
-from chain_verifier.archive.part_files import verify_archive
+from chain_verifier.archive.part_files import proven_parts, verify_archive
 from chain_verifier.archive.retention import RetentionReport, RetentionRequest, retain
 from chain_verifier.archive.write_archive import ArchivedRun, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
@@ -119,7 +119,7 @@ def test_archive_goes_on_where_it_ended(chain: Chain) -> None:
 def test_archive_by_two_runs_at_once_refuses_the_second_and_stays_whole(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proven_parts, refused = write_archive_module.proven_parts, []
+    refused: list[InputError] = []
 
     def second_run() -> None:
         with pytest.raises(InputError, match="no other run that writes to it") as caught:
