@@ -41,7 +41,7 @@ from outbox.session import OutboxSession, Tables, columns
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from chain_kernel.clock import Clock
     from chain_kernel.monitoring import Sample
@@ -76,7 +76,6 @@ class ClaimedDelivery(Struct, frozen=True):
 
     message_id: UUID
     consumer: str
-    sender: str
     ask_count: int
     proof: bytes | None
     """The proof of its confirm, if there is one."""
@@ -125,6 +124,7 @@ class CallbackService:
         self._clock = clock or SystemClock()
         self._session = OutboxSession(config, "callback", tables=_TABLES)
         self._dropped = SummedLog(_log, logging.WARNING)
+        self._alone_until: dict[tuple[int, str], int] = {}  # in ns of the monotonic clock
 
     def stats(self) -> CallbackStats:
         """Return the counters as they are now."""
@@ -147,17 +147,46 @@ class CallbackService:
         await endless("callback", self._keep_working)
 
     async def _keep_working(self) -> None:
-        kept_ns = self._clock.monotonic_ns()
+        ask = self.ask_once, self._config.ask_rows_max
+        report = self.return_once, self._config.return_rows_max
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_serving(tasks, WAITING, *ask))
+                tasks.create_task(self._keep_serving(tasks, CONFIRMED, *report))
+                tasks.create_task(self._keep_up())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _keep_serving(
+        self,
+        tasks: asyncio.TaskGroup,
+        state: int,
+        once: Callable[[str], Awaitable[int]],
+        rows_max: int,
+    ) -> None:
+        """Serve each sender by a task of its own: one that hangs must not delay another.
+
+        Only senders that can be called hang, so tasks are as few as these.
+        """
+        serving: set[str] = set()
+
+        async def serve(sender: str) -> None:
+            while await once(sender) >= rows_max:
+                pass
+            serving.discard(sender)
+
         while True:
-            while await self.ask_once() >= self._config.ask_rows_max:
-                pass
-            while await self.return_once() >= self._config.return_rows_max:
-                pass
-            if self._clock.monotonic_ns() - kept_ns > _KEEP_SECONDS * 1e9:
-                kept_ns = self._clock.monotonic_ns()
-                await self._session.check_durability()
-                await self.trim()
+            rows = await self._session.fetch(SQL["senders"], self._now(), state)
+            for sender in {row["sender"] for row in rows} - serving:
+                serving.add(sender)
+                tasks.create_task(serve(sender))
             await asyncio.sleep(self._config.round_seconds)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_SECONDS)
+            await self._session.check_durability()
+            await self.trim()
 
     async def close(self) -> None:
         """Close the connection; never raises."""
@@ -220,12 +249,12 @@ class CallbackService:
 
     # ------------------------------------------------------------------------------------- time
 
-    async def ask_once(self) -> int:
-        """Ask about what is due without a confirm; return how many. Raises RetryError."""
+    async def ask_once(self, sender: str) -> int:
+        """Ask `sender` about what is due without a confirm; return how many. Raises RetryError."""
         token = uuid4()
-        taken = await self._claim(WAITING, token, self._config.ask_rows_max)
-        groups = _by_sender(taken)
-        replies = await asyncio.gather(*(self._ask(*names, rows) for names, rows in groups.items()))
+        taken = await self._claim(WAITING, sender, token, self._config.ask_rows_max)
+        groups = _by_consumer(taken)
+        replies = await asyncio.gather(*(self._ask(sender, *group) for group in groups.items()))
         now = self._now()
         for rows, (replied, trouble) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), trouble, now) for row in rows]
@@ -234,21 +263,29 @@ class CallbackService:
             self._counters.asked += len(rows)
         return len(taken)
 
-    async def return_once(self) -> int:
-        """Report confirms to senders; return how many. Raises RetryError."""
+    async def return_once(self, sender: str) -> int:
+        """Report confirms to `sender`; return how many. Raises RetryError."""
         token = uuid4()
-        taken = await self._claim(CONFIRMED, token, self._config.return_rows_max)
-        groups = _by_sender(taken).items()
-        await asyncio.gather(*(self._return(token, *names, rows) for names, rows in groups))
+        taken = await self._claim(CONFIRMED, sender, token, self._config.return_rows_max)
+        groups = _by_consumer(taken).items()
+        await asyncio.gather(*(self._return(token, sender, *group) for group in groups))
         return len(taken)
 
-    async def _claim(self, state: int, token: UUID, rows_max: int) -> list[ClaimedDelivery]:
-        """Claim deliveries that are due in `state`; unfinished ones fall due again."""
+    async def _claim(
+        self, state: int, sender: str, token: UUID, rows_max: int
+    ) -> list[ClaimedDelivery]:
+        """Claim deliveries that are due in `state`; unfinished ones fall due again.
+
+        None of a sender that is left alone, since it has just not answered.
+        """
+        if self._clock.monotonic_ns() < self._alone_until.get((state, sender), 0):
+            return []
         now = self._now()
         # By then the process that made the claim must be dead.
         until = now + timedelta(seconds=self._config.call_seconds * 3)
         topics = self._config.confirm_topics
-        rows = await self._session.fetch(SQL["claim"], now, state, token, until, rows_max, topics)
+        given = now, state, token, until, rows_max, topics, sender
+        rows = await self._session.fetch(SQL["claim"], *given)
         return [ClaimedDelivery(*row) for row in rows]
 
     async def trim(self) -> None:
@@ -266,6 +303,7 @@ class CallbackService:
         except (OrderchainError, OSError) as error:
             trouble = reason_of(error)
             _log.warning("callback: %s did not answer: %s", printable(sender), trouble)
+            self._leave_alone(WAITING, sender)
             return {}, trouble
 
     async def _return(
@@ -281,6 +319,7 @@ class CallbackService:
             _log.warning(
                 "callback: confirms could not be reported to %s: %s", printable(sender), trouble
             )
+            self._leave_alone(CONFIRMED, sender)
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
             await self._write("not_returned", rows, token, at, trouble)
         else:
@@ -294,6 +333,10 @@ class CallbackService:
             returned = [row for row in rows if row.message_id not in refused]
             await self._write("returned", returned, token)
             self._counters.returned += len(returned)
+
+    def _leave_alone(self, state: int, sender: str) -> None:
+        seconds = self._config.rules.unanswered_seconds
+        self._alone_until[state, sender] = self._clock.monotonic_ns() + int(seconds * 1e9)
 
     async def _write(self, name: str, taken: Sequence[ClaimedDelivery], *values: object) -> None:
         ordered = sorted(taken, key=lambda each: (each.message_id, each.consumer))
@@ -401,8 +444,8 @@ class CallbackIntake:
             await self._service.caught_up(read)
 
 
-def _by_sender(taken: Sequence[ClaimedDelivery]) -> dict[tuple[str, str], list[ClaimedDelivery]]:
-    groups: dict[tuple[str, str], list[ClaimedDelivery]] = {}
+def _by_consumer(taken: Sequence[ClaimedDelivery]) -> dict[str, list[ClaimedDelivery]]:
+    groups: dict[str, list[ClaimedDelivery]] = {}
     for row in taken:
-        groups.setdefault((row.sender, row.consumer), []).append(row)
+        groups.setdefault(row.consumer, []).append(row)
     return groups

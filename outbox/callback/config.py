@@ -32,7 +32,8 @@ class AskRules(Config, frozen=True, kw_only=True):
     again_seconds_max: Seconds = 3_600.0
     """Upper bound of that time."""
     unanswered_seconds: Seconds = 10.0
-    """How long after a question, or a return of confirms, that was not answered."""
+    """How long after a question, or a return of confirms, that was not answered. Its sender is left
+    alone meanwhile."""
 
 
 class NextQuestion(Struct, frozen=True):

@@ -59,7 +59,9 @@ CREATE TABLE callback_delivery (
     autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX callback_delivery_due ON callback_delivery (due_at) WHERE due_at < 'infinity';
+-- Indexed by sender: what is due to one is found without a look at what is due to others.
+CREATE INDEX callback_delivery_due ON callback_delivery (state, sender, due_at)
+    WHERE due_at < 'infinity';
 
 -- How far the confirm topics were taken in: everything that was in a partition at that time is
 -- stored. A question is only asked about what fell due before, since a confirm may wait there

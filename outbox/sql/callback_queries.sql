@@ -42,10 +42,27 @@ SELECT * FROM unnest($1::text[], $2::integer[], $3::timestamptz[])
 ON CONFLICT (topic, "partition") DO UPDATE SET read_until = EXCLUDED.read_until
  WHERE known.read_until < EXCLUDED.read_until
 
--- claim: take what is due at $1 in state $2 by token $3, to be due again at $4; at most $5 rows
+-- senders: to whom something is due at $1 in state $2, found one after the other, not row by row
+WITH RECURSIVE known (sender) AS (
+    SELECT min(sender) FROM callback_delivery WHERE state = $2 AND due_at < 'infinity'
+     UNION ALL
+    SELECT (SELECT min(sender) FROM callback_delivery
+             WHERE state = $2 AND sender > known.sender AND due_at < 'infinity')
+      FROM known WHERE known.sender IS NOT NULL
+)
+SELECT known.sender
+  FROM known
+ CROSS JOIN LATERAL (
+        SELECT FROM callback_delivery
+         WHERE state = $2 AND sender = ANY (ARRAY[known.sender])
+           AND due_at <= $1 AND due_at < 'infinity'
+         LIMIT 1) AS due
+
+-- claim: take what is due to the sender $7 at $1 in state $2 by token $3, to be due again at $4; at
+-- most $5 rows
 WITH due AS (
     SELECT message_id, consumer FROM callback_delivery
-     WHERE due_at <= $1 AND due_at < 'infinity' AND state = $2 AND sender IS NOT NULL
+     WHERE state = $2 AND sender = $7 AND due_at <= $1 AND due_at < 'infinity'
        -- Do not ask for a confirm that may be unread in the topics: after a stop, for example.
        AND (state <> 0 OR due_at <= (SELECT coalesce(min(read_until), '-infinity')
                                        FROM callback_intake WHERE topic = ANY($6::text[])))
@@ -56,7 +73,7 @@ UPDATE callback_delivery AS known
    SET claim_token = $3, due_at = $4
   FROM due
  WHERE known.message_id = ANY (ARRAY[due.message_id]) AND known.consumer = due.consumer
-RETURNING known.message_id, known.consumer, known.sender, known.ask_count, known.proof
+RETURNING known.message_id, known.consumer, known.ask_count, known.proof
 
 -- asked: the outcome of questions; only where the claim still holds and no confirm has come
 UPDATE callback_delivery AS known

@@ -67,7 +67,8 @@ CHECKED: dict[str, Sequence[Any]] = {
 }
 CALLBACK: dict[str, Sequence[Any]] = {
     "postpone": (IDS, CONSUMERS, [NOW] * 500),
-    "claim": (NOW, 0, TOKENS[0], NOW, 100, ["t"]),
+    "senders": (NOW, 0),
+    "claim": (NOW, 0, TOKENS[0], NOW, 100, ["t"], "payments"),
     "asked": (IDS, CONSUMERS, [False] * 500, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
     "returned": (IDS, CONSUMERS, TOKENS[0]),
     "refused": (IDS, CONSUMERS, TOKENS[0], NOW),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
@@ -141,7 +143,7 @@ class Rig:
     async def ask_after(self, service: CallbackService, seconds: float) -> int:
         self.clock.go(seconds)
         await self.until_read()
-        return await service.ask_once()
+        return await service.ask_once(ME)
 
 
 def callback_dsn(sender: Sender) -> str:
@@ -176,9 +178,9 @@ async def test_confirms_return_in_one_batch_and_end_the_messages(rig: Rig, sende
         for begin in range(0, 50, 10):
             await sender.confirm(rig.destination, *ids[begin : begin + 10])
         await rig.until_stored(50, 50)
-        assert await service.return_once() == 0, "they wait a moment for others"
+        assert await service.return_once(ME) == 0, "they wait a moment for others"
         rig.clock.go(1)
-        assert await service.return_once() == 50
+        assert await service.return_once(ME) == 50
         assert rig.calls.returns == [50], "one call, and one statement at the sender"
         assert await rig.ask_after(service, DELAY) == 0
     assert await sender.pending() == []
@@ -213,7 +215,7 @@ async def test_sender_is_asked_exactly_for_what_was_not_confirmed(rig: Rig, send
         await sender.confirm(rig.destination, *unconfirmed)
         await rig.until_stored(40, 40)
         assert await rig.ask_after(service, 3_600) == 0
-        assert await service.return_once() == 40
+        assert await service.return_once(ME) == 40
     assert await sender.pending() == []
 
 
@@ -241,7 +243,7 @@ async def test_confirm_that_came_while_the_service_was_down_is_read_before_anybo
     rig.clock.go(DELAY * 2)  # long overdue
     await sender.confirm(rig.destination, *ids[1:])
     down = CallbackService(rig.config(), rig.calls, clock=rig.clock)
-    assert await down.ask_once() == 0, "what may lie in the topic unread is not asked for"
+    assert await down.ask_once(ME) == 0, "what may lie in the topic unread is not asked for"
     await down.close()
     async with rig.callback() as service:
         assert await rig.ask_after(service, 0) == 1
@@ -263,12 +265,14 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
         await take(value)
     await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
     rig.clock.go(1)
-    assert await service.return_once() == 3
+    assert await service.return_once(ME) == 3
     for take, value in ((service.take_checks, record.value), (service.take_confirms, confirm)):
         await take(value)
     rig.clock.go(DELAY)
     await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
-    assert (await service.ask_once(), await service.return_once()) == (0, 0), "all of it is known"
+    assert (await service.ask_once(ME), await service.return_once(ME)) == (0, 0), (
+        "all of it is known"
+    )
     assert rig.calls.returns == [3]
     for take in (service.take_checks, service.take_confirms):
         await take(b"noise")
@@ -287,11 +291,11 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     await service.take_checks(record.value)
     await service.take_confirms(encode_confirms(CONSUMER, [forged]))
     rig.clock.go(1)
-    assert await service.return_once() == 1
+    assert await service.return_once(ME) == 1
     assert (service.stats().forged, service.stats().returned) == (1, 0)
     assert await sender.statuses() == {message_id: Status.INIT}
     await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
-    assert await service.ask_once() == 1
+    assert await service.ask_once(ME) == 1
     assert await sender.sent(rig.destination) == [message_id] * 2
     # The right one ends it, also after another forged one.
     await sender.confirm(rig.destination, message_id)
@@ -299,7 +303,7 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     (right,) = await sender.records(rig.destination.confirm_topic)
     await service.take_confirms(right.value)
     rig.clock.go(1)
-    assert await service.return_once() == 1
+    assert await service.return_once(ME) == 1
     assert await sender.statuses() == {message_id: Status.CONSUMED}
     await service.close()
 
@@ -335,17 +339,82 @@ async def test_sender_that_can_not_be_reached_is_asked_and_informed_later(
         await rig.until_stored(6, 4)
         rig.calls.is_cut = True
         assert await rig.ask_after(service, DELAY) == 2
-        assert await service.return_once() == 4
+        assert await service.return_once(ME) == 4
         assert await rig.ask_after(service, 9) == 0, "not at once"
-        assert await service.return_once() == 0
+        assert await service.return_once(ME) == 0
         assert await rig.ask_after(service, 1) == 2
         counted = await sender.admin.fetch("SELECT DISTINCT ask_count FROM callback_delivery")
         assert [row[0] for row in counted] == [0], "questions without an answer are not counted"
         rig.calls.is_cut = False
         assert await rig.ask_after(service, 10) == 2
-        assert await service.return_once() == 4
+        assert await service.return_once(ME) == 4
     assert sorted(rig.calls.asked) == sorted(ids[4:])
     assert {row["message_id"] for row in await sender.pending()} == set(ids[4:])
+
+
+async def test_sender_that_does_not_answer_is_left_alone_with_all_that_is_due(
+    rig: Rig, sender: Sender
+) -> None:
+    service = CallbackService(replace(rig.config(), ask_rows_max=1), rig.calls, clock=rig.clock)
+    await rig.send(2)
+    await service.take_checks((await sender.records(rig.check_topic))[0].value)
+    asked = []
+    for seconds, rig.calls.is_cut in ((DELAY, True), (9, False), (1, False)):
+        rig.clock.go(seconds)
+        await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+        asked.append([await service.ask_once(ME) for _ in range(3)])
+    assert asked == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
+    await service.close()
+
+
+async def test_sender_that_hangs_keeps_no_other_from_its_confirms_and_questions(
+    rig: Rig, sender: Sender
+) -> None:
+    class Hanging(Calls):
+        async def resend(
+            self, sender: str, consumer: str, message_ids: Sequence[UUID]
+        ) -> Mapping[UUID, Reply]:
+            await self._hang(sender)
+            return await super().resend(sender, consumer, message_ids)
+
+        async def confirmed(
+            self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+        ) -> list[UUID]:
+            await self._hang(sender)
+            return await super().confirmed(sender, consumer, proofs)
+
+        async def _hang(self, sender: str) -> None:
+            if sender != ME:
+                await asyncio.Event().wait()
+
+    config = replace(
+        rig.config(), ask_rows_max=1, return_rows_max=1, return_seconds=0.0, round_seconds=0.05
+    )
+    calls = Hanging(rig.mode_5)
+    service = CallbackService(config, calls)
+    ids = await rig.send(2)
+    await service.take_checks((await sender.records(rig.check_topic))[0].value)
+    await sender.confirm(rig.destination, ids[0])
+    await service.take_confirms((await sender.records(rig.destination.confirm_topic))[0].value)
+    await sender.admin.execute(
+        "INSERT INTO callback_delivery (message_id, consumer, sender, state, due_at)"
+        " SELECT gen_random_uuid(), 'c', 'hangs', state, now() - interval '1 hour'"
+        "   FROM generate_series(0, 1) AS state, generate_series(1, 4)"
+    )
+    overdue = "UPDATE callback_delivery SET due_at = now() - interval '1 minute'"
+    await sender.admin.execute(f"{overdue} WHERE sender = $1", ME)
+    in_an_hour = time.time_ns() + 3_600 * 10**9  # as if the intake kept up
+    await service.caught_up({(rig.destination.confirm_topic, 0): in_an_hour})
+    running = asyncio.create_task(service.run())
+    try:
+        await sender.until_status(ids[0], Status.CONSUMED)
+        asked = "SELECT ask_count = 1 FROM callback_delivery WHERE message_id = $1"
+        await sender.until_true(asked, ids[1])
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.close()
+    assert calls.asked == ids[1:]
 
 
 @pytest.mark.nightly
@@ -381,7 +450,7 @@ async def test_message_that_is_never_confirmed_becomes_abnormal(rig: Rig, sender
         await sender.confirm(rig.destination, message_id)
         await rig.until_stored(1, 1)
         rig.clock.go(1)
-        assert await service.return_once() == 1
+        assert await service.return_once(ME) == 1
     assert (await sender.statuses())[message_id] is Status.CONSUMED
 
 
@@ -448,7 +517,7 @@ async def test_two_callback_services_ask_about_each_message_once(rig: Rig, sende
         await rig.until_stored(200, 0)
         rig.clock.go(DELAY)
         await rig.until_read()
-        asked = await asyncio.gather(one.ask_once(), other.ask_once())
+        asked = await asyncio.gather(one.ask_once(ME), other.ask_once(ME))
         assert sum(asked) == 200
     assert sorted(rig.calls.asked) == sorted(ids)
 
@@ -459,7 +528,7 @@ async def test_trim_forgets_what_is_ended_and_nothing_else(rig: Rig, sender: Sen
         await sender.confirm(rig.destination, ids[0])
         await rig.until_stored(3, 1)
         rig.clock.go(1)
-        await service.return_once()
+        await service.return_once(ME)
         await service.trim()
         assert await sender.admin.fetchval("SELECT count(*) FROM callback_delivery") == 3
         rig.clock.go(73 * 3_600)
@@ -503,7 +572,7 @@ async def test_two_writes_a_message_where_mode_3_needs_three(rig: Rig, sender: S
         await sender.confirm(rig.destination, *ids)
         await rig.until_stored(count, count)
         rig.clock.go(1)
-        assert await service.return_once() == count
+        assert await service.return_once(ME) == count
     mode_5 = await _writes_a_message(sender, count)
 
     connection = await sender.connect()
