@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID, uuid4
 
 from msgspec import Meta, Struct
@@ -38,7 +38,7 @@ from outbox.session import OutboxSession, columns
 from outbox.statuses import Change, Status, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
 
     from chain_kernel.clients.postgres import Connection
     from chain_kernel.clock import Clock
@@ -155,16 +155,34 @@ class CheckBack:
         await endless("check-back", self._keep_checking)
 
     async def _keep_checking(self) -> None:
-        while True:
-            if await self.check_once() < self._config.rows_max:
-                await asyncio.sleep(self._config.round_seconds)
+        asked: set[str | None] = set()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    count, checking = await self._begin(asked)
+                    for check in checking:
+                        tasks.create_task(check)
+                    if count < self._config.rows_max:
+                        await asyncio.sleep(self._config.round_seconds)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def check_once(self) -> int:
         """Ask about the messages that are due now, and return how many. Raises RetryError."""
+        count, checking = await self._begin(set())
+        await asyncio.gather(*checking)
+        return count
+
+    async def _begin(self, asked: set[str | None]) -> tuple[int, list[Coroutine[Any, Any, None]]]:
+        """Claim what is due, and return how many, with the work that is left for each sender.
+
+        `asked` are senders whose answers are awaited, and is kept so. Nothing of theirs is claimed:
+        a sender that hangs must not delay the checks of another.
+        """
         now, token = self._now(), uuid4()
         # A process that dies in between leaves its claims until then; asking twice does no harm.
         until = now + timedelta(seconds=self._config.ask_seconds * 3)
-        given = now, token, until, self._config.rows_max
+        given = now, token, until, self._config.rows_max, list(asked)
         due = [DueCheck(*row) for row in await self._session.fetch(SQL["claim_checks"], *given)]
         by_sender: dict[str | None, list[DueCheck]] = {}
         used_up: list[DueCheck] = []
@@ -174,13 +192,15 @@ class CheckBack:
             else:
                 used_up.append(check)
         await self._give_up(token, used_up)
-        # Side by side: a sender that is down must not delay the checks of another.
-        answers = await asyncio.gather(
-            *(self._answers(sender, checks) for sender, checks in by_sender.items())
-        )
-        for checks, (answered, trouble) in zip(by_sender.values(), answers, strict=True):
-            await self._write(token, checks, answered, trouble)
-        return len(due)
+        asked.update(by_sender)
+        return len(due), [self._check(token, asked, *group) for group in by_sender.items()]
+
+    async def _check(
+        self, token: UUID, asked: set[str | None], sender: str | None, checks: Sequence[DueCheck]
+    ) -> None:
+        answered, trouble = await self._answers(sender, checks)
+        asked.discard(sender)
+        await self._write(token, checks, answered, trouble)
 
     async def close(self) -> None:
         """Close the connection; never raises."""

@@ -4,7 +4,8 @@
 -- (ARRAY[...])`: see store.sql.
 
 -- claim_checks: claim checks that are due at $1 by token $2, and look again at $3; at most $4 rows,
--- those due for longest first: a destination with many must not keep others from their turn
+-- none of senders $5, those due for longest first: a destination with many must not keep others from
+-- their turn
 WITH longest AS (
     SELECT pending.message_id, pending.consumer
       FROM (SELECT destination AS name
@@ -13,6 +14,9 @@ WITH longest AS (
             SELECT message_id, consumer, next_send_at FROM outbox_pending
              WHERE destination = ANY (ARRAY[wanted.name])
                AND next_send_at <= $1 AND status = 4
+               AND ((SELECT sender FROM outbox_message AS message
+                      WHERE message.message_id = ANY (ARRAY[outbox_pending.message_id]))
+                    = ANY ($5::text[])) IS NOT TRUE
              ORDER BY next_send_at LIMIT $4) AS pending
      ORDER BY pending.next_send_at LIMIT $4
 ), due AS (

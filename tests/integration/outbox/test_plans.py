@@ -53,7 +53,7 @@ HOT: dict[str, Sequence[Any]] = {
 
 
 PREPARED: dict[str, Sequence[Any]] = {
-    "claim_checks": (NOW, TOKENS[0], NOW, 100),
+    "claim_checks": (NOW, TOKENS[0], NOW, 100, ["payments"]),
     "ask_again": (IDS, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
     "checks_used_up": (IDS, [1] * 500, TOKENS[0], (4,)),
     "committed": (IDS, (4,), None),

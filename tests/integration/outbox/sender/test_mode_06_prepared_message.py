@@ -432,6 +432,31 @@ async def test_two_that_check_ask_about_each_message_once(
     assert set((await sender.statuses()).values()) == {Status.CANCELLED}
 
 
+async def test_sender_that_hangs_delays_the_check_of_no_other(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    async def check(name: str, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        if name != ME:
+            await asyncio.Event().wait()
+        return await business.check(name, message_ids)
+
+    await sender.set_up()
+    overdue = [Message(each, "clearing", b"pay 10") for each in draw_message_ids(4)]
+    await desk.desk.store("hangs", overdue, is_prepared=True)
+    desk.clock.go(1)
+    message_id = await desk.prepare()
+    config = CheckingConfig(rules=RULES, rows_max=1, round_seconds=0.05, ask_seconds=3_600)
+    checks = CheckBack(sender.config(), check, config, clock=desk.clock)
+    desk.clock.go(30)
+    running = asyncio.create_task(checks.run())
+    try:
+        await sender.until_status(message_id, Status.CANCELLED)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await checks.close()
+
+
 async def test_decision_counts_for_every_consumer_of_the_message(
     sender: Sender, desk: Desk, business: Business
 ) -> None:
