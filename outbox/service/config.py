@@ -169,7 +169,8 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     """0 takes a free one, which is printed on stdout."""
     checking: CheckingConfig = CheckingConfig()
     connections: Annotated[int, Meta(ge=1, le=100)] = 4
-    """Database connections that requests share. More wait in the service, not in the database."""
+    """Database connections that requests share, and as many for lists. More requests wait in the
+    service, not in the database."""
     body_bytes_max: Annotated[int, Meta(ge=1_024, le=64 * 2**20)] = 8 * 2**20
     """Bound on the body of one request."""
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0

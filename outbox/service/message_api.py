@@ -161,6 +161,8 @@ class MessageApi:
         self._config = config
         self._clock = clock
         self._sessions = Sessions(config.relay, config.connections)
+        # A page with a filter that few deliveries match may take long: sends must not wait for it.
+        self._lists = Sessions(config.relay, config.connections)
         self._confirms = RelayStore(config.relay, lambda: None)
 
     async def store(
@@ -235,8 +237,11 @@ class MessageApi:
         status: Status | None,
         rows_max: int,
     ) -> Page:
-        """Return deliveries of the sender's messages, by message_id and consumer."""
-        async with self._sessions.take() as session:
+        """Return deliveries of the sender's messages, by message_id and consumer.
+
+        With a filter that few of them match, it reads all messages of the sender.
+        """
+        async with self._lists.take() as session:
             rows = await session.fetch(
                 SQL["page"], sender, *(after or (_FIRST_ID, "")), destination, status, rows_max
             )
@@ -253,6 +258,7 @@ class MessageApi:
     async def close(self) -> None:
         """Close the connections; never raises."""
         await self._sessions.close()
+        await self._lists.close()
         await self._confirms.close()
 
     def _now(self) -> datetime:

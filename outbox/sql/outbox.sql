@@ -58,6 +58,8 @@ CREATE TABLE outbox_message (
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (message_id)
 ) PARTITION BY RANGE (message_id);
+-- A client of a message service lists its own messages without a look at those of others.
+CREATE INDEX outbox_message_sender ON outbox_message (sender, message_id) WHERE sender IS NOT NULL;
 
 -- The stubs: unfinished deliveries only, so this table and its indexes stay small whatever the
 -- history. `init` to `confirmed` changes no indexed column: with the room that the fill factor

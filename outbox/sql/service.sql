@@ -21,23 +21,23 @@ SELECT message_id, consumer, destination, status, send_count, 0, NULL, finished_
  ORDER BY consumer
 
 -- page: deliveries of the sender $1 after ($2, $3), to destination $4, in status $5; $6 rows
+-- Its messages are read in order, as far as the page goes, and none of other senders. The ties are
+-- further deliveries of the last message, since they are sorted only here.
 SELECT * FROM (
-    (SELECT pending.message_id, pending.consumer, pending.destination, pending.status,
-            pending.send_count, pending.check_count, pending.last_error,
-            NULL::timestamptz AS finished_at
-       FROM outbox_pending AS pending JOIN outbox_message AS message USING (message_id)
-      WHERE message.sender = $1 AND (pending.message_id, pending.consumer) > ($2, $3)
-        AND ($4::text IS NULL OR pending.destination = $4)
-        AND ($5::smallint IS NULL OR pending.status = $5)
-      ORDER BY pending.message_id, pending.consumer LIMIT $6)
-     UNION ALL
-    (SELECT done.message_id, done.consumer, done.destination, done.status,
-            done.send_count, 0, NULL, done.finished_at
-       FROM outbox_done AS done JOIN outbox_message AS message USING (message_id)
-      WHERE message.sender = $1 AND (done.message_id, done.consumer) > ($2, $3)
-        AND ($4::text IS NULL OR done.destination = $4)
-        AND ($5::smallint IS NULL OR done.status = $5)
-      ORDER BY done.message_id, done.consumer LIMIT $6)
+    SELECT delivery.*
+      FROM outbox_message AS message
+     CROSS JOIN LATERAL (
+            SELECT message_id, consumer, destination, status, send_count, check_count, last_error,
+                   NULL::timestamptz AS finished_at
+              FROM outbox_pending WHERE message_id = ANY (ARRAY[message.message_id])
+             UNION ALL
+            SELECT message_id, consumer, destination, status, send_count, 0, NULL, finished_at
+              FROM outbox_done WHERE message_id = ANY (ARRAY[message.message_id])) AS delivery
+     WHERE message.sender = $1 AND message.message_id >= $2
+       AND (delivery.message_id, delivery.consumer) > ($2, $3)
+       AND ($4::text IS NULL OR delivery.destination = $4)
+       AND ($5::smallint IS NULL OR delivery.status = $5)
+     ORDER BY message.message_id FETCH FIRST ($6) ROWS WITH TIES
 ) AS deliveries
  ORDER BY message_id, consumer LIMIT $6
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -19,13 +20,14 @@ from outbox.callback.checked_sender import SQL as CHECKED_SQL
 from outbox.roles import OUTBOX_RELAY
 from outbox.sender.check_back import SQL as PREPARED_SQL
 from outbox.sender.store import SQL
+from outbox.service.message_api import SQL as SERVICE_SQL
 from outbox.session import PLAN_SETTINGS, OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
 from .conftest import CONSUMER, Sender
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 pytestmark = pytest.mark.postgres
 
@@ -75,10 +77,12 @@ CALLBACK: dict[str, Sequence[Any]] = {
     "not_returned": (IDS, CONSUMERS, TOKENS[0], NOW, "why"),
     "trim": (IDS[0], 10_000),
 }
+PAGE = SERVICE_SQL["page"]
 OUTBOX = {
     **{name: (SQL[name], values) for name, values in HOT.items()},
     **{f"prepared {name}": (PREPARED_SQL[name], values) for name, values in PREPARED.items()},
     **{f"checked {name}": (CHECKED_SQL[name], values) for name, values in CHECKED.items()},
+    "list page": (PAGE, ("payments", UUID(int=0), "", None, None, 100)),
 }
 
 
@@ -146,6 +150,37 @@ async def test_statements_look_rows_up_in_tables_that_have_grown(
         for name, (statement, values) in OUTBOX.items():
             lines = await session.fetch(f"EXPLAIN {statement}", *values)
             check_plan(lines, reads_all=name == "oldest_unfinished")
+
+
+def rows_read(node: dict[str, Any]) -> Iterator[float]:
+    """Yield how many rows each look at a table took, as a plan that was executed shows it."""
+    if "Relation Name" in node:
+        rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        yield rows * node["Actual Loops"]
+    for below in node.get("Plans", ()):
+        yield from rows_read(below)
+
+
+async def test_list_of_a_client_reads_its_own_messages_as_far_as_the_page_goes(
+    session: OutboxSession, sender: Sender
+) -> None:
+    await sender.admin.execute("SELECT outbox_extend(now(), 24, 1)")
+    ids = draw_message_ids(ROWS)
+    senders = ["few" if n in (0, ROWS // 2, ROWS - 1) else "many" for n in range(ROWS)]
+    await sender.admin.execute(
+        "INSERT INTO outbox_message (message_id, destination, payload, sender)"
+        " SELECT message_id, 'clearing', '', sender"
+        "   FROM unnest($1::uuid[], $2::text[]) AS given (message_id, sender)", ids, senders,
+    )  # fmt: skip
+    await sender.admin.execute(
+        "INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)"
+        " SELECT message_id, $2, 'clearing', 2, 1 FROM unnest($1::uuid[]) AS message_id",
+        ids, CONSUMER,
+    )  # fmt: skip
+    for client, status in (("few", None), ("few", 5), ("many", None)):
+        values = client, UUID(int=0), "", None, status, 10
+        ((plan,),) = await session.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {PAGE}", *values)
+        assert sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
 
 
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
