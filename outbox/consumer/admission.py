@@ -155,17 +155,26 @@ class Admission:
         )  # fmt: skip
 
     async def _ask_filter(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Deal with what the filter settles; return the others."""
+        """Deal with what the filter settles; return the others.
+
+        If one of a key must wait, all of that key wait with it: none overtakes another.
+        """
         seen = await self.outcomes.fast_filter.see([delivery.message_id for delivery in deliveries])
-        asked = []
-        for delivery, word in zip(deliveries, seen, strict=True):
-            match by_filter(word, looked_before=delivery.looked_before):
-                case InboxDecision.DONE:
-                    self._repeated(delivery)
-                case InboxDecision.WAIT:
-                    self._set_aside(delivery)
-                case _:
-                    asked.append(delivery)
+        decided = [
+            (delivery, by_filter(word, looked_before=delivery.looked_before))
+            for delivery, word in zip(deliveries, seen, strict=True)
+        ]
+        held = {each.queue_key for each, decision in decided if decision is InboxDecision.WAIT}
+        asked: list[Delivery] = []
+        waiting: list[Delivery] = []
+        for delivery, decision in decided:
+            if decision is InboxDecision.DONE:
+                self._repeated(delivery)
+            elif delivery.queue_key in held:
+                waiting.append(delivery)
+            else:
+                asked.append(delivery)
+        self._set_aside(waiting)
         return asked
 
     async def _opened(self, asked: list[Delivery]) -> _InboxAnswer | None:
@@ -264,8 +273,7 @@ class Admission:
             self._repeated(delivery)
         rest = [delivery for some in sorted_out.values() for delivery in some]
         await self.outcomes.fast_filter.clear([delivery.message_id for delivery in rest])
-        for delivery in sorted_out[InboxDecision.WAIT]:
-            self._set_aside(delivery)
+        self._set_aside(sorted_out[InboxDecision.WAIT])
         outcomes = self.outcomes
         await self._held(sorted_out[InboxDecision.KEY_PARKED], outcomes.park_in_turn)
         await self._held(sorted_out[InboxDecision.PARKED], outcomes.report_parked)
@@ -298,16 +306,26 @@ class Admission:
     def _leave_alone(self, deliveries: list[Delivery]) -> None:
         """Look at messages later, one by one: a free one must not wait for a worker's one."""
         if len(deliveries) == 1:
-            self._set_aside(deliveries[0])
+            self._set_aside(deliveries)
             return
         for delivery in deliveries:
             delivery.is_alone = True
         self.outcomes.queues.put_back(deliveries)
 
-    def _set_aside(self, delivery: Delivery) -> None:
-        """Leave a message alone for a while: another worker is on it."""
-        delivery.looked_before = True
-        self.outcomes.pace.leave_alone(partial(self.outcomes.queues.put_back, [delivery]))
+    def _set_aside(self, deliveries: list[Delivery]) -> None:
+        """Leave messages alone for a while: another worker is on them, or on one of their key.
+
+        All of a key come in one call, and go back in one: else the last one would be the first.
+        Then the database is asked about all of them, whose marks in the filter may be ours.
+        """
+        if not deliveries:
+            return
+        for delivery in deliveries:
+            delivery.looked_before = True
+        outcomes = self.outcomes
+        outcomes.stats.waits += len(deliveries)
+        put_back = partial(outcomes.queues.put_back, deliveries)
+        outcomes.pace.leave_alone(put_back, outcomes.config.busy_seconds)
 
 
 def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:

@@ -128,7 +128,7 @@ class ConsumerStats:
     parked: int = counter_field("Messages parked, for a retry or after another one of their key.")
     dead: int = counter_field("Messages that became dead letters.")
     waits: int = counter_field(
-        "Messages found in another worker's hands, and left alone for a while."
+        "Messages left alone for a while: another worker had them, or one of their key."
     )
     interruptions: int = counter_field(
         "Times that work was interrupted, mostly since the database was away; it was retried."

@@ -126,7 +126,7 @@ class Consumer(ClosedAtExit):
         self._filter = filter or MemoryFilter()
         self._connections = ConsumerConnections(config)
         self._counters = ConsumerStats()
-        self._pace = Pace(config.busy_seconds, self._counters)
+        self._pace = Pace(self._counters)
         self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
         self._source = DestinationRecords(config, self._drop)
         self._confirms = ConfirmSender(config)

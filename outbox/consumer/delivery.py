@@ -58,7 +58,9 @@ class Delivery(Struct, eq=False):
     is_alone: bool = False
     """Whether it is tried alone: a message of its batch has failed."""
     looked_before: bool = False
-    """Whether another worker held it, and was given time."""
+    """Whether another worker held it, or one of its key, and was given time."""
+    interruptions: int = 0
+    """How often in a row its handler was interrupted by others."""
     queue_key: bytes = b""
     """What it is worked on in turn with: its key, or itself if it has none."""
 
@@ -116,10 +118,8 @@ def read_delivery(
 class Pace:
     """When the workers of one consumer go on."""
 
-    def __init__(self, busy_seconds: float, stats: ConsumerStats) -> None:
-        """`busy_seconds`: how long a message that another worker has is left alone."""
+    def __init__(self, stats: ConsumerStats) -> None:
         self.is_stopping = False
-        self._busy_seconds = busy_seconds
         self._stats = stats
         self._changed = asyncio.Event()  # set when there may be work, or room, or the end
         self._paused_until = 0.0  # by the loop's clock: nothing is begun before it
@@ -147,16 +147,19 @@ class Pace:
             async with asyncio.timeout(max(seconds, 0)):
                 await self._changed.wait()
 
-    def leave_alone(self, take_back: Callable[[], None]) -> None:
-        """Call `take_back` later: another worker has a message, and is given time."""
-        self._stats.waits += 1
-        asyncio.get_running_loop().call_later(self._busy_seconds, take_back)
+    def leave_alone(self, take_back: Callable[[], None], seconds: float) -> None:
+        """Call `take_back` later: others have a message, or what it needs, and are given time."""
+        asyncio.get_running_loop().call_later(seconds, take_back)
 
-    def interrupted(self, error: BaseException) -> None:
-        """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
+    def broken_off(self, error: BaseException) -> None:
+        """Record that work is done again."""
         kind, reason = type(error).__name__, reason_of(error)
         self._outage.repeat(f"work was broken off, and is done again: {kind}: {reason}")
         self._stats.interruptions += 1
+
+    def interrupted(self, error: BaseException) -> None:
+        """Begin nothing for a while: the database is away, or in trouble. Longer each time."""
+        self.broken_off(error)
         pause = self._pauses.next_seconds()
         self._paused_until = asyncio.get_running_loop().time() + pause
 

@@ -275,7 +275,10 @@ class KeyQueues(Generic[Item]):
         self._changed()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Take items back that were taken and not dealt with; they are the next of their queues."""
+        """Take items back that were taken and not dealt with; they are the next of their queues.
+
+        Items of one queue come back in one call, or the last ones first: each goes to the front.
+        """
         for item in reversed(items):
             self._queues[item.queue_key].waiting.appendleft(item)
             self._waiting += 1

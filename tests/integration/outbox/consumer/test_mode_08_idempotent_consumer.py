@@ -162,6 +162,27 @@ async def test_seen_but_not_finished_is_not_taken_for_done(rig: Rig) -> None:
     assert await rig.effects() == {"one": 1}
 
 
+@pytest.mark.parametrize("marked", [(0, 1), (1,)])
+async def test_messages_of_a_key_stay_in_order_with_marks_of_a_killed_worker(
+    rig: Rig, marked: tuple[int, ...]
+) -> None:
+    messages = [rig.message(note, "K") for note in "123"]
+    filtering = MemoryFilter()
+    await filtering.see([messages[at].message_id for at in marked])  # and no worker finishes them
+    await rig.send(*messages)
+    notes: list[str] = []
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        notes.extend(delivery.payload.decode() for delivery in deliveries)
+        if len(notes) == len(messages):
+            consumer.stop()
+
+    consumer = rig.consumer(filter=filtering)
+    async with deadline(), consumer:
+        await consumer.run_many(handler)
+    assert notes == ["1", "2", "3"]
+
+
 async def test_failed_handler_clears_its_mark_and_asks_for_a_retry(rig: Rig) -> None:
     message = rig.message("one")
     filtering = MemoryFilter()

@@ -212,7 +212,9 @@ def test_each_key_goes_in_order_and_by_one_worker_at_a_time(
         else:
             worker = working.pop(data.draw(st.integers(0, len(working) - 1)))
             if act == "put back":
-                queues.put_back(worker)
+                at = data.draw(st.integers(0, len(worker) - 1))  # the last ones first
+                queues.put_back(worker[at:])
+                working += [worker[:at]] * (at > 0)
             else:
                 for item in worker:
                     done[item.key].append(item.number)
