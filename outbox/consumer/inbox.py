@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,11 +79,17 @@ class ConsumerConnections(Connections):
     """Connections of a consumer, whose commits last. Their settings are the handler's own."""
 
     def __init__(self, config: ConsumerConfig) -> None:
+        # Where a role sets less, each try of a slow handler would lose its connection, and a lost
+        # connection counts as no try. A process that stops must not hold its claims forever.
+        idle_seconds = ceil(config.handler_seconds + config.statement_seconds)
         session = SessionConfig(
             database=DatabaseConfig.of(config.database),
             application_name=f"orderchain outbox consumer {config.name}",
             role=OUTBOX_CONSUMER,
-            settings={"plan_cache_mode": "auto"},
+            settings={
+                "plan_cache_mode": "auto",
+                "idle_in_transaction_session_timeout": f"{idle_seconds}s",
+            },
             pooler="refused",  # what `keep_durable` pins is the session's own
             watches_standby=True,
             connect_seconds=config.connect_seconds,

@@ -1,9 +1,12 @@
 -- What the durability of a session's commits depends on.
 
 -- pin: the settings, and synchronous_commit kept for this session as it is: a reload changes nothing
+-- Our deadlines count, not one that only newer servers know (PostgreSQL 17).
 SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
        set_config('synchronous_commit', current_setting('synchronous_commit'), false)
-           AS synchronous_commit
+           AS synchronous_commit,
+       CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+            THEN set_config('transaction_timeout', '0', false) END AS transaction_timeout
 
 -- synchronous: what the commit of this transaction waits for, and the marks of what it stores,
 -- without what was rolled back to a savepoint; raises if an error has broken it

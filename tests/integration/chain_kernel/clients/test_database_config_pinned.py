@@ -144,3 +144,27 @@ async def test_tries_that_were_given_up_under_a_lock_leave_no_backend(
                     await asyncio.sleep(0.05)
     finally:
         await holder.close()
+
+
+async def test_handlers_transaction_lasts_as_long_as_it_may_whatever_the_database_has_set(
+    stored: StoredChain, database: str
+) -> None:
+    known = await stored.admin.fetch(
+        "SELECT name FROM pg_settings WHERE name = ANY($1)",
+        ["idle_in_transaction_session_timeout", "transaction_timeout"],
+    )
+    name = await stored.admin.fetchval("SELECT current_database()")
+    for (setting,) in known:
+        await stored.admin.execute(f"ALTER DATABASE {name} SET {setting} = '60s'")
+    connections = ConsumerConnections(
+        ConsumerConfig(
+            name="c", topics=("t",), kafka="h:1", database=database, handler_seconds=120.0
+        )
+    )
+    async with connections.transaction() as connection:
+        for (setting,) in known:
+            found = await connection.fetchval(
+                "SELECT setting::integer FROM pg_settings WHERE name = $1", setting
+            )
+            assert found == 0 or found > 120_000, setting
+    await connections.close()
