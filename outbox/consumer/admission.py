@@ -105,6 +105,7 @@ class Admission:
             await outer.rollback()
             self.outcomes.connections.give_back(connection)
             return None
+        self.outcomes.recall_interruptions(delivery)
         inner = connection.transaction()
         await inner.start()
         if not is_idempotent and not await self.outcomes.inbox.record(connection, delivery):

@@ -12,6 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_kernel.clients.postgres import sqlstate_of
@@ -23,7 +24,8 @@ from outbox.consumer.inbox import (
     REFUSED,
     TOO_OLD,
     TRIES_USED_UP,
-    is_interruption,
+    is_connection_lost,
+    is_transient,
     storable_error,
 )
 from outbox.records import APPLIED, RETRYING, Confirm, proof_of
@@ -43,6 +45,15 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+PAUSES_SECONDS: Final = (0.05, 0.2, 0.8)
+"""Pauses before a message that others have interrupted, such as by a deadlock or a lock, is tried
+again, which uses up no try. After these in a row it has failed: they have had a second, and a lock
+that is held for longer would keep a worker busy forever."""
+
+_INTERRUPTED_MAX: Final = 10_000
+"""Parked messages whose interruptions are remembered: more than are worked on at once. The others
+were taken by another process. If there are more, all are forgotten, which costs a few tries."""
 
 
 class Refused(Exception):
@@ -82,6 +93,7 @@ class Outcomes:
     def __post_init__(self) -> None:
         self._parked_ones = SummedLog(_log, logging.WARNING)
         self._dead_ones = SummedLog(_log, logging.ERROR)
+        self._interruptions: dict[UUID, int] = {}  # of parked messages: each try reads them again
 
     def log_rest(self) -> None:
         """Log what failed and was not logged yet."""
@@ -189,6 +201,16 @@ class Outcomes:
                     self._report(each, RETRYING, until_ns)
                 place = waiting[-1].place
 
+    def keep_interruptions(self, delivery: Delivery) -> None:
+        """Remember how often a parked message was interrupted, until it is taken again."""
+        if len(self._interruptions) >= _INTERRUPTED_MAX:
+            self._interruptions.clear()
+        self._interruptions[delivery.message_id] = delivery.interruptions
+
+    def recall_interruptions(self, delivery: Delivery) -> None:
+        """Count on for a parked message that was taken."""
+        delivery.interruptions = self._interruptions.pop(delivery.message_id, 0)
+
     async def unpark(self, connection: Connection, delivery: Delivery) -> None:
         """Remove a parked message that is applied, in the open transaction."""
         await self.inbox.unpark(connection, delivery, self.clock.wall_ns())
@@ -264,13 +286,6 @@ class Outcomes:
         self.confirms.add(delivery.confirm_topic, confirm)
 
 
-_CONSTRAINT_CLASS: Final = "23"
-"""Violations of constraints, which may be checked at the commit: a message's own fault."""
-
-_BROKEN: Final = "25P02"
-"""A statement of the handler has failed, and the handler went on as if it had not."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Attempt(ABC):
     """Messages that a handler works on now."""
@@ -294,6 +309,18 @@ class Attempt(ABC):
 
     @abstractmethod
     async def _fail(self, error: BaseException) -> None: ...
+
+    def _pause_seconds(self, error: BaseException) -> float | None:
+        """Count an interruption by others; return how long they are given. None for a failure."""
+        if not is_transient(error):
+            return None
+        times = max(delivery.interruptions for delivery in self.deliveries)
+        if times == len(PAUSES_SECONDS):
+            return None
+        for delivery in self.deliveries:
+            delivery.interruptions = times + 1
+        self.outcomes.pace.broken_off(error)
+        return PAUSES_SECONDS[times]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -328,11 +355,14 @@ class FreshAttempt(Attempt):
         if isinstance(error, asyncio.CancelledError):
             await self._leave()
             return
-        is_broken_off = is_interruption(error, self.connection)
+        is_lost = is_connection_lost(error, self.connection)
         await self._roll_back()
         await self._clear()
-        if is_broken_off:
+        if is_lost:
             self._break_off(error)
+        elif (pause := self._pause_seconds(error)) is not None:
+            put_back = partial(self.outcomes.queues.put_back, self.deliveries)
+            self.outcomes.pace.leave_alone(put_back, pause)
         elif len(self.deliveries) > 1:
             self._part()
         else:
@@ -353,7 +383,9 @@ class FreshAttempt(Attempt):
         self.outcomes.queues.release(self.deliveries)
 
     async def _end_unless_committed(self, error: BaseException) -> None:
-        if _is_own_fault(error):
+        # What the server has refused is undone: a constraint that is checked only here,
+        # or a statement whose error the handler has hidden, has failed.
+        if sqlstate_of(error) and not is_connection_lost(error, self.connection):
             await self._fail(error)
             return
         self.outcomes.pace.interrupted(error)
@@ -376,6 +408,7 @@ class FreshAttempt(Attempt):
     def _part(self) -> None:
         for delivery in self.deliveries:
             delivery.is_alone = True
+            delivery.interruptions = 0
         self.outcomes.queues.put_back(self.deliveries)
 
     async def _roll_back(self) -> None:
@@ -399,16 +432,18 @@ class ParkedAttempt(Attempt):
     async def succeed(self) -> None:
         """See `Attempt.succeed`."""
         (delivery,) = self.deliveries
+        is_checked = False
         try:
             async with self.outcomes.connections.deadline():
                 # What is checked only at the commit is checked here, where it can be undone.
                 await self.locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 await self.inner.commit()
+                is_checked = True
                 await self.outcomes.unpark(self.locking, delivery)
                 await self.outer.commit()
             self.outcomes.connections.check_commit(self.locking)
         except AWAY as error:
-            if _is_own_fault(error):
+            if sqlstate_of(error) and not is_checked:
                 await self.fail(error)
             else:
                 self._break_off(error)
@@ -426,8 +461,12 @@ class ParkedAttempt(Attempt):
         if isinstance(error, asyncio.CancelledError):
             self.outcomes.connections.drop(self.locking)
             return
-        if is_interruption(error, self.locking):
+        if is_connection_lost(error, self.locking):
             self._break_off(error)
+            return
+        if self._pause_seconds(error) is not None:  # not waited for: any process may take it now
+            self.outcomes.keep_interruptions(delivery)
+            self.outcomes.connections.drop(self.locking)
             return
         outcomes = self.outcomes
         try:
@@ -447,9 +486,3 @@ class ParkedAttempt(Attempt):
         """Leave all as it was: the row is free again, and nothing is counted."""
         self.outcomes.connections.drop(self.locking)
         self.outcomes.pace.interrupted(error)
-
-
-def _is_own_fault(error: BaseException) -> bool:
-    """Return whether an error at the commit is the fault of what the handler has done."""
-    state = sqlstate_of(error)
-    return state == _BROKEN or state.startswith(_CONSTRAINT_CLASS)

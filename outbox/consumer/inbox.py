@@ -125,10 +125,8 @@ class ConsumerConnections(Connections):
         return statement_refusal(error, config.database, config.role, numbered=NUMBERED)
 
 
-def is_interruption(error: BaseException, connection: Connection | None) -> bool:
-    """Return whether work was interrupted from outside, so that the message is not to blame."""
-    if sqlstate_of(error) in _TRANSIENT_SQLSTATES:
-        return True
+def is_connection_lost(error: BaseException, connection: Connection | None) -> bool:
+    """Return whether work ended with its connection, so that the message is not to blame."""
     is_driver = isinstance(error, DRIVER_ERRORS)
     return is_driver and connection is not None and connection.is_closed()
 
@@ -143,6 +141,11 @@ class WaitingMessage(NamedTuple):
     confirm_token: bytes | None
     partition: int
     offset: int
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether others were in the way of a handler: a retry may succeed."""
+    return sqlstate_of(error) in _TRANSIENT_SQLSTATES
 
 
 class Inbox:

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from chain_kernel.errors import SettingError
@@ -215,6 +216,87 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
     assert handler.calls.empty()
     assert sum(worker.stats().failures for worker in workers) == 3
     assert sum(worker.stats().dead for worker in workers) == 1
+
+
+@pytest.mark.invariant("L7")
+@pytest.mark.parametrize("batch_max", [1, 100])
+async def test_message_whose_lock_is_never_free_parks_its_own_key_only(
+    rig: Rig, batch_max: int
+) -> None:
+    clock = HandClock(START_NS)
+    poison, later, other = (
+        rig.message("poison", "K"), rig.message("later", "K"), rig.message("other", "L"),
+    )  # fmt: skip
+    await rig.send(poison, later, other)
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        if any(delivery.payload == b"poison" for delivery in deliveries):
+            await connection.execute("SET LOCAL lock_timeout = '1ms'")
+            await connection.execute("SELECT pg_advisory_xact_lock(1)")
+        await apply_many(deliveries, connection)
+
+    await rig.admin.execute("SELECT pg_advisory_lock(1)")  # in a session that somebody forgot
+    consumer = rig.consumer(clock=clock, retries=SOON, batch_max=batch_max)
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run_many(handler))
+        await until(rig, IS_APPLIED, other.message_id)
+        for failures in (1, 2):
+            await until(rig, HAS_FAILED, poison.message_id, failures)
+            assert consumer.why_not_ready() is None
+            clock.now_ns += SECOND
+        await until(rig, IS_APPLIED, later.message_id)
+        consumer.stop()
+        await running
+    assert await rig.admin.fetchval(IS_DEAD, poison.message_id)
+    assert consumer.stats().failures == 3
+
+
+@pytest.mark.parametrize("state", ["P0001", "40001"])
+async def test_message_whose_commit_is_always_refused_becomes_a_dead_letter(
+    rig: Rig, state: str
+) -> None:
+    await rig.admin.execute(REFUSE.format(state=state))
+    poison, last = rig.message("poison"), rig.message("last")
+    await rig.send(poison, last)
+    levels = RetryLevels(levels_seconds=(0.01,), tries_max=2)
+    consumer = rig.consumer(retries=levels)
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run(apply))
+        await until(rig, IS_DEAD, poison.message_id)
+        await until(rig, IS_APPLIED, last.message_id)
+        consumer.stop()
+        await running
+    assert await rig.effects() == {"last": 1}
+    assert consumer.stats().failures == 3
+
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF new.note = 'poison' THEN RAISE 'not this one' USING errcode = '{state}'; END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED
+   FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+
+
+async def test_deadlocks_that_pass_use_up_no_try(rig: Rig) -> None:
+    """Neither those of a received message nor, later, those of the parked one."""
+    message = rig.message("one")
+    await rig.send(message)
+    deadlocks = [asyncpg.DeadlockDetectedError("another transaction went on")] * 3
+    errors = iter([*deadlocks, ValueError("not yet"), *deadlocks])
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if (error := next(errors, None)) is not None:
+            raise error
+
+    consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,), tries_max=1))
+    await rig.work_off(consumer, until=message, handle=handler)
+    assert await rig.effects() == {"one": 1}
+    assert consumer.stats().interruptions == 6
+    assert consumer.stats().failures == 1
 
 
 async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Message]:
