@@ -112,6 +112,7 @@ async def test_skip_asked_for_during_a_take_over_again_is_not_fenced_by_it(
     chain = await make_chain()
     async with open_sequencer(chain.config) as sequencer:
         ack = await sequencer.submit("a", b"")
+    await chain.tamper("UPDATE chain_head SET published_id = 0")
     async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
         store = PostgresChainStore(through(chain, proxy))
         held = await store.take_over("me", await store.look())
