@@ -56,12 +56,13 @@ SELECT e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id
                       ORDER BY last_id DESC LIMIT 1) p ON true
 
 -- edges: for each page, the edge that its rows form, from pid to last_id, and whether they form one:
--- each row names the one before it, ids rise, and the page is what a page must be. The last is checked
--- unless the rules guarantee it ($2): the check needs keys and payloads
+-- each row names the one before it, ids rise, none is NULL (two are equal for `=` of arrays), and the
+-- page is what a page must be. The last is checked unless the rules guarantee it ($2): the check needs
+-- keys and payloads
 SELECT p.last_id, p.first_id, p.pids[1] AS pid, pg_catalog.cardinality(p.ids) AS rows,
        coalesce(
            p.ids[:pg_catalog.cardinality(p.ids) - 1] OPERATOR(pg_catalog.=) p.pids[2:]
-           AND (SELECT bool_and(e.pid < e.id)
+           AND (SELECT bool_and((e.pid < e.id) IS TRUE)
                   FROM (SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid) e)
            AND ($2::boolean OR (
                p.first_id = p.ids[1] AND p.last_id = p.ids[pg_catalog.cardinality(p.ids)]

@@ -27,7 +27,7 @@ from tests.integration.chain_verifier.planted_faults import (
     id_of,
     write_journal,
 )
-from tests.integration.chain_verifier.stored_rows import PAGE_ROWS, store
+from tests.integration.chain_verifier.stored_rows import DROP_RULES, PAGE_ROWS, store
 from tests.stored_pages import execute
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ NO_PAYLOAD = (
 NULL = finding(Kind.NULL, id=ROWS[7].id, pid=ROWS[7].pid, columns=("payload",))
 WITHIN = PAGE_ROWS + 1
 """A row in the midst of a page."""
+PAGE = ROWS[2 * PAGE_ROWS : 3 * PAGE_ROWS]
+OF_PAGE = f"WHERE last_id = {PAGE[-1].id}"
 
 HARMS = {
     "nothing": Harm([]),
@@ -111,6 +113,14 @@ HARMS = {
     "a NULL older than its rule": Harm(
         [*NO_PAYLOAD, f"ALTER TABLE chain_page ADD CONSTRAINT {NO_NULL} {{rule}} NOT VALID"],
         [NULL],
+    ),
+    "a NULL among the ids of a page, and in the link to it": Harm(
+        [*DROP_RULES, f"UPDATE chain_page SET ids[2] = NULL, pids[3] = NULL {OF_PAGE}"],
+        [
+            finding(Kind.GAP, after_id=PAGE[0].id, until_id=PAGE[2].id),
+            finding(Kind.NULL, pid=PAGE[1].pid, columns=("id",)),
+            finding(Kind.NULL, id=PAGE[2].id, columns=("pid",)),
+        ],
     ),
 }
 IN_THE_MERGE = ("nothing", "rows deleted", "a NULL older than its rule")
