@@ -209,7 +209,7 @@ def _broken_chains(rows: DataFrame, start: int | None) -> Iterator[DataFrame]:
     keyed = with_key(paths, secrets.randbits(KEY_BITS))
     summed = keyed.groupBy("key").agg(*path_sums(F.lit(True), has_rows=False))
     begins = F.lit(True) if start is None else F.col("pid") == start
-    is_whole = is_balanced() & (F.col("sound") == F.col("rows")) & begins
+    is_whole = is_balanced() & (F.col("unsound") == 0) & begins
     broken = summed.where(~is_whole).select("key", "pid", "first_id", "last_id")
     found = broken.orderBy("key").limit(_KEYS_MAX).collect()
     faults = [

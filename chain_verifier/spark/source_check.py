@@ -90,7 +90,7 @@ def whole_chains(
 
 
 def _path_of(found: Row, horizon: Horizon) -> Bucket | None:
-    if not found["rows"] or found["sound"] != found["rows"] or not found["is_balanced"]:
+    if not found["rows"] or found["unsound"] or not found["is_balanced"]:
         return None
     bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
     return bucket if is_one_path([bucket], horizon) else None
@@ -106,7 +106,7 @@ def with_key(rows: DataFrame, key: int) -> DataFrame:
 
 
 def path_sums(is_of_chain: Column, *, has_rows: bool) -> list[Column]:
-    """Return what a path is known by. Only `sound` rows count; one other row fails the whole."""
+    """Return what a path is known by. One `unsound` row, or page, fails the whole."""
     row_id, pid = F.col("id"), F.col("pid")
     is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & is_of_chain
     # A NULL counts as not sound, so that no NULL can hide from the sums.
@@ -115,7 +115,7 @@ def path_sums(is_of_chain: Column, *, has_rows: bool) -> list[Column]:
     return [
         F.max(KEY).alias(KEY),
         (F.sum(ROWS) if has_rows else F.count(F.lit(1))).alias("rows"),
-        (F.sum(F.when(is_sound, F.col(ROWS))) if has_rows else F.count_if(is_sound)).alias("sound"),
+        F.count_if(~F.coalesce(is_sound, F.lit(False))).alias("unsound"),
         F.min("first_id" if has_rows else "id").alias("first_id"),
         F.max("id").alias("last_id"),
         F.min("pid").alias("pid"),

@@ -122,6 +122,20 @@ HARMS = {
             finding(Kind.NULL, id=PAGE[2].id, columns=("pid",)),
         ],
     ),
+    "a page without ids after the start": Harm(
+        [*DROP_RULES, f"UPDATE chain_page SET ids = '{{{{}}}}' {OF_PAGE}"],
+        [
+            finding(Kind.GAP, after_id=PAGE[0].pid, until_id=PAGE[-1].id),
+            *(finding(Kind.NULL, pid=row.pid, columns=("id",)) for row in PAGE),
+            finding(
+                Kind.WRONG_PAGE,
+                id=PAGE[0].id,
+                until_id=PAGE[-1].id,
+                columns=("ids", "pids", "keys", "event_times_ns", "payloads"),
+            ),
+        ],
+        start=id_of(ROWS[PAGE_ROWS - 1]),
+    ),
 }
 IN_THE_MERGE = ("nothing", "rows deleted", "a NULL older than its rule")
 
