@@ -6,7 +6,8 @@
 
 -- head: the heads of the chains $1, with where archived rows end, the first and the last id that its pages name,
 -- what commits counted, and whether its pages are surely what a page must be: every partition has the rules of `chain_page`,
--- unchanged and validated. One snapshot. For a chain that does not exist, only the version
+-- unchanged and validated. Rows after each start, of $2, are counted where a batch ends there. One snapshot. For a chain
+-- that does not exist, only the version
 SELECT c.chain_id, v.version, v.upgrade_to, v.database_id::text AS database_id,
        h.last_id, h.last_seal AS seal, h.epoch, h.published_id, h.topic, h.topic_partition,
        coalesce((SELECT max(a.last_id) FROM public.chain_batch a
@@ -19,6 +20,10 @@ SELECT c.chain_id, v.version, v.upgrade_to, v.database_id::text AS database_id,
          WHERE p.chain_id = c.chain_id AND p.chain_id = ANY ($1::integer[])
          ORDER BY p.last_id DESC LIMIT 1) AS last_row_id,
        b.rows_counted, b.batches_counted,
+       CASE WHEN c.start_id = 0 OR EXISTS (
+                 SELECT FROM public.chain_batch e
+                  WHERE e.chain_id = c.chain_id AND e.last_id = c.start_id)
+            THEN b.rows_after_start END AS rows_after_start,
        (SELECT coalesce(bool_and(
                    (SELECT bool_and(a.attnotnull AND coalesce(c.convalidated, true))
                       FROM pg_catalog.pg_attribute a
@@ -36,9 +41,12 @@ SELECT c.chain_id, v.version, v.upgrade_to, v.database_id::text AS database_id,
                pg_catalog.to_regclass(pg_catalog.format('public.chain_page_%s', c.chain_id))) t
        ) AS has_rules
   FROM public.schema_version v
- CROSS JOIN pg_catalog.unnest($1::integer[]) AS c (chain_id)
+ CROSS JOIN ROWS FROM (pg_catalog.unnest($1::integer[]), pg_catalog.unnest($2::bigint[]))
+            AS c (chain_id, start_id)
  CROSS JOIN LATERAL (SELECT coalesce(sum(row_count), 0)::bigint AS rows_counted,
-                            count(*) AS batches_counted
+                            count(*) AS batches_counted,
+                            coalesce(sum(row_count) FILTER (WHERE last_id > c.start_id), 0)::bigint
+                                AS rows_after_start
                        FROM public.chain_batch
                       WHERE chain_id = c.chain_id AND prev_last_id IS NOT NULL) b
   LEFT JOIN public.chain_head h ON h.chain_id = c.chain_id

@@ -37,6 +37,8 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     """The lowest and the highest id that pages name; None when the chain has no page."""
     rows_counted: int
     """The rows that the commits of the chain counted."""
+    rows_after_start: int | None
+    """Those of them after the start of the verification; None if no batch ends there."""
     batches_counted: int
     has_rules: bool
     """Validated constraints guarantee that no page holds a NULL, columns of unequal length, or ends

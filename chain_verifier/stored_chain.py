@@ -98,7 +98,7 @@ class StoredChain(DatabaseFacts):
         return self._runner.run(self._session.fetch(statement))
 
     def _read_head(self) -> DatabaseHead:
-        (found,) = self._ask(filled(SQL["head"], [self._chain_id]))
+        (found,) = self._ask(filled(SQL["head"], [self._chain_id], [self._start]))
         head = head_of(dict(found))
         if head is None:
             raise ChainMissing(self._chain_id)

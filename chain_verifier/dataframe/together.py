@@ -125,7 +125,9 @@ def _tables_of(
     numbers, tables = list(requests), dict[int, KnownTable]()
     with at_connect(DatabaseConfig.of(source.database)):
         for at in range(0, len(numbers), _HEADS):
-            statement = filled(SQL["head"], numbers[at : at + _HEADS])
+            some = numbers[at : at + _HEADS]
+            starts = [requests[number].start for number in some]
+            statement = filled(SQL["head"], some, starts)
             heads = read_statement(spark, chain_address(source), statement, FETCH_ROWS)
             for row in heads.collect():
                 head, request = head_of(row.asDict()), requests[row["chain_id"]]

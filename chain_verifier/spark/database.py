@@ -121,7 +121,7 @@ class DatabaseTable(DatabaseFacts):
             return self._read_head().last_id
 
     def _read_head(self) -> DatabaseHead:
-        statement = filled(SQL["head"], [self._chain_id])
+        statement = filled(SQL["head"], [self._chain_id], [self._start])
         (found,) = read_statement(self._spark, self.address, statement, FETCH_ROWS).collect()
         head = head_of(found.asDict())
         if head is None:

@@ -115,7 +115,7 @@ HARMS: Final[dict[Kind, Harm]] = {
 """What the database alone shows; chains differ in number in this order."""
 SAMPLE: Final = (Kind.GAP, Kind.ROW_COUNT, Kind.SEAL_MISMATCH, Kind.HEAD_SEAL)
 
-WHOLE, EMPTY, ARCHIVED = 1, 2, 3
+WHOLE, EMPTY, ARCHIVED, SHORTENED = 1, 2, 3, 4
 FIRST_HARMED: Final = 11
 
 
@@ -125,7 +125,10 @@ def source(database: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
 
 
 async def store(dsn: str, kinds: Iterable[Kind]) -> dict[int, Kind]:
-    """Store whole chains, and one for each kind, harmed; return what is wrong with which."""
+    """Store whole chains, an archived one that lacks a row, and one for each kind, harmed.
+
+    Return what is wrong with which.
+    """
     connection = await asyncpg.connect(dsn)
     harmed: dict[int, Kind] = {}
     statements = [LET_LACK_VALUES]
@@ -133,9 +136,13 @@ async def store(dsn: str, kinds: Iterable[Kind]) -> dict[int, Kind]:
         await StoredChain.create(connection, EMPTY)
         whole = await StoredChain.create(connection, WHOLE)
         archived = await StoredChain.create(connection, ARCHIVED)
-        for stored in (whole, archived):
+        shortened = await StoredChain.create(connection, SHORTENED)
+        for stored in (whole, archived, shortened):
             batches = [await stored.commit(BATCH_ROWS) for _ in range(BATCHES)]
-        await archived.archive_up_to(batches[0])
+            if stored is not whole:
+                await stored.archive_up_to(batches[0])
+        statements += removed_with_its_link(batches[2])
+        harmed[SHORTENED] = Kind.ROW_COUNT
         for number, kind in enumerate(kinds, FIRST_HARMED):
             stored = await StoredChain.create(connection, number, seed=number)
             batches = [await stored.commit(BATCH_ROWS) for _ in range(BATCHES)]
@@ -165,13 +172,20 @@ def reports_of(found: ChainsReport) -> dict[int, Report]:
     return reports
 
 
+BOUNDARIES: Final = (
+    "SELECT chain_id, max(last_id) FROM chain_batch WHERE prev_last_id IS NULL GROUP BY chain_id"
+)
+
+
 def require_as_alone(
     spark: SparkSession, source: DatabaseSource, database: str, kinds: Iterable[Kind]
 ) -> None:
     harmed = asyncio.run(store(database, kinds))
-    whole = {WHOLE, EMPTY}
-    requests = requests_of(source, [*whole, *harmed])
-    requests.append(replace(requests_of(source, [ARCHIVED])[0], start=archived_start(database)))
+    starts = dict(asyncio.run(execute(database, BOUNDARIES)))
+    requests = [
+        replace(one, start=starts[one.chain_id])
+        for one in requests_of(source, [WHOLE, EMPTY, ARCHIVED, *harmed])
+    ]
     steps: list[str] = []
     reports = reports_of(verify_chains(requests, spark, steps.append))
     for request in requests:
@@ -185,14 +199,6 @@ def require_as_alone(
     # A look at one chain alone is a step, and only rows that are no path need one.
     alone = {int(step.split()[1]) for step in steps if step.startswith("chain ")}
     assert alone <= harmed.keys()
-
-
-def archived_start(database: str) -> int:
-    statement = (
-        f"SELECT max(last_id) FROM chain_batch WHERE chain_id = {ARCHIVED} AND prev_last_id IS NULL"
-    )
-    ((boundary,),) = asyncio.run(execute(database, statement))
-    return int(boundary)
 
 
 def test_damaged_chains_among_whole_ones_are_reported_as_alone(

@@ -355,7 +355,7 @@ def test_view_and_functions_that_lie_are_not_asked(harmed: Callable[..., None]) 
 
 
 STATEMENTS = (
-    ("head", ()), ("parts", (2, 0)), ("edges", (True,)), ("page_faults", (True,)), ("rows", ()),
+    ("head", ([0],)), ("parts", (2, 0)), ("edges", (True,)), ("page_faults", (True,)), ("rows", ()),
     ("rows_at", ([5, 9],)), ("pages", (0, 9, 9, 9)),
     ("sealed_sizes", (0, 9, 9)), ("sealed", ()),
 )  # fmt: skip

@@ -27,7 +27,12 @@ from tests.integration.chain_verifier.planted_faults import (
     id_of,
     write_journal,
 )
-from tests.integration.chain_verifier.stored_rows import DROP_RULES, PAGE_ROWS, store
+from tests.integration.chain_verifier.stored_rows import (
+    DROP_RULES,
+    PAGE_ROWS,
+    batches_of,
+    store,
+)
 from tests.stored_pages import execute
 
 if TYPE_CHECKING:
@@ -38,12 +43,14 @@ if TYPE_CHECKING:
 
 ROWS = chain_of(random.Random(9), 300)
 HEAD = head_of(ROWS)
+BATCH_ROWS = 50
+FIRST_BATCH = batches_of(ROWS, BATCH_ROWS)[0]
 NO_NULL = "chain_page_no_null"
 
 
 @pytest.fixture
 def audit(database: str, role_dsn: Callable[[str], str]) -> DatabaseSource:
-    asyncio.run(store(database, ROWS, batch_rows=50))
+    asyncio.run(store(database, ROWS, BATCH_ROWS))
     return DatabaseSource(database=role_dsn(AUDITOR))
 
 
@@ -66,6 +73,11 @@ def deleted(index: int) -> str:
     return f"DELETE FROM chain_event WHERE id = {ROWS[index].id}"
 
 
+def deleted_with_its_link(index: int) -> list[str]:
+    row, after = ROWS[index : index + 2]
+    return [deleted(index), f"UPDATE chain_event SET pid = {row.pid} WHERE id = {after.id}"]
+
+
 def gap(index: int) -> Finding:
     return finding(Kind.GAP, after_id=ROWS[index].pid, until_id=ROWS[index].id)
 
@@ -86,6 +98,7 @@ NO_PAYLOAD = (
 NULL = finding(Kind.NULL, id=ROWS[7].id, pid=ROWS[7].pid, columns=("payload",))
 WITHIN = PAGE_ROWS + 1
 """A row in the midst of a page."""
+LATER_ROWS = len(ROWS) - len(FIRST_BATCH)
 PAGE = ROWS[2 * PAGE_ROWS : 3 * PAGE_ROWS]
 OF_PAGE = f"WHERE last_id = {PAGE[-1].id}"
 
@@ -97,8 +110,13 @@ HARMS = {
         [deleted(WITHIN - 1), deleted(WITHIN + 1)], [gap(WITHIN + 1)], start=id_of(ROWS[WITHIN])
     ),
     "a row and the link to it": Harm(
-        [deleted(20), f"UPDATE chain_event SET pid = {ROWS[20].pid} WHERE id = {ROWS[21].id}"],
+        deleted_with_its_link(20),
         [finding(Kind.ROW_COUNT, count=len(ROWS) - 1, expected_count=len(ROWS))],
+    ),
+    "a row and the link to it after the end of a batch": Harm(
+        deleted_with_its_link(150),
+        [finding(Kind.ROW_COUNT, count=LATER_ROWS - 1, expected_count=LATER_ROWS)],
+        start=id_of(FIRST_BATCH[-1]),
     ),
     "a row after the head": Harm(
         [f"INSERT INTO chain_event VALUES ({CHAIN_ID}, {HEAD + 2}, {HEAD}, 'k', 0, '')"],

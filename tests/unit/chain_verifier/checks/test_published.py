@@ -40,7 +40,7 @@ class Topic(PublishedTopic):
         if head is not None:
             self._head = DatabaseHead(
                 last_id=head, first_row_id=1, last_row_id=head, rows_counted=head,
-                batches_counted=1, has_rules=True, seal=b"",
+                rows_after_start=head, batches_counted=1, has_rules=True, seal=b"",
                 epoch=1, published_id=0, topic="t", topic_partition=0, database_id="",
             )  # fmt: skip
         for record in records:
