@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from chain_kernel.clients.session import Session
-from chain_kernel.errors import ChainMissing
+from chain_kernel.errors import ChainMissing, RowsArchived, RowsMissing
 from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.database_facts import SQL, filled, page_ranges
 from chain_verifier.dataframe.columns import batch_facts, rows_of, within
@@ -51,20 +51,47 @@ class ChainHeads:
         with Reading(self._options.url) as reading:
             return {chain["chain_id"]: chain["last_id"] for chain in self._chains(reading)}
 
+    def begins(self) -> dict[int, int]:
+        """Return after which id the rows of each chain begin: after `start` and what is archived.
+
+        Raises as `heads`.
+        """
+        with Reading(self._options.url) as reading:
+            return {
+                chain["chain_id"]: max(self._options.start, chain["boundary_id"])
+                for chain in self._chains(reading)
+            }
+
     def ranges(
-        self, after: Mapping[int, int] | None = None, until: Mapping[int, int] | None = None
+        self, offsets: tuple[Mapping[int, int], Mapping[int, int]] | None = None
     ) -> list[PageRange]:
-        """Return what is read: all rows, or those between two offsets of a stream."""
-        options = self._options
-        with Reading(options.url) as reading:
+        """Return what is read: all rows, or those between two offsets of a stream.
+
+        Raises as `heads`; RowsArchived where rows between the offsets were archived.
+        """
+        with Reading(self._options.url) as reading:
             found: list[PageRange] = []
             for chain in self._chains(reading):
-                number = chain["chain_id"]
-                first = max(options.start, chain["boundary_id"], (after or {}).get(number, 0))
-                last = min(options.until, (until or {}).get(number, chain["last_id"]))
+                first, last = self._bounds(chain, offsets)
                 if first < last:
                     found += self._cut(reading, chain, first, last)
         return found
+
+    def _bounds(
+        self,
+        chain: Any,  # noqa: ANN401 - a record
+        offsets: tuple[Mapping[int, int], Mapping[int, int]] | None,
+    ) -> tuple[int, int]:
+        number, boundary_id = chain["chain_id"], chain["boundary_id"]
+        if offsets is None:
+            return max(self._options.start, boundary_id), min(self._options.until, chain["last_id"])
+        # A batch of a stream may be planned again, after a crash: its offsets alone count.
+        # A chain that was created since has no end here: its rows are of a later batch.
+        start, end = offsets
+        first, last = start.get(number, self._options.start), end.get(number, 0)
+        if first < min(boundary_id, last):
+            raise RowsArchived(number, first, boundary_id)
+        return first, last
 
     def _chains(self, reading: Reading) -> list[Any]:
         versions = reading.fetch(_SQL["version"])
@@ -119,7 +146,8 @@ class Reading:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range in their order, a page at a time.
 
-        Pages without a row of these times are left out by the server.
+        Pages without a row of these times are left out by the server. Raises RowsArchived for rows
+        that were archived since the range was planned, RowsMissing where pages end before it does.
         """
         number, at_id = asked.chain_id, asked.after_id
         found = self.fetch(_SQL["batch_ends"], number, asked.after_id, asked.until_id)
@@ -127,7 +155,13 @@ class Reading:
         epochs = np.array([batch["epoch"] for batch in found], np.int64)
         while at_id < asked.until_id:
             pages = self._pages(number, at_id, asked.page_id, times_ns)
+            # A boundary is set before pages go, so it is read after them.
+            boundary_id = self.fetch(_SQL["boundary"], number)[0]["boundary_id"]
+            if at_id < boundary_id:
+                raise RowsArchived(number, at_id, boundary_id)
             if not pages:
+                if times_ns == (None, None):
+                    raise RowsMissing(number, at_id, asked.until_id)
                 return
             for page in pages:
                 yield _rows(asked, page, ends, epochs)

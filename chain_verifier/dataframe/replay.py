@@ -78,7 +78,8 @@ def replay(
 
     `by` is the column of the group; without it the fold's own `group` decides, and without that
     all rows are one group. `until` is the last id that is replayed. `states` is what the services
-    have stored: `group, id, digest`, compared with the replayed state after each such id.
+    have stored: `group, id, digest`, compared with the replayed state after each such id. Those
+    that are stored after this call are not; `persist()` keeps what a service overwrites.
 
     This package's code is sent to workers on other machines; a fold of a notebook goes with the
     query, one of a module must be importable there.
@@ -105,8 +106,10 @@ def replay(
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     if states is not None:
         stored = states if until is None else states.where(F.col("id") <= until)
+        # States that are stored meanwhile may be of rows after the heads, which are read later.
+        ((last_id,),) = stored.agg(F.max(F.col("id").cast("bigint"))).collect()
         rows = rows.unionByName(
-            stored.select(
+            stored.where(F.col("id") <= F.lit(last_id)).select(
                 F.col("group").alias(_GROUP),
                 F.col("id").cast("bigint"),
                 F.col("digest").alias(_STORED),

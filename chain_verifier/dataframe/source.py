@@ -118,8 +118,9 @@ class ChainStreamReader(DataSourceStreamReader):
         self._options = options
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return where the stream begins: after `start`."""
-        return dict.fromkeys(self.latestOffset(), self._options.start)
+        """Return where the stream begins: after `start`, and after rows that are archived."""
+        begins = ChainHeads(self._options).begins()
+        return {str(number): first for number, first in begins.items()}
 
     def latestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Return where the chains end now."""
@@ -127,11 +128,15 @@ class ChainStreamReader(DataSourceStreamReader):
         return {str(number): min(last, self._options.until) for number, last in heads.items()}
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[Any]:
-        """Return the ranges of pages between two offsets."""
+        """Return the ranges of pages between two offsets.
+
+        Raises RowsArchived where rows between them were archived: a stream never steps over rows.
+        """
         after, until = (
             {int(number): last for number, last in offset.items()} for offset in (start, end)
         )
-        return _packed(ChainHeads(self._options).ranges(after, until), self._options.partition_rows)
+        found = ChainHeads(self._options).ranges((after, until))
+        return _packed(found, self._options.partition_rows)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""

@@ -12,7 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, SettingError
 from chain_kernel.text import reason_of
+from chain_verifier.dataframe.database_rows import ChainHeads
 from chain_verifier.dataframe.fold import Fold
+from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.spark.database import chain_address
@@ -104,18 +106,27 @@ def differences(
 
     Top-level `modules`, those of the fold, are sent to workers on other machines.
 
-    Raises as `read_states`, and what the data source raises.
+    Raises as `read_states`, SettingError for a chain with archived rows, and what the data source
+    raises.
     """
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
     if modules:
         ship(spark, *modules)
-    stored = read_states(spark, states, source, chain_id)
     options = {"url": str(source.database), "chains": str(chain_id)}
-    with as_broken(source.name):
-        rows = spark.read.format(NAME).options(**options).load()
-        wrong = replay(rows, fold, until=until, states=stored).differences
-        found = wrong.orderBy("group").collect()
+    heads = ChainHeads(ChainOptions.of(options))
+    _require_whole(heads, chain_id)
+    # The service may overwrite them: those that are seen first are compared.
+    stored = read_states(spark, states, source, chain_id).persist()
+    try:
+        with as_broken(source.name):
+            rows = spark.read.format(NAME).options(**options).load()
+            wrong = replay(rows, fold, until=until, states=stored).differences
+            found = wrong.orderBy("group").collect()
+    finally:
+        stored.unpersist()
+    # Where rows were archived before the plan, the fold has begun after them.
+    _require_whole(heads, chain_id)
     for row in found:
         yield {
             "group": row["group"],
@@ -125,3 +136,14 @@ def differences(
             "digest": bytes(row["digest"]).hex(),
             "stored": bytes(row["stored"]).hex(),
         }
+
+
+def _require_whole(heads: ChainHeads, chain_id: int) -> None:
+    """Refuse a chain whose first rows are archived: without them no fold gives the true state."""
+    boundary_id = heads.begins()[chain_id]
+    if boundary_id:
+        expected = (
+            f"all rows of chain {chain_id}, and those up to {boundary_id} were archived: "
+            "orderchain.spark.replay takes both (docs/spark.md)"
+        )
+        raise SettingError("--source", "database", expected)

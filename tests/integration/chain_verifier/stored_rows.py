@@ -1,5 +1,7 @@
 """Rows put into a real database in batches with true seals, as a sequencer leaves them."""
 
+# ruff: noqa: S608 - every value in a statement is a number
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
@@ -12,7 +14,7 @@ from chain_kernel.seal import genesis_seal
 from chain_kernel.testing.memory_chain import sealed
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
-from tests.stored_pages import store_rows
+from tests.stored_pages import execute, store_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +68,17 @@ async def store(
             seal = await _commit(connection, batch, seal, epoch, committed_at)
     finally:
         await connection.close()
+
+
+async def archive(dsn: str, boundary_id: int) -> None:
+    """Take out all rows up to the batch that ends with `boundary_id`, as retention does."""
+    await execute(
+        dsn,
+        "UPDATE chain_batch SET first_id = last_id, prev_last_id = NULL, row_count = 0"
+        f" WHERE last_id = {boundary_id}",
+        f"DELETE FROM chain_batch WHERE last_id < {boundary_id}",
+        f"DELETE FROM chain_event WHERE id <= {boundary_id}",
+    )
 
 
 def fields_of(row: Row) -> tuple[Any, ...]:

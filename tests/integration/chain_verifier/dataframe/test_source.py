@@ -1,5 +1,7 @@
 """The rows of chains as a DataFrame and as a stream."""
 
+# ruff: noqa: S608 - every value in a statement is a number of this file
+
 from __future__ import annotations
 
 import asyncio
@@ -7,22 +9,27 @@ import random
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import DataSourceReader
 
 import orderchain.spark
+from chain_kernel.errors import RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
+from chain_verifier.dataframe.options import ChainOptions
+from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
 from chain_verifier.verified_mark import set_mark
+from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
 from tests.integration.chain_verifier.published_frames import frames_of
-from tests.integration.chain_verifier.stored_rows import BATCH_ROWS, batches_of, store
+from tests.integration.chain_verifier.stored_rows import BATCH_ROWS, archive, batches_of, store
 from tests.stored_pages import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -120,8 +127,11 @@ def test_archive_gives_what_the_database_had(
 ) -> None:
     set_mark(url, url, CHAIN_ID, after_id=0, until_id=id_of(ROWS[-1]), verified_by="eve")
     write_archive(url, tmp_path, CHAIN_ID, None)
-    asyncio.run(execute(database, "DELETE FROM chain_event"))
     options = {"source": f"archive:{tmp_path}", "url": "", "partitionRows": 20}
+    boundary = id_of(ROWS[19])
+    asyncio.run(archive(database, boundary))
+    assert found(read(**options, until=boundary).union(read())) == expected(ROWS)
+    asyncio.run(execute(database, "DELETE FROM chain_event"))
     rows = read(**options)
     assert found(rows) == expected(ROWS)
     assert rows.where("is_batch_end").count() == len(batches_of(ROWS))
@@ -195,6 +205,56 @@ def test_stream_goes_on_where_its_checkpoint_is(
 
     assert run() == [row.id for row in ROWS]
     assert run() == [row.id for row in ROWS]
+
+
+def stream_of(url: str) -> ChainStreamReader:
+    return ChainStreamReader(ChainOptions.of({"url": url}))
+
+
+def ids_in(reader: ChainReader | ChainStreamReader, tasks: Sequence[object]) -> list[int]:
+    return [at for task in tasks for rows in reader.read(task) for at in rows["id"].to_pylist()]
+
+
+async def add_chain(dsn: str, chain_id: int) -> list[int]:
+    connection = await asyncpg.connect(dsn)
+    chain = await StoredChain.create(connection, chain_id)
+    await chain.commit(10)
+    await connection.close()
+    return chain.chain.ids
+
+
+def test_rows_of_a_new_chain_come_once(url: str, database: str) -> None:
+    stream = stream_of(url)
+    start, end = stream.initialOffset(), stream.latestOffset()
+    new = asyncio.run(add_chain(database, CHAIN_ID + 1))
+    # As a query that is restarted plans its last batch again: with the offsets that it has logged.
+    assert ids_in(stream, stream.partitions(start, end)) == [row.id for row in ROWS]
+    assert ids_in(stream, stream.partitions(end, stream.latestOffset())) == new
+
+
+def test_stream_begins_after_archived_rows_and_never_steps_over_them(
+    url: str, database: str
+) -> None:
+    stream = stream_of(url)
+    end, boundary = stream.latestOffset(), id_of(ROWS[19])
+    asyncio.run(archive(database, boundary))
+    begin = stream.initialOffset()
+    assert ids_in(stream, stream.partitions(begin, end)) == [row.id for row in ROWS[20:]]
+    for last in (end, {"7": id_of(ROWS[9])}):
+        with pytest.raises(RowsArchived) as caught:
+            stream.partitions({"7": id_of(ROWS[4])}, last)
+        assert (caught.value.after_id, caught.value.until_id) == (id_of(ROWS[4]), boundary)
+
+
+def test_rows_that_go_between_plan_and_read_are_not_left_out(url: str, database: str) -> None:
+    reader = ChainReader(ChainOptions.of({"url": url}))
+    tasks = reader.partitions()
+    asyncio.run(execute(database, f"DELETE FROM chain_event WHERE id > {ROWS[89].id}"))
+    with pytest.raises(RowsMissing):
+        ids_in(reader, tasks)
+    asyncio.run(archive(database, id_of(ROWS[19])))
+    with pytest.raises(RowsArchived):
+        ids_in(reader, tasks)
 
 
 @pytest.mark.parametrize("fold", [BOOKS, BY_COLUMN], ids=["orders", "columns"])

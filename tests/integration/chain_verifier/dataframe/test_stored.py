@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -12,9 +14,10 @@ import pytest
 
 from chain_verifier.dataframe.fold import digest_of
 from chainctl.main import main
+from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of
-from tests.integration.chain_verifier.stored_rows import store
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
+from tests.integration.chain_verifier.stored_rows import archive, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 ROWS = chain_of(random.Random(8), 60)
 FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"
 VERIFY = ("verify", "--chain", str(CHAIN_ID), "--source", "database", "--replay", FOLD)
+SERVED = CHAIN_ID + 2
+DEADLINE_SECONDS = 60
 
 
 def states_of(wrong_from: int | None = None) -> list[tuple[str, int, bytes]]:
@@ -83,6 +88,52 @@ def test_wrong_state_is_named_by_group_and_id(
     assert (shown["group"], shown["id"], shown["equal_id"]) == ("buy", buys[9], before)
     assert main([*VERIFY, *states]) == 1
     assert f"state of buy: another one after id {buys[9]}" in capsys.readouterr().out
+
+
+def test_chain_with_archived_rows_is_refused_in_one_line(
+    spark: SparkSession, stored: Callable[..., None], database: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stored(states_of())
+    boundary = id_of(ROWS[19])
+    asyncio.run(archive(database, boundary))
+    assert main([*VERIFY, "--states", "database:book_state"]) == 2
+    assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+async def serve(dsn: str, has_begun: Event, is_over: Event) -> None:
+    """Commit orders one by one, and store the state after each, as a service that runs."""
+    connection = await asyncpg.connect(dsn)
+    chain = await StoredChain.create(connection, SERVED)
+    books = dict[str, Book]()
+    while not is_over.wait(0.02):
+        (order,) = (await chain.commit(1)).events
+        side = side_of(order)
+        book = books.setdefault(side, start(side))
+        step(book, [order])
+        state = (SERVED, side, order.id, digest_of(book))
+        await connection.execute("INSERT INTO book_state VALUES ($1, $2, $3, $4)", *state)
+        has_begun.set()
+    await connection.close()
+
+
+def test_right_service_that_runs_meanwhile_has_no_differences(
+    spark: SparkSession, stored: Callable[..., None], database: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stored([])
+    has_begun, is_over = Event(), Event()
+    with ThreadPoolExecutor(1) as threads:
+        service = threads.submit(asyncio.run, serve(database, has_begun, is_over))
+        try:
+            assert has_begun.wait(DEADLINE_SECONDS)
+            code = main(
+                ["verify", "--chain", str(SERVED), *VERIFY[3:], "--states", "database:book_state"]
+            )
+        finally:
+            is_over.set()
+        service.result(DEADLINE_SECONDS)
+    assert code == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize(

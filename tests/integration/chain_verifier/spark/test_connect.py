@@ -44,7 +44,8 @@ spark.conf.set("spark.sql.shuffle.partitions", "3")
 settings = dict(spark.conf.getAll)
 orderchain.spark.register(spark)
 orders = spark.read.format("orderchain").option("url", url).load(chain_id)
-states = orderchain.spark.replay(orders, BOOKS).states.collect()
+replayed = orderchain.spark.replay(orders, BOOKS).states
+states = replayed.collect()
 orders.write.parquet(folder + "/rows")
 orders.where("id != " + missing).write.parquet(folder + "/damaged")
 
@@ -59,6 +60,7 @@ found = {
     "rows": orders.count(),
     "replayed": sum(row["rows"] for row in states),
     "groups": sorted(row["group"] for row in states),
+    "differences": orderchain.spark.replay(orders, BOOKS, states=replayed).differences.count(),
     "whole": counts(database, ParquetSource(path=folder + "/rows"), seals=True),
     "topic": counts(database, TopicSource(kafka=kafka, topic=topic)),
     "damaged": counts(database, lacking, findings_folder=folder + "/found"),
@@ -100,6 +102,7 @@ def test_notebook_over_connect_reads_replays_and_verifies(
         "rows": len(ROWS),
         "replayed": len(ROWS),
         "groups": ["buy", "cancel", "sell"],
+        "differences": 0,
         "whole": {},
         "topic": {},
         "damaged": {"gap": 1, "lacking": 1},

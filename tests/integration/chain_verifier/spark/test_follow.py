@@ -1,7 +1,5 @@
 """Following a real topic: what each frame shows is reported once, across restarts too."""
 
-# ruff: noqa: S608 - every value in a statement is a number of this file
-
 from __future__ import annotations
 
 import asyncio
@@ -19,9 +17,9 @@ from chain_verifier.config import ContradictedMark, DatabaseSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
 from tests.integration.chain_verifier.published_frames import frame_of
-from tests.stored_pages import execute
+from tests.integration.chain_verifier.stored_rows import archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,15 +77,7 @@ def test_follower_reports_each_fault_once_and_goes_on_after_a_restart(
 def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     topic: Topic, frames: list[bytes], follow: Follow, database: str
 ) -> None:
-    """The boundary is as retention leaves it."""
-    boundary = ROWS[19].id
-    asyncio.run(execute(
-        database,
-        f"DELETE FROM chain_event WHERE id <= {boundary}",
-        "UPDATE chain_batch SET first_id = last_id, prev_last_id = NULL, row_count = 0"
-        f" WHERE last_id = {boundary}",
-        f"DELETE FROM chain_batch WHERE last_id < {boundary}",
-    ))  # fmt: skip
+    asyncio.run(archive(database, id_of(ROWS[19])))
     topic.send(*frames)
     assert follow() == []
     foreign = replace(ROWS[3], key="other")
