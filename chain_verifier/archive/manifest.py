@@ -177,6 +177,7 @@ def begin_manifest(archive: Place, chain_id: int, database_id: str) -> Manifest:
     manifest = load_manifest(archive, chain_id)
     if manifest is None:
         folder = chain_folder(archive, chain_id)
+        folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("rows-*.parquet")):
             raise InputError("archive", str(folder), "a manifest beside its files")
         manifest = Manifest(chain_id=chain_id, database_id=database_id)
