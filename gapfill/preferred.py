@@ -137,15 +137,6 @@ class PreferredSources(ClosedAtExit):
             raise first_error or RetryError("no server answers")
         return known
 
-    async def _find_promoted(self, error: Exception) -> None:
-        """Let another server judge that reports that it is a primary: `error` is the judge's."""
-        for source in reversed(self._readers()):
-            with suppress(OrderchainError):
-                if (await source.standing(0)).is_primary:
-                    self._avoid(self._judge, error)
-                    self._judge = source
-                    return
-
     async def row_at_or_before(self, until_id: int) -> int:
         """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
         return await self._find(lambda finder: finder.row_at_or_before(until_id))
@@ -183,9 +174,11 @@ class PreferredSources(ClosedAtExit):
             async with aclosing(last) as runs:
                 async for run in runs:
                     yield run
-        except _AWAY as error:
-            # A fill asks nothing else until it ends: else the next try would ask the same server.
-            await self._find_promoted(error)
+        except _AWAY:
+            # A fill asks nothing else until it ends: else the next try would ask the same server,
+            # though another was promoted. One page that fails is no reason to judge by another.
+            with suppress(OrderchainError):
+                await self.standing(0)
             raise
 
     def _readers(self) -> list[GapSource]:

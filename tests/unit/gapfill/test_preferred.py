@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from chain_kernel.errors import NotYetReadable, RowsMissing, SettingError
+from chain_kernel.errors import NotYetReadable, RetryError, RowsMissing, SettingError
 from chain_kernel.model import Run
 from chain_kernel.testing.virtual_loop import virtual_clock
 from gapfill import PreferenceConfig, PreferredSources
@@ -118,6 +118,26 @@ async def test_fill_from_a_primary_that_became_a_standby_goes_on_at_the_promoted
     with pytest.raises(NotYetReadable):
         await servers.fill()
     assert ids_of(await servers.fill()) == servers.chain.ids
+
+
+@virtual
+async def test_primary_whose_page_fails_once_judges_on_beside_a_stale_one() -> None:
+    chain = make_chain([6])
+    servers = Servers(chain)
+    stale = Chain(chain.chain_id, chain.database_id, seed=9)
+    stale.batches = list(chain.batches)
+    chain.add(5, skip=3)
+    servers.standby.chain, servers.standby.is_primary = stale, True
+
+    def fail_once() -> None:
+        servers.primary.before_page = lambda: None
+        raise RetryError("the statement has passed its deadline")
+
+    servers.primary.before_page = fail_once
+    with pytest.raises(RetryError):
+        await servers.fill()
+    assert (await servers.both.standing(chain.ids[-1])).mark == chain.mark()
+    assert ids_of(await servers.fill()) == chain.ids
 
 
 @virtual
