@@ -78,15 +78,17 @@ class CancellableWait:
         result: _T = work_done.result()
         return result
 
-    async def close(self) -> None:
-        """End the work that is under way, and wait for its end."""
+    async def close(self) -> BaseException | None:
+        """End the work that is under way, and wait for its end.
+
+        Returns the error of work that had ended before, and that no caller has fetched.
+        """
         work, self._work = self._work, None
         if work is None:
-            return
+            return None
         work.cancel()
         await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # retrieved, so that asyncio does not warn about it
+        return None if work.cancelled() else work.exception()
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`. Raises StopAsked when `stop` is called meanwhile, or was before."""

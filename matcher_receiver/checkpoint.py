@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from chain_kernel.errors import RowsMissing, SettingError
+from chain_kernel.errors import CheckpointLost, RowsMissing, SettingError
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class WorkedOff:
                 heapq.heapify(self._waiting)
 
 
+BY_CALLER_MAX: Final = 1_000
+"""Checkpoints in callers' own transactions that may have been rolled back: a caller that has made
+more of them since is refused when it begins again from before them."""
+
+
 class CheckpointProgress:
     """Moves the checkpoint past what was delivered, by compare-and-set."""
 
@@ -78,9 +84,9 @@ class CheckpointProgress:
         # If a snapshot or the caller's own place is another one, the checkpoint stays where it is
         # until the receiver has come past it.
         self._saved = stored or start
-        # What was stored in callers' transactions since they last asked for more, and the call
-        # before: the place that each followed, and its own.
-        self._by_caller: list[tuple[int, int]] = []
+        self._committed_id = self._saved.id  # known to be stored, whatever a caller rolls back
+        # What was stored in callers' transactions since: the place that each followed, and its own.
+        self._by_caller: deque[tuple[int, int]] = deque(maxlen=BY_CALLER_MAX)
         self._in_callers_hands = start.id
         self.worked_off = WorkedOff(start.id)
         """What waits for rows to be processed; see `Receiver.until_delivered`."""
@@ -88,12 +94,10 @@ class CheckpointProgress:
     def come_back(self) -> None:
         """Note that the caller asks for more, and so is done with what it had before.
 
-        If a place is kept, only a checkpoint shows that: the caller may collect runs. A checkpoint
-        that was stored in the caller's own transaction has been committed by now.
+        If a place is kept, only a checkpoint shows that: the caller may collect runs.
         """
         done = self._in_callers_hands if self._store is not None else self.delivered.id
         self.worked_off.rise(done)
-        del self._by_caller[:-1]
 
     def deliver(self, run: Run) -> None:
         """Note that `run` is delivered now.
@@ -113,6 +117,11 @@ class CheckpointProgress:
         repeated = self._repeated(run, connection)
         if repeated is not None or run.last_id > self._saved.id:
             await self._save(self._store, run, connection, repeated)
+        elif connection is not None and run.last_id > self._committed_id:
+            # So long ago that the place it followed is forgotten. Nothing is left alone here: if it
+            # was rolled back, its effect would be committed without its place.
+            store = self._store
+            raise CheckpointLost(store.chain_id, store.receiver, run.first_pid, self._saved.id)
         self._note_worked_off(run.last_id, connection)
 
     def _repeated(self, run: Run, connection: object | None) -> int | None:
@@ -120,8 +129,10 @@ class CheckpointProgress:
 
         We cannot see whether the caller's transaction was committed: rows of it again, in another
         one, mean that it was not, and that the place is where it was. Where it was committed all
-        the same, the store refuses what does not follow its place.
+        the same, the store refuses what does not follow its place: that effect is there already.
         """
+        if run.last_id > self._saved.id:
+            return None
         for at, (first_pid, last_id) in enumerate(self._by_caller):
             is_part = first_pid < run.last_id < last_id and connection is not None
             if is_part or run.last_id == last_id:
@@ -138,9 +149,11 @@ class CheckpointProgress:
             # The caller has come past the place before, so that one was committed.
             await store.save(first_pid, self._saved)
         self._saved = run.end
-        del self._by_caller[len(self._by_caller) if repeated is None else repeated :]
+        while repeated is not None and len(self._by_caller) > repeated:
+            self._by_caller.pop()  # rolled back, too
         if connection is None:
             self._by_caller.clear()
+            self._committed_id = run.last_id
         else:
             self._by_caller.append((first_pid, run.last_id))
             if repeated is not None:
@@ -185,6 +198,9 @@ async def store_halt(store: CheckpointStore, error: HaltError, at_id: int) -> bo
         except AWAY as found:
             failure = found
             await asyncio.sleep(AGAIN_SECONDS)
+        except Exception as found:  # noqa: BLE001 - whatever it is, the halt matters more
+            failure = found
+            break
         else:
             return True
     _log.error("the halt could not be stored: %s", failure)

@@ -356,7 +356,12 @@ class ReceiveLoop:
     """
 
     def __init__(
-        self, parts: ReceiverParts, *, until_id: int | None, idle_seconds: float | None
+        self,
+        parts: ReceiverParts,
+        *,
+        until_id: int | None,
+        idle_seconds: float | None,
+        is_until_head: bool = False,
     ) -> None:
         self._core = core = parts.core
         self._waits = parts.waits
@@ -364,6 +369,7 @@ class ReceiveLoop:
         self._clock = clock = parts.clock
         self._idle_seconds = idle_seconds
         self._until_id = until_id
+        self._is_until_head = is_until_head
         self.watch = HeadWatch(parts)
         self.filling = OpenFill(parts, self.watch)
         self._live = LiveFrames(parts, self.watch, self.filling)
@@ -445,6 +451,10 @@ class ReceiveLoop:
             run = await self.filling.next()
             if run is not None:
                 self._counters.source = run.source or self.watch.source_name
+            elif self._is_until_head and self.filling.head_after_loss is not None:
+                # The head up to which this reads is lost, and no later order may ever come.
+                self._until_id = min(self._until_id or 0, self.filling.head_after_loss)
+                self.is_over = self._core.head.id >= self._until_id
             return run
         if self.watch.is_contradicted:
             await self.watch.answer_denial()
@@ -464,12 +474,13 @@ class ReceiveLoop:
                 return
         await self._live.receive(self._patience())
 
-    async def close(self) -> None:
-        """End, and release what is open."""
+    async def close(self) -> BaseException | None:
+        """End, and release what is open. Returns the error that no caller has been told of."""
         self.is_over = True
-        await self._waits.close()
+        found = await self._waits.close()
         await self.watch.close()
         await self.filling.close()
+        return found
 
     # -- handing out ---------------------------------------------------------------------------
 

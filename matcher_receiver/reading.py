@@ -19,7 +19,7 @@ from chain_kernel.errors import (
 from chain_kernel.model import Gap
 from chain_kernel.text import SummedLog
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
-from matcher_receiver.decisions import Compare, Fill, Halt, InStep
+from matcher_receiver.decisions import Compare, Fill, Halt, InStep, Wait
 from matcher_receiver.stats import archived_gap
 
 if TYPE_CHECKING:
@@ -367,6 +367,8 @@ class OpenFill:
         self._began_ns = 0
         self._rows = 0
         self._source = ""
+        self.head_after_loss: int | None = None
+        """Where the chain ended when a failover had lost the end of a fill; None: it has not."""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -455,7 +457,8 @@ class OpenFill:
         """Return whether a failover has lost the row up to which this reads, or may have.
 
         If it has, our own standing decides how far this reads from now on. Raises HaltError,
-        RowsArchived. A standby shows the loss only by rows after that one: otherwise it lags.
+        RowsArchived. A standby shows the loss only by rows after that one: otherwise it lags, as
+        one does that lacks our own place.
         """
         core, until_id = self._core, self._core.fill_until
         try:
@@ -468,10 +471,14 @@ class OpenFill:
         if standing.mark is not None or head_id == until_id or may_follow:
             return False
         decision = await self._watch.ask(core.fill_cause)
+        if isinstance(decision, Wait):
+            return False
         if isinstance(decision, Fill):
             core.open_fill(decision)  # the gap is the same, with another end
+            self.head_after_loss = decision.until_id
         elif isinstance(decision, InStep):
             core.go_live()
+            self.head_after_loss = core.head.id
             self._watch.lag.forget()
             if self._rows:
                 self._end()

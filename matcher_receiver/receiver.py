@@ -286,7 +286,10 @@ class Receiver:
             self._tracing,
         )
         self._receive_loop = ReceiveLoop(
-            parts, until_id=self._until_id(), idle_seconds=self._config.idle_seconds
+            parts,
+            until_id=self._until_id(),
+            idle_seconds=self._config.idle_seconds,
+            is_until_head=self._config.until == "head",
         )
         try:
             self._receive_loop.begin(standing)
@@ -300,16 +303,30 @@ class Receiver:
 
     async def _close(self) -> None:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
-        if self._receive_loop is not None:
-            await self._receive_loop.close()
-        if self._core is not None and self._core.halted_by is not None:
-            # A caller that left while it was being stored: the next start must know of it.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_HALT_SECONDS):
-                    await self._store_halt(self._core.halted_by)
-        parts = (self._frames, self._gap_source, self._checkpoints)
-        # Each has a deadline of its own.
-        await asyncio.gather(*(part.close() for part in parts if part is not None))
+        try:
+            if self._receive_loop is not None and self._core is not None:
+                found = await self._receive_loop.close()
+                await self._leave_halt(self._core, found)
+        finally:
+            parts = (self._frames, self._gap_source, self._checkpoints)
+            # Each has a deadline of its own.
+            await asyncio.gather(*(part.close() for part in parts if part is not None))
+
+    async def _leave_halt(self, core: ReceiveCore, found: BaseException | None) -> None:
+        """Store a halt that a caller left behind: the next start must know of it.
+
+        It left while the halt was being stored, or before it asked for what was `found`.
+        """
+        if core.halted_by is None and isinstance(found, HaltError):
+            core.halt(found)
+            self._log_state(core.state)
+        if core.halted_by is None:
+            return
+        try:
+            async with asyncio.timeout(_HALT_SECONDS):
+                await self._store_halt(core.halted_by)
+        except TimeoutError:
+            _log.error("%s: the halt was not stored in %g s", self._label, _HALT_SECONDS)
 
     def stop(self) -> None:
         """End the iteration: at once when it waits, else after the run that is being worked on."""
@@ -369,10 +386,12 @@ class Receiver:
         One call may cover all runs since the last one; a run that this receiver has not delivered
         is refused with SettingError. With `connection`, the caller's own inside its transaction,
         effect and checkpoint are committed or rolled back together; after a rollback, call again
-        with the same run, or with the first of those that it covered. A run that an earlier call
-        has covered is else left alone. A store that keeps no place only reports it.
+        with the same run, or with the first of those that it covered. A store that keeps no place
+        only reports it. A run that an earlier call has covered is left alone; with a `connection`
+        it is refused, since its effect has been committed before.
         Raises SettingError for a `connection` outside of a transaction.
-        Raises CheckpointLost when another receiver has moved the checkpoint: roll back and stop.
+        Raises CheckpointLost when another receiver has moved the checkpoint, or an effect would be
+        committed twice: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
         """
         await self._running(self._place).save(run, connection)
@@ -423,7 +442,8 @@ class Receiver:
         if core.halted_by is not None:
             await self._halt(core, core.halted_by)
         try:
-            while not (receive_loop.is_over or self._waits.is_stopping):
+            # What was found while nobody waited is told even when `stop` was called since.
+            while not (receive_loop.is_over or self._is_stopped()):
                 run = await receive_loop.step()
                 self._log_state(core.state)
                 if run is not None:
@@ -452,6 +472,9 @@ class Receiver:
         closed; SettingError before the start.
         """
         await self._running(self._place).worked_off.until(row_id)
+
+    def _is_stopped(self) -> bool:
+        return self._waits.is_stopping and not self._waits.is_busy
 
     def _end_waits(self, error: Exception, after_id: int | None = None) -> None:
         """Answer those who wait for what will no longer be processed."""

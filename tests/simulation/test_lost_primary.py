@@ -110,6 +110,7 @@ class LostPrimary(World):
         self.receivers.append(late)
         late.start()
         await asyncio.sleep(self.random.uniform(0.0, 0.02))
+        self.is_fill_open = late.receiver is not None and late.receiver.stats().open_gap is not None
         self.promote()
         for process in self.processes:
             process.resume()
@@ -186,10 +187,11 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
 
 @pytest.mark.invariant("S8")
 def test_rows_that_a_new_primary_lacks_halt_those_that_handed_them_on() -> None:
-    halted = went_on = halted_anew = 0
+    halted = went_on = halted_anew = open_fills = 0
     for seed in range(SEEDS):
         world = lose_primary(seed)
         new = [event for batch in world.promoted.batches for event in batch.events]
+        open_fills += world.is_fill_open
         for receiver in world.receivers:
             shown = f"seed {seed}: {receiver.name}"
             error = world.halts.get(receiver.name)
@@ -205,6 +207,7 @@ def test_rows_that_a_new_primary_lacks_halt_those_that_handed_them_on() -> None:
     assert halted > SEEDS / 2, "hardly a row was lost"
     assert halted_anew > SEEDS / 10, "hardly a halt at a start"
     assert went_on > SEEDS / 20
+    assert open_fills > SEEDS / 10, "hardly a fill was open"
 
 
 def test_ids_of_lost_rows_are_never_given_out_again() -> None:

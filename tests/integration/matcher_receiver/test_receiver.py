@@ -8,7 +8,7 @@ from random import Random
 import asyncpg
 import pytest
 
-from chain_kernel.errors import ForeignDatabase, ForkFound, RowsMissing
+from chain_kernel.errors import CheckpointLost, ForeignDatabase, ForkFound, RowsMissing
 from chain_kernel.model import Event
 from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import Receiver, State
@@ -117,9 +117,14 @@ async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
     admin: asyncpg.Connection,
     role_dsn: RoleDsn,
 ) -> None:
-    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
+    connecting = asyncpg.create_pool(role_dsn(RECEIVER_WRITER), min_size=1, max_size=1)
     place = "SELECT head_delivered FROM receiver_checkpoint"
-    async with make_receiver() as receiver, deadline():
+    async with (
+        connecting as pool,
+        pool.acquire() as connection,
+        make_receiver() as receiver,
+        deadline(),
+    ):
         runs = []
         for _ in range(4):
             await publish(stored.chain.frames(await stored.commit(5)))
@@ -134,7 +139,39 @@ async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
             async with connection.transaction():
                 await receiver.checkpoint(run, connection=connection)
             assert await admin.fetchval(place) == run.last_id
-    await connection.close()
+
+
+@pytest.mark.invariant("S5")
+async def test_checkpoint_within_a_transaction_over_many_runs_is_as_lost_as_its_effects(
+    stored: StoredChain,
+    make_receiver: MakeReceiver,
+    publish: Publish,
+    admin: asyncpg.Connection,
+    role_dsn: RoleDsn,
+) -> None:
+    connecting = asyncpg.create_pool(role_dsn(RECEIVER_WRITER), min_size=1, max_size=1)
+    place = "SELECT head_delivered FROM receiver_checkpoint"
+    async with (
+        connecting as pool,
+        pool.acquire() as connection,
+        make_receiver() as receiver,
+        deadline(),
+    ):
+        runs = []
+        rolled_back = connection.transaction()
+        await rolled_back.start()
+        for _ in range(4):
+            await publish(stored.chain.frames(await stored.commit(5)))
+            runs.append(await anext(receiver))
+            await receiver.checkpoint(runs[-1], connection=connection)
+        await rolled_back.rollback()
+        for run in runs:
+            async with connection.transaction():
+                await receiver.checkpoint(run, connection=connection)
+            assert await admin.fetchval(place) == run.last_id
+        with pytest.raises(CheckpointLost):  # it is committed: its effect would be there twice
+            async with connection.transaction():
+                await receiver.checkpoint(runs[1], connection=connection)
 
 
 SWAP = ", ".join(

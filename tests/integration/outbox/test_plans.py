@@ -177,10 +177,10 @@ async def test_list_of_a_client_reads_its_own_messages_as_far_as_the_page_goes(
         " SELECT message_id, $2, 'clearing', 2, 1 FROM unnest($1::uuid[]) AS message_id",
         ids, CONSUMER,
     )  # fmt: skip
-    for client, status in (("few", None), ("few", 5), ("many", None)):
+    for client, status, listed in (("few", None, 3), ("few", 5, 0), ("many", None, 10)):
         values = client, UUID(int=0), "", None, status, 10
         ((plan,),) = await session.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {PAGE}", *values)
-        assert sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
+        assert listed <= sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
 
 
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:

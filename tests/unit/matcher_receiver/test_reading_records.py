@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from chain_kernel.errors import HaltError, NotYetReadable, RetryError, RowsArchived, RowsMissing
+from chain_kernel.errors import (
+    HaltError,
+    NotYetReadable,
+    OrderchainError,
+    RetryError,
+    RowsArchived,
+    RowsMissing,
+)
 from matcher_receiver.reading import Lag
 from tests.virtual import virtual
 
@@ -58,6 +65,40 @@ async def test_halt_whose_caller_left_while_it_was_being_stored_is_stored_at_the
             await waits
         assert records.halts == []
     assert len(records.halts) == 1
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@virtual
+async def test_halt_found_while_no_caller_waited_is_told_and_stored(*, stops: bool) -> None:
+    rig, records = with_records([4, 4])
+    async with rig.live() as receiver:
+        rig.chain.batches.pop()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(receiver), 0.1)
+        await asyncio.sleep(60.0)  # a look at the head finds that the last batch is gone
+        if stops:
+            receiver.stop()
+            with pytest.raises(HaltError):
+                await anext(receiver)
+    assert len(records.halts) == 1
+
+
+@virtual
+async def test_halt_that_the_store_refuses_is_raised_all_the_same_and_everything_closed() -> None:
+    rig, records = with_records([4, 4])
+
+    async def refuse(error: HaltError, at_id: int) -> None:
+        raise OrderchainError(f"a trigger refuses {error} at {at_id}")
+
+    records.record_halt = refuse  # type: ignore[method-assign]
+    async with rig.live() as receiver:
+        rig.chain.batches.pop()
+        with pytest.raises(HaltError) as caught:
+            await anext(receiver)
+        assert any("a trigger refuses" in note for note in caught.value.__notes__)
+    assert records.is_closed
+    assert rig.frames.is_closed
+    assert rig.source.is_closed
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from chain_kernel.errors import RetryError
+from chain_kernel.errors import NotYetReadable, RetryError
 from chain_kernel.seal import Batch
 from gapfill import PreferredSources
 from matcher_receiver import State
@@ -85,3 +85,39 @@ async def test_fill_whose_last_rows_were_lost_ends_and_new_rows_follow(rows: int
         assert [gap.outcome for gap in receiver.gaps] == ["filled" if rows else "missing"]
         rig.chain.add(4, skip=10**6)
         await asyncio.wait_for(take(receiver, 10**6), 60.0)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("new_rows", [0, 4], ids=["silent", "new orders"])
+@virtual
+async def test_receiver_until_a_head_that_is_lost_ends_at_the_one_that_is_left(
+    rows: int, new_rows: int
+) -> None:
+    rig = Rig([4])
+    if rows:
+        rig.chain.add(rows)
+    rig.source.page_rows = 4 + rows
+    lost = rig.chain.add(3)
+    async with rig.receiver(until="head") as receiver:
+        await take(receiver, rig.chain.ids[3 + rows])
+        rig.source.before_page = partial(lose, rig, lost, new_rows)
+        async with asyncio.timeout(60.0):
+            assert [run async for run in receiver] == []
+        assert receiver.head_delivered == rig.chain.ids[3 + rows]
+
+
+@virtual
+async def test_standby_that_lost_our_place_as_well_is_waited_for_until_the_deadline() -> None:
+    rig = Rig([4, 5])
+    rig.source.is_primary = False
+    async with rig.live(standby_wait_seconds=3.0) as receiver:
+        lost = rig.chain.add(3)
+
+        def lose_ours_too() -> None:
+            rig.chain.batches.pop(1)
+            lose(rig, lost, 4)
+
+        rig.source.before_page = lose_ours_too
+        with pytest.raises(NotYetReadable):
+            await asyncio.wait_for(anext(receiver), 600.0)
+        assert [gap.outcome for gap in receiver.gaps] == ["not yet readable"]
