@@ -63,28 +63,6 @@ def test_tutorial_followed_with_the_wheel_alone_shows_what_it_says(
 
 
 @pytest.mark.timeout(900)
-def test_environment_holds_neither_spark_nor_tools_nor_the_checkout(programs: Path) -> None:
-    done = subprocess.run(
-        [programs / "python", "-m", "pip", "list", "--format", "freeze"],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = {line.partition("==")[0].lower() for line in done.stdout.splitlines()}
-    assert {"orderchain", "asyncpg", "jgo", "pyarrow"} <= names
-    assert not {"pyspark", "pytest", "mypy", "ruff", "hatchling"} & names
-    where = subprocess.run(
-        [programs / "python", "-c", "import orderchain, sequencer; print(sequencer.__file__)"],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert str(programs.parent) in where
-
-
-@pytest.mark.timeout(900)
 def test_command_without_its_extra_names_a_command_that_pip_takes(programs: Path) -> None:
     """The package need not be on an index for that: what is installed satisfies pip."""
     asked = subprocess.run(

@@ -9,7 +9,6 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from chain_kernel.text import not_installed
 from tools.release import requirements_of
@@ -90,20 +89,6 @@ def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-def test_wheel_asks_for_no_driver_beyond_the_last_one_whose_private_names_were_seen(
-    wheel: Path, tmp_path: Path
-) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    (metadata,) = tmp_path.glob("orderchain-*.dist-info")
-    asked = {
-        str(Requirement(text).specifier)
-        for text in Distribution.at(metadata).requires or []
-        if Requirement(text).name in {"asyncpg", "aiokafka"}
-    }
-    assert asked == {"<0.33,>=0.30", "<0.15,>=0.13"}
 
 
 @pytest.mark.parametrize("extra", PROMISES)
@@ -194,17 +179,3 @@ def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith(f"ImportError: orderchain.{others[other]}: ")
         assert last.endswith(not_installed("", other))
-
-
-def test_wheel_without_the_extra_of_a_command_says_what_to_install(
-    wheel: Path, tmp_path: Path
-) -> None:
-    folder = make_environment(tmp_path, wheel, "cli")
-    done = run_in(
-        folder,
-        "from chainctl.main import main\nsys.exit(main(['verify', '--chain', '1', "
-        "'--source', 'database', '--database', 'postgresql://x@127.0.0.1:1/y']))",
-    )
-    assert done.returncode == 2
-    assert "orderchain[spark]" in done.stderr
-    assert "Traceback" not in done.stderr

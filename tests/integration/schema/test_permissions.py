@@ -1,6 +1,6 @@
 """What the login roles try, and what partitions and members of roles are by the server's catalogs.
 
-`test_facts` compares every right; `unit/house/test_permissions`, those that the page shows.
+`test_facts` compares every right; `unit/house/test_generated`, those that the page shows.
 """
 
 from __future__ import annotations

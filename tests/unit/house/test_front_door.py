@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import orderchain
-from chain_kernel.text import not_installed
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,11 +68,3 @@ def test_import_of_the_door_imports_nothing_else(program: str, imported: list[st
 def test_name_that_is_not_there_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'open_sequenser'"):
         exec("from orderchain import open_sequenser")  # noqa: S102
-
-
-def test_extra_that_is_missing_is_named_in_one_line() -> None:
-    hidden = "import sys; sys.modules['aiokafka'] = None\n"
-    for name, extra in {"open_receiver": "receiver", "open_sequencer": "sequencer"}.items():
-        done = run(f"{hidden}from orderchain import {name}")
-        last = done.stderr.strip().splitlines()[-1]
-        assert last == f"ImportError: orderchain.{name}: {not_installed('aiokafka', extra)}"

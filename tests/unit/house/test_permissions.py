@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +24,6 @@ AS_THE_CALLER = {
     "outbox_silent", "inbox_id_at",
 }  # fmt: skip
 """Functions that work with the rights of their caller."""
-
-
-def test_tables_of_the_page_are_those_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    tables = importlib.import_module("tools.permissions")
-    assert tables.with_tables(PAGE) == PAGE, "python -m tools.permissions"
 
 
 def test_page_names_every_role() -> None:
