@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import TopicPartition
 
 from local_stack import KafkaServer, KafkaServerConfig
-from local_stack.process import free_port
+from local_stack.process import free_port, is_free
 from tests.builders.topics import make_topics
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ async def read(server: KafkaServer, topic: str) -> bytes:
         await consumer.stop()
     value: bytes = record.value
     return value
+
+
+def test_listeners_are_on_loopback_alone(kafka_server: KafkaServer) -> None:
+    for port in (kafka_server.config.port, kafka_server.config.controller_port):
+        assert not is_free(port)
+        with socket.create_server(("127.0.0.2", port)):
+            pass  # a listener on every address would have it too
 
 
 async def test_asking_for_a_missing_topic_does_not_make_it(kafka_server: KafkaServer) -> None:

@@ -139,41 +139,32 @@ def test_setup_with_a_compiler_builds_the_compiled_functions(machine: Machine) -
     assert machine.calls().count("pip") == 2
 
 
-def test_setup_of_a_demo_leaves_the_rest_to_the_setup_of_all(machine: Machine) -> None:
-    demo = machine.set_up("setup.sh", "demo")
-    assert demo.returncode == 0, demo.stderr
-    assert set(machine.calls()) == EVERYTHING - {"pip by hashes"} | {
-        "requirements of cli,web,stack,spark"
-    }
-    assert machine.set_up("setup.sh", "demo").stderr == ""
-    assert machine.calls() == []
-    assert machine.set_up("setup.sh", "all").returncode == 0
-    assert machine.calls() == ["pip by hashes", "pip"]
-    assert machine.set_up("setup.sh", "all").stderr == ""
-    assert machine.calls() == []
-
-
-def test_setup_of_the_site_needs_no_java_and_no_spark(machine: Machine) -> None:
-    machine.has_program("java", "exit 127")
-    done = machine.set_up("setup.sh", "site")
+@pytest.mark.parametrize(
+    ("level", "calls"),
+    [
+        ("light", {"requirements of cli,web,stack", "pip", "local_stack.jars"}),
+        ("demo", {"requirements of cli,web,stack,spark", "pip", "pip pyspark", *JARS}),
+        ("site", {"requirements of docs", "pip"}),  # needs no Java
+    ],
+)
+def test_setup_of_a_level_makes_its_part_and_leaves_the_rest_to_the_setup_of_all(
+    level: str, calls: set[str], machine: Machine
+) -> None:
+    if level == "site":
+        machine.has_program("java", "exit 127")
+    done = machine.set_up("setup.sh", level)
     assert done.returncode == 0, done.stderr
-    assert sorted(machine.calls()) == ["pip", "requirements of docs", "venv"]
-    assert machine.set_up("setup.sh", "site").stderr == ""
+    assert set(machine.calls()) == {"venv", *calls}
+    assert machine.set_up("setup.sh", level).stderr == ""
+    assert machine.calls() == []
     machine.has_program("java", "echo 'openjdk version \"17.0.1\"' >&2")
     assert machine.set_up("setup.sh", "all").returncode == 0
-    assert set(machine.calls()) == EVERYTHING - {"venv"}
-    assert machine.set_up("setup.sh", "site").stderr == ""
-
-
-def test_setup_of_a_demo_without_spark_fetches_no_spark(machine: Machine) -> None:
-    assert machine.set_up("setup.sh", "light").returncode == 0
-    made = {"venv", "pip", "local_stack.jars", "requirements of cli,web,stack"}
-    assert set(machine.calls()) == made
-    assert machine.set_up("setup.sh", "light").stderr == ""
-    assert machine.set_up("setup.sh", "demo").returncode == 0
-    assert {"pip pyspark", "chain_verifier.spark.connectors"} < set(machine.calls())
-    machine.project.joinpath(".venv/.setup-light").unlink()
-    assert machine.set_up("setup.sh", "light").stderr == ""  # the demo's holds all of it
+    made = {"venv", "pip pyspark", *JARS} if level == "demo" else {"venv"}
+    assert set(machine.calls()) == EVERYTHING - made
+    if level != "demo":
+        (machine.project / f".venv/.setup-{level}").unlink()  # another holds all of it
+    for again in ("all", level):
+        assert machine.set_up("setup.sh", again).stderr == ""
     assert machine.calls() == []
 
 

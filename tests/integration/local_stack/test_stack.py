@@ -15,6 +15,7 @@ from chain_kernel.sql import LOGIN_ROLES
 from local_stack import LocalStack
 from local_stack.errors import FolderUnusable, StackMissing
 from local_stack.process import LOOPBACK
+from local_stack.stack import load_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,9 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
     environment = stack.environment()
     state_path = stack.directory / "state.json"
     assert stat.S_IMODE(state_path.stat().st_mode) == 0o600
+    state = load_state(state_path)
+    assert state is not None
+    assert not any(password in repr(state) for password in state.passwords.values())
 
     lines: list[str] = []
     again = stack_in(stack.directory).up(lines.append)

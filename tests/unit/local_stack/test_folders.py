@@ -18,6 +18,7 @@ from local_stack.folders import (
     require_reachable,
     write_file,
 )
+from local_stack.stack import load_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +122,25 @@ def test_exclusive_waits_until_the_holder_is_done(tmp_path: Path) -> None:
         assert not got.is_set()
     thread.join()
     assert got.is_set()
+
+
+OTHER_FORMAT = (
+    '{"format":2,"postgres_port":1,"kafka_port":2,"kafka_controller_port":3,"passwords":{}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "is damaged or of another version") for text in ("", "{}", "[1]", "\xff")),
+        ('{"format": "x"}', "is damaged or of another version"),
+        (OTHER_FORMAT, "has format 2, expected 1"),
+    ],
+)
+def test_state_that_is_damaged_or_of_another_version_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(FolderUnusable, match=said):
+        load_state(path)

@@ -83,22 +83,6 @@ def with_postgres(prefix: Path, says: str) -> Path:
     return prefix
 
 
-@pytest.mark.parametrize(
-    ("says", "version", "major"),
-    [
-        ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", "15.18", 15),
-        ("postgres (PostgreSQL) 19beta1", "19", 19),
-    ],
-)
-def test_named_installation_has_its_servers_and_the_clients_of_the_wheel(
-    tmp_path: Path, says: str, version: str, major: int
-) -> None:
-    found = named_installation(with_postgres(tmp_path / "old", says), OURSELVES)
-    assert (found.version, found.major) == (version, major)
-    assert found.program("postgres") == tmp_path / "old/bin/postgres"
-    assert found.program("psql") == find_installation().program("psql")
-
-
 @pytest.mark.parametrize("says", ["postgres (PostgreSQL) 14.9", "mysqld  Ver 8", ""])
 def test_named_installation_without_a_postgresql_that_fits_is_refused(
     tmp_path: Path, says: str

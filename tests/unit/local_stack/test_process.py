@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,15 +43,6 @@ def test_process_is_known_by_its_start_time_too() -> None:
     assert not processes.send(earlier, signal.SIGKILL)
 
 
-def test_identify_of_a_zombie_is_none() -> None:
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    try:
-        assert processes.identify(child.pid) is None
-    finally:
-        child.wait()
-
-
 BUSY = """
 import sys, threading
 def work():
@@ -82,17 +72,6 @@ def test_wait_frozen_returns_when_every_thread_stands_still(log: int) -> None:
         processes.send(process, signal.SIGKILL)
     assert processes.wait_gone(process, deadline_s=10)
     assert processes.wait_frozen(process, deadline_s=0), "what is gone is not waited for"
-
-
-def test_launch_runs_in_a_session_of_its_own_and_is_reaped(log: int) -> None:
-    process = launch(log, "sleep", "60")
-    assert os.getsid(process.process_id) == process.process_id
-    assert not processes.wait_gone(process, deadline_s=0.05)
-    assert processes.send(process, signal.SIGKILL)
-    assert processes.wait_gone(process, deadline_s=10)
-    assert not processes.send(process, signal.SIGTERM)
-    with pytest.raises(FileNotFoundError):
-        launch(log, "/nonexistent/program")
 
 
 def test_launch_hides_the_callers_environment(

@@ -53,9 +53,6 @@ class Script(Server):
     def is_ready(self) -> bool:
         return self.is_running() and (self.directory / "ready").exists()
 
-    def may_start_again(self, log: str) -> bool:
-        return "try again" in log
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Script]:
@@ -84,25 +81,6 @@ def test_start_of_a_server_that_ends_carries_the_end_of_its_log(server: Script) 
     assert "\n" not in str(caught.value)
 
 
-def test_start_that_may_pass_is_tried_again(server: Script) -> None:
-    server.script = f"[ -e once ] || {{ touch once; echo try again; exit 1; }}; {SERVES}"
-    server.start()
-    assert server.is_ready()
-
-
-def test_another_object_with_the_same_process_knows_it_again(
-    server: Script, tmp_path: Path
-) -> None:
-    server.stop()
-    server.start()
-    again = Script(tmp_path, process=server.process)
-    again.start()
-    assert again.process == server.process
-    again.stop()
-    again.stop()
-    assert not server.is_running()
-
-
 def test_stop_of_a_server_that_ignores_the_first_signal_goes_on_to_the_next(
     server: Script,
 ) -> None:
@@ -110,14 +88,6 @@ def test_stop_of_a_server_that_ignores_the_first_signal_goes_on_to_the_next(
     server.start()
     server.stop()
     assert not server.is_running()
-
-
-def test_stop_of_a_frozen_server_thaws_it_first(server: Script) -> None:
-    server.script = "trap 'echo in order; exit' TERM; touch ready; while :; do sleep 0.05; done"
-    server.start()
-    server.freeze()
-    server.stop()
-    assert server.log_tail() == "in order"
 
 
 def test_freeze_stops_the_children_too(server: Script) -> None:
