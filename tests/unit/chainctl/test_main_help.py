@@ -8,37 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
 import pytest
 
 import chainctl
-from chainctl import main as main_module
-from chainctl.main import COMMANDS, COMPLETION_VARIABLE, cli, main
+from chainctl.main import COMPLETION_VARIABLE, cli, main
 from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag
-from chainctl.units import Size, Span
 from tests.cases import case
 from tests.command_lines import command_lines, commands_of, refusal_of
 
-if TYPE_CHECKING:
-    pass
-
 ROOT = Path(chainctl.__file__).parent.parent
-
-
 LEAVES = dict(commands_of(cli))
-
-
-def test_help_shows_the_commands_in_five_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    blocks = map(str.splitlines, capsys.readouterr().out.split("\n\n"))
-    rows_of = {title[:-1]: rows for title, *rows in blocks if title.endswith(":")}
-    assert list(rows_of) == ["Options", *main_module.GROUPS]
-    rows = [row for title in main_module.GROUPS for row in rows_of[title]]
-    assert [row.split()[0] for row in rows] == list(COMMANDS)
-    assert len({row.index(COMMANDS[row.split()[0]]) for row in rows}) == 1  # one column
 
 
 def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
@@ -60,23 +41,6 @@ def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
             )
             for words in command_lines(example):
                 assert refusal_of(words) is None
-
-
-def test_options_have_one_form_in_every_command() -> None:
-    words = re.compile(r"seconds|minutes|hours|bytes|idle|older|since|every|wait")
-    for path, command in LEAVES.items():
-        with case(path):
-            options = {option for each in command.params for option in each.opts}
-            if "--reason" in options:
-                assert {"--actor", "--dry-run", "--json"} <= options
-            for option in command.params:
-                name = str(option.name)
-                is_number = isinstance(
-                    option.type, click.types.FloatParamType | click.types.IntParamType
-                )
-                assert not (words.search(name) and is_number), name
-                if option.metavar in ("SPAN", "SIZE"):
-                    assert isinstance(option.type, Span | Size), name
 
 
 def test_page_of_operators_names_every_command_and_setting() -> None:
@@ -122,21 +86,3 @@ def test_bash_completes_commands_options_and_values(
         check=True,
     )
     assert set(done.stdout.split()) == found, done
-
-
-def test_commands_are_completed_without_being_imported() -> None:
-    script = (
-        "import sys; from chainctl.main import main; main();"
-        "sys.exit(any(name.startswith('chainctl.commands.') for name in sys.modules))"
-    )
-    environ = {COMPLETION_VARIABLE: "zsh_complete", "COMP_WORDS": "chainctl ", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **environ},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    assert all(f"plain\n{name}\n{line}\n" in done.stdout for name, line in COMMANDS.items())

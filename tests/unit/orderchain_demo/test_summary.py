@@ -25,17 +25,13 @@ PLAN = Plan(
     dial=LinkDial(),
     seed=4,
 )  # fmt: skip
-KILLED = MatchingReport(
-    is_live=True, events=350, rows=350, seconds=1.0, saves=2, journal_rows_cut=0,
-    link={"frames": 50, "dropped": 5, "last_dropped": 0, "repeated": 1, "reordered": 1},
+FINISHED = MatchingReport(
+    is_live=True, events=ROWS, rows=700, seconds=0.5, saves=2, journal_rows_cut=50,
+    link={"frames": 50, "dropped": 5, "last_dropped": 1, "repeated": 1, "reordered": 1},
     receiver={"gaps": 3, "rows_filled": 30, "rows_caught_up": 0, "frames_duplicate": 1},
-    last_gap_shown_by="heartbeat",
+    last_gap_shown_by="heartbeat", digest="d" * 64,
 )  # fmt: skip
-FINISHED = replace(
-    KILLED, events=ROWS, rows=700, seconds=0.5, journal_rows_cut=50, digest="d" * 64,
-    link=KILLED.link | {"last_dropped": 1},
-)  # fmt: skip
-OUTCOME = Outcome(rows=ROWS, frames=100, seconds=0.5, lives=[KILLED, FINISHED])
+OUTCOME = Outcome(rows=ROWS, frames=100, seconds=0.5, lives=[FINISHED])
 REPORT: dict[str, Any] = {
     "is_clean": True,
     "sources": [
@@ -46,27 +42,14 @@ REPORT: dict[str, Any] = {
 }
 
 
-def summary(
-    outcome: Outcome = OUTCOME, wrong_books: list[dict[str, Any]] | None = None, **report: object
-) -> Summary:
+def summary(outcome: Outcome = OUTCOME, **report: object) -> Summary:
     phases = {"orders": 4.0, "Spark": 5.0}
-    verdict = Verified(REPORT | report, wrong_books)
+    verdict = Verified(REPORT | report)
     return summarize(PLAN, outcome, verdict, "Spark", commands={}, phases=phases)
 
 
 def with_digest(digest: str) -> Summary:
-    return summary(replace(OUTCOME, lives=[KILLED, replace(FINISHED, digest=digest)]))
-
-
-def test_summary_with_all_equal_is_whole_and_adds_up_both_lives() -> None:
-    found = summary()
-    assert found.whole
-    assert (found.seconds, found.journal_rows_cut) == (9, 50)
-    assert (found.receiver["gaps"], found.link["dropped"]) == (6, 10)
-    assert (found.sequenced_per_second, found.delivered_per_second) == (2 * ROWS, 1_400)
-    rows = dict(summary_rows(found))
-    assert rows["the last frame"] == "dropped; shown by heartbeat"
-    assert rows["verdict"] == "WHOLE"
+    return summary(replace(OUTCOME, lives=[replace(FINISHED, digest=digest)]))
 
 
 @pytest.mark.parametrize(
@@ -113,14 +96,3 @@ def test_plan_of_any_size_kills_before_the_pause_and_between_two_saves(rows: int
     if rows >= 20_000:
         assert plan.save_rows < plan.kill_at_row
         assert plan.kill_at_row % plan.save_rows == plan.save_rows // 2
-
-
-def test_wrong_book_is_named_with_where_it_went_wrong() -> None:
-    book = {"group": "ALPHA", "id": 900, "equal_id": 400}
-    found = summary(wrong_books=[book])
-    assert found.not_whole == [
-        "book of ALPHA: it went wrong after id 400, and not later than id 900"
-    ]
-    assert dict(summary_rows(found))["books replayed by Spark"] == "WRONG: ALPHA"
-    assert dict(summary_rows(summary(wrong_books=[])))["books replayed by Spark"].startswith("each")
-    assert "books replayed by Spark" not in dict(summary_rows(summary()))

@@ -219,22 +219,6 @@ def test_nothing_goes_wrong_in_a_calm_world(one: MemoryOutbox) -> None:
 # -- failures ------------------------------------------------------------------------------------
 
 
-def test_retries_of_hours_take_no_time(one: MemoryOutbox) -> None:
-    (bad, *good) = add_all(one)
-    failed = []
-
-    async def handler(delivery: Delivery, connection: Any) -> None:
-        if delivery.payload == b"note 0":
-            failed.append(delivery.failures)
-            raise ValueError("never")
-        await apply(delivery, connection)
-
-    one.work_off(handler)  # the default levels: 16 tries in 4 h 45 min
-    assert sorted(set(failed)) == list(range(17))
-    assert [letter.failures for letter in one.dead_letters("clearing")] == [17]
-    assert one.statuses() == {bad: Status.ABNORMAL, **dict.fromkeys(good, Status.CONSUMED)}
-
-
 def test_what_waits_for_a_failing_message_of_its_key_keeps_its_tries(one: MemoryOutbox) -> None:
     one.awkward.calm()
     _, *others = add_all(one, key="K")
