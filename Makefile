@@ -8,7 +8,7 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test nightly simulate faults versions bench fuzz wheels check types units site release hashes marks walk pictures screens hooks clean
+.PHONY: help setup servers demo test nightly simulate faults versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,9 +85,6 @@ walk: setup ## follow one order through the code, over the local stack, and writ
 
 pictures: setup ## draw docs/pictures: the imports of the code, and the walk of an order
 	@$(BIN)/python -m tools.pictures
-
-screens: setup ## make the pictures of the console, in four minutes (CHROMIUM=path)
-	@$(BIN)/python tools/console_pictures.py
 
 hooks: setup ## have git run format, lint and imports before each commit
 	@$(BIN)/pre-commit --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet pre-commit==4.7.0

@@ -32,7 +32,6 @@ PRODUCT: Final = (
 )  # fmt: skip
 ALL: Final = (*PRODUCT, "benchmarks")
 TESTS: Final = ("tests/unit", "tests/integration")
-DRIVERS: Final = {"asyncpg", "aiokafka"}
 FOLDER_FILES_MAX: Final = 15
 SMALL_LINES: Final = 60
 NO_PACKAGE: Final = {"deploy", "examples", "house", "packaging", "schema"}
@@ -76,14 +75,6 @@ class House:
             if lines < SMALL_LINES
             and len(self.importers[name]) == 1
             and self.paths[name].name != "__init__.py"
-        ]
-
-    def driver_importers(self) -> list[str]:
-        """Return who imports a driver outside of the room that is there for it."""
-        return [
-            name
-            for name, tree in self.trees.items()
-            if not name.startswith("chain_kernel.clients.") and DRIVERS & _roots(tree)
         ]
 
     def classes_twice(self) -> list[str]:
@@ -223,16 +214,6 @@ def unmirrored(house: House) -> list[str]:
     return found
 
 
-def _roots(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-    return found
-
-
 def main(arguments: list[str]) -> int:
     """Print the marks."""
     house, product = House(ALL), House(PRODUCT)
@@ -259,7 +240,6 @@ def main(arguments: list[str]) -> int:
         ("circles of files, type-checking imports included", circles(product.imports)),
         ("circles of packages", circles(rooms)),
         ("arrows upward", upward(rooms)),
-        ("importers of a driver outside chain_kernel.clients", product.driver_importers()),
         ("class names that are used twice", product.classes_twice()),
         ("function names that are used twice", product.functions_twice()),
         ("duplicated functions", house.duplicates()),
