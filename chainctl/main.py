@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "chainctl"
 COMPLETION_VARIABLE: Final = "_CHAINCTL_COMPLETE"
-"""Set by the scripts of `chainctl completion`: what is to be completed is in other variables."""
+"""Set by the shell to ask for its script (`bash_source`), and by that script for each completion:
+what is to be completed is then in other variables."""
 
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "On this machine": {

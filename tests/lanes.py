@@ -50,7 +50,6 @@ NIGHTLY: Final = {
     "integration/gapfill/test_plans.py": "plans of a large chain",
     "integration/chain_kernel/clients/test_secured_database.py": "TLS and logins in every part",
     "integration/chain_kernel/clients/test_secured_path.py": "TLS and logins in every part",
-    "integration/chain_kernel/test_monitoring_native.py": "a real Prometheus",
     "integration/outbox/consumer/test_alerts.py": "alerts in a real Prometheus",
     "integration/outbox/sender/test_alerts.py": "alerts in a real Prometheus",
     "integration/sequencer/test_alerts.py": "alerts in a real Prometheus",
