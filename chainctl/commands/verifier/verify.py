@@ -12,6 +12,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 from msgspec import Struct
 
 from chain_kernel.errors import OrderchainError, SettingError
@@ -21,6 +22,8 @@ from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark, standings_of
 from chainctl.commands.verifier.verify_replay import replay_states
 from chainctl.commands.verifier.verify_table import (
+    KIND,
+    TABLE_OPTIONS,
     TableOptions,
     check_of,
     table_options,
@@ -55,6 +58,27 @@ if TYPE_CHECKING:
 CHAIN_MARK: Final = "{chain}"
 """In the name of a source, it stands for the number of the chain."""
 
+TABLE: Final = "--source table:NAME"
+FOLLOW: Final = "--follow"
+REPLAY: Final = "--replay"
+LOCAL: Final = "--local"
+SPARK: Final = "a verification with Spark"
+
+_OF_CHAINS: Final = frozenset(
+    {
+        "--chain", "--all-chains", "--head", "--start", "--since-verified", "--actor", "--report",
+        "--seals", "--expect-seal", "--expect-seals", "--seal-public-key", "--keys", "--key-window",
+    }
+)  # fmt: skip
+MODES: Final[Mapping[str, frozenset[str]]] = {
+    TABLE: TABLE_OPTIONS | {"--master"},
+    FOLLOW: frozenset({FOLLOW, "--chain", "--checkpoint", "--http", "--master"}),
+    REPLAY: frozenset({REPLAY, "--chain", "--states", "--master"}),
+    LOCAL: _OF_CHAINS | {LOCAL},
+    SPARK: _OF_CHAINS | {"--findings", "--master"},
+}
+"""What `verify` does, the first that fits, and the options that it takes beside those of all."""
+
 
 class VerifyOptions(Struct, frozen=True, kw_only=True):
     """The options of one call, as click gives them."""
@@ -84,6 +108,17 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     as_json: bool
     table: TableOptions
 
+    @property
+    def mode(self) -> str:
+        """One of `MODES`."""
+        asked = {
+            TABLE: any(text.startswith(KIND) for text in self.sources),
+            FOLLOW: self.follow,
+            REPLAY: self.replay is not None,
+            LOCAL: self.is_local,
+        }
+        return next((mode for mode, is_asked in asked.items() if is_asked), SPARK)
+
 
 def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     """Verify the requested chains, and report; return the highest of their exit codes.
@@ -91,14 +126,13 @@ def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     A single chain raises what keeps it from being verified. Raises SettingError for options that
     do not go together.
     """
-    check = check_of(asked.sources, asked.table)
-    if check is not None:
-        _require_table_alone(asked)
+    if asked.mode == TABLE:
+        check = check_of(asked.sources, asked.table)
         return verify_table(check, asked.table.lineage, asked.master, as_json=asked.as_json)
     _require_fitting(asked)
     chains = _chains_of(settings, asked)
     _require_named_apart(asked, chains)
-    if asked.follow:
+    if asked.mode == FOLLOW:
         return _follow(settings, asked, chains)
     if asked.replay is not None and asked.states is not None:
         sources = _sources_of(settings, asked, chains[0])
@@ -117,17 +151,16 @@ def _require_fitting(asked: VerifyOptions) -> None:
     for chain_id in asked.chains:
         if asked.chains.count(chain_id) > 1:
             raise SettingError("--chain", chain_id, "each chain once")
-    if asked.follow:
-        _require_following(asked)
-    elif asked.checkpoint is not None:
-        raise SettingError("--checkpoint", asked.checkpoint, "--follow, which keeps its place")
-    elif asked.http is not None:
-        raise SettingError("--http", str(asked.http), "--follow, which runs long enough")
+    if asked.mode in (FOLLOW, REPLAY) and len(asked.chains) > 1:
+        raise SettingError(asked.mode, f"{len(asked.chains)} chains", "one chain")
+    if asked.replay is not None and asked.states is None:
+        raise SettingError("--replay", asked.replay, "--states, too")
     is_database = "database" in asked.sources
     if asked.since_verified and (asked.start is not None or not is_database):
         raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if asked.actor is not None and not asked.since_verified:
+        raise SettingError("--actor", asked.actor, "--since-verified, whose mark has it")
     _require_fitting_seals(asked)
-    _require_fitting_replay(asked)
     if asked.key_window_rows is not None and not asked.keys:
         raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     _require_writable("--report", asked.page)
@@ -141,11 +174,6 @@ def _require_writable(option: str, text: str | None) -> None:
         raise SettingError(option, text, "a file in a folder that exists")
 
 
-def _require_table_alone(asked: VerifyOptions) -> None:
-    chains = {"--chain": bool(asked.chains), "--all-chains": asked.all_chains}
-    _require_alone(chains | _of_chains(asked) | {"--follow": asked.follow}, "--source table:NAME")
-
-
 def _require_fitting_seals(asked: VerifyOptions) -> None:
     """Refuse seals that nothing would be held against."""
     kept = {"--expect-seal": asked.expect_seal, "--expect-seals": asked.seals_folder}
@@ -154,36 +182,6 @@ def _require_fitting_seals(asked: VerifyOptions) -> None:
             raise SettingError(option, value, "a source database, which it is held against")
     if asked.seal_public_keys and asked.seals_folder is None:
         raise SettingError("--seal-public-key", asked.seal_public_keys[0], "--expect-seals")
-
-
-def _require_fitting_replay(asked: VerifyOptions) -> None:
-    if (asked.replay is None) != (asked.states is None):
-        given, missing = ("--replay", "--states") if asked.replay else ("--states", "--replay")
-        raise SettingError(given, asked.replay or asked.states, f"{missing}, too")
-    if asked.replay is not None and (asked.is_local or asked.follow or len(asked.chains) != 1):
-        raise SettingError("--replay", asked.replay, "one chain, with Spark, without --follow")
-
-
-def _require_following(asked: VerifyOptions) -> None:
-    _require_alone({"--all-chains": asked.all_chains} | _of_chains(asked), "--follow")
-    if len(asked.chains) > 1:
-        raise SettingError("--follow", f"{len(asked.chains)} chains", "one chain")
-
-
-def _of_chains(asked: VerifyOptions) -> dict[str, bool]:
-    """Return the options of a verification of chains that ends, and whether they are given."""
-    return {
-        "--local": asked.is_local,
-        "--seals": asked.seals,
-        "--keys": asked.keys,
-        "--expect-seal": asked.expect_seal is not None,
-        "--expect-seals": asked.seals_folder is not None,
-        "--findings": asked.findings_folder is not None,
-        "--report": asked.page is not None,
-        "--since-verified": asked.since_verified,
-        "--head": asked.head is not None,
-        "--start": asked.start is not None,
-    }
 
 
 def _chains_of(settings: Settings, asked: VerifyOptions) -> Sequence[int]:
@@ -408,18 +406,6 @@ def _code_of(outcome: Report | Unverified) -> ExitCode:
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
 
 
-def _require_alone(given: Mapping[str, bool], other: str) -> None:
-    """Refuse the first option of `given` that is set: `other` does not take it.
-
-    Raises SettingError.
-    """
-    for option, is_given in given.items():
-        if is_given:
-            raise SettingError(
-                option, f"together with {other}", "a verification of chains that ends"
-            )
-
-
 def follow(
     sources: Sequence[Source],
     chain_id: int,
@@ -478,6 +464,19 @@ def follow(
 
 
 # -- the command -----------------------------------------------------------------------------------
+
+
+def _require_taken(mode: str) -> None:
+    """Refuse an option on the command line that `mode` does not take. Raises SettingError."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        takers = [each for each, options in MODES.items() if options & {*parameter.opts}]
+        if source is not ParameterSource.COMMANDLINE or not takers or mode in takers:
+            continue
+        if mode == SPARK:
+            raise SettingError(parameter.opts[0], "given", f"{takers[0]}, too")
+        raise SettingError(parameter.opts[0], f"together with {mode}", "one of the two")
 
 
 @click.command(cls=Command)
@@ -582,4 +581,6 @@ def verify(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - cl
     code is returned.
     """
     table = TableOptions(**{name: options.pop(name) for name in TableOptions.__struct_fields__})
-    return run_verification(settings, VerifyOptions(**options, table=table))
+    asked = VerifyOptions(**options, table=table)
+    _require_taken(asked.mode)
+    return run_verification(settings, asked)

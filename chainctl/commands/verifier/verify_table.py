@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
     from chain_verifier.dataframe.tables import TableCheck
 
-KIND = "table:"
+KIND: Final = "table:"
+
+TABLE_OPTIONS: Final = frozenset(
+    {"--id", "--pid", "--key", "--order", "--findings-table", "--lineage"}
+)
 
 
 class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,16 +34,6 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
     order_column: str | None
     findings_table: str | None
     lineage: str | None
-
-    @property
-    def given(self) -> str | None:
-        """The first option that is given."""
-        names = {
-            "--id": self.id_column, "--pid": self.pid_column, "--key": self.key_column,
-            "--order": self.order_column, "--findings-table": self.findings_table,
-            "--lineage": self.lineage,
-        }  # fmt: skip
-        return next((name for name, value in names.items() if value is not None), None)
 
 
 def table_options(command: Callable[..., object]) -> Callable[..., object]:
@@ -77,18 +71,13 @@ def table_options(command: Callable[..., object]) -> Callable[..., object]:
     return command
 
 
-def check_of(sources: tuple[str, ...], asked: TableOptions) -> TableCheck | None:
-    """Return what to check; None where no table is among the sources. Raises SettingError."""
-    tables = [text for text in sources if text.startswith(KIND)]
-    if not tables:
-        if asked.given is not None:
-            raise SettingError(asked.given, "given", "--source table:NAME")
-        return None
-    name = tables[0].removeprefix(KIND)
+def check_of(sources: tuple[str, ...], asked: TableOptions) -> TableCheck:
+    """Return what to check. Raises SettingError."""
+    name = sources[0].removeprefix(KIND)
     if len(sources) > 1 or not name:
         raise SettingError("--source", ", ".join(sources), "one table alone, as table:NAME")
     if asked.id_column is None:
-        raise SettingError("--id", None, f"the column of {tables[0]} that has the ids")
+        raise SettingError("--id", None, f"the column of {sources[0]} that has the ids")
     # Imported only here: the rest of `verify` works without Spark.
     from chain_verifier.dataframe.tables import TableCheck
     from chain_verifier.places import place_of

@@ -144,7 +144,7 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
         (("--states", "database:x; DROP"), "the name of a table"),
         (("--states", "database:chain_batch"), "it has no group"),
         ((), "--states, too"),
-        (("--states", "json:x", "--local"), "with Spark"),
+        (("--states", "json:x", "--local"), "--local"),
     ],
 )
 def test_states_that_are_none_are_refused_in_one_line(

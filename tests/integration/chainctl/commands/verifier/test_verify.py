@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from chainctl.commands.verifier.verify import MODES, verify
+from chainctl.settings import SETTING
 from tests.deadlines import Deadline, deadline
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.stored_pages import as_owner
@@ -187,6 +189,61 @@ def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
     refused: Refused, options: tuple[str | int, ...], shown: str
 ) -> None:
     assert shown in refused("verify", "--chain", 1, "--source", "database", *options)
+
+
+REPLAY = ("--source", "database", "--replay", "m:F", "--states", "json:x")
+TABLE = ("--source", "table:t", "--id", "seq")
+OPTIONS = {
+    "--head": (5,), "--start": (5,), "--since-verified": (), "--actor": ("eve",), "--seals": (),
+    "--expect-seal": ("1:aa",), "--expect-seals": ("here",), "--seal-public-key": ("aa",),
+    "--keys": (), "--key-window": (5,), "--findings": ("here",), "--report": ("page.html",),
+    "--all-chains": (), "--local": (), "--follow": (), "--checkpoint": ("here",), "--http": (0,),
+    "--id": ("seq",), "--pid": ("pid",), "--key": ("key",), "--order": ("at",),
+    "--findings-table": ("t",), "--lineage": ("run.json",), "--chain": (1,),
+    "--replay": ("m:F",), "--states": ("json:x",), "--master": ("local",),
+}  # fmt: skip
+TAKEN = {
+    TABLE: {"--id", "--pid", "--key", "--order", "--findings-table", "--lineage", "--master"},
+    # With `--follow`, it is `--replay` that is refused.
+    REPLAY: {"--chain", "--replay", "--states", "--master", "--follow"},
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "option"),
+    [(mode, option) for mode, taken in TAKEN.items() for option in sorted({*OPTIONS} - taken)],
+)
+def test_verify_of_a_table_and_replay_refuse_every_option_that_they_would_not_use(
+    refused: Refused, mode: tuple[str, ...], option: str
+) -> None:
+    chain = ("--chain", 1) if mode == REPLAY else ()
+    assert f"{option} was" in refused("verify", *chain, *mode, option, *OPTIONS[option])
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (("--actor", "eve"), "--actor was 'eve', expected --since-verified"),
+        (("--local", "--master", "local"), "--master was"),
+        (("--local", "--findings", "here"), "--findings was"),
+        (("--local", "--http", 0), "--http was"),
+        (("--states", "json:x"), "--states was 'given', expected --replay, too"),
+        (("--follow", "--actor", "eve"), "--actor was"),
+        (("--follow", "--replay", "m:F"), "--replay was"),
+        (("--follow", "--seal-public-key", "aa"), "--seal-public-key was"),
+        (("--replay", "m:F", "--states", "json:x", "--chain", 2), "one chain"),
+    ],
+)
+def test_verify_refuses_every_option_that_it_would_not_use(
+    refused: Refused, options: tuple[str | int, ...], shown: str
+) -> None:
+    assert shown in refused("verify", "--chain", 1, "--source", "database", *options)
+
+
+def test_every_option_of_verify_is_one_of_a_mode_or_of_all() -> None:
+    own = [each for each in verify.params if not (each.name or "").startswith(SETTING)]
+    names = {each.opts[0] for each in own}
+    assert names - {"--source", "--demo", "--json"} == frozenset().union(*MODES.values())
 
 
 @pytest.mark.parametrize("option", ["--expect-seal", "--expect-seals"])
