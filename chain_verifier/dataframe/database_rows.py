@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from chain_kernel.errors import ChainMissing, RowsArchived, RowsMissing
 from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.database_facts import SQL, filled, page_ranges
 from chain_verifier.dataframe.columns import batch_facts, rows_of, within
+from chain_verifier.runner import Runner
 from chain_verifier.server import verifier_session_config
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ class ChainHeads:
 
 
 class Reading:
-    """One connection, for callers without an event loop."""
+    """One connection, for callers without an event loop, and for those in a running one."""
 
     def __init__(self, url: str) -> None:
         self._session = Session(verifier_session_config(url, AUDITOR))
-        self._runner = asyncio.Runner()
+        self._runner = Runner()
 
     def __enter__(self) -> Reading:
         return self

@@ -246,6 +246,14 @@ def test_stream_begins_after_archived_rows_and_never_steps_over_them(
         assert (caught.value.after_id, caught.value.until_id) == (id_of(ROWS[4]), boundary)
 
 
+def test_chains_are_read_within_a_running_loop_as_in_a_notebook(url: str) -> None:
+    async def cell() -> list[int]:
+        reader = ChainReader(ChainOptions.of({"url": url}))
+        return ids_in(reader, reader.partitions())
+
+    assert asyncio.run(cell()) == [row.id for row in ROWS]
+
+
 def test_rows_that_go_between_plan_and_read_are_not_left_out(url: str, database: str) -> None:
     reader = ChainReader(ChainOptions.of({"url": url}))
     tasks = reader.partitions()
