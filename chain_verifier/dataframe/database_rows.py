@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -40,34 +40,38 @@ class PageRange(Struct, frozen=True, tag=True):
     """About how many it has."""
 
 
+class Extent(NamedTuple):
+    """Which rows of a chain there are: those after one id, up to another."""
+
+    after_id: int
+    until_id: int
+
+
 class ChainHeads:
     """The chains that are read, and where each of them ends now."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
 
-    def heads(self) -> dict[int, int]:
-        """Return the last id of each chain. Raises ChainMissing, SchemaError, ConnectError."""
-        with Reading(self._options.url) as reading:
-            return {chain["chain_id"]: chain["last_id"] for chain in self._chains(reading)}
+    def extents(self) -> dict[int, Extent]:
+        """Return the rows of each chain: after `start`, or else what is archived, up to `until`.
 
-    def begins(self) -> dict[int, int]:
-        """Return after which id the rows of each chain begin: after `start` and what is archived.
-
-        Raises as `heads`.
+        One whose head is at or below `start` has none. Raises ChainMissing, SchemaError,
+        ConnectError.
         """
         with Reading(self._options.url) as reading:
-            return {
-                chain["chain_id"]: max(self._options.start, chain["boundary_id"])
-                for chain in self._chains(reading)
-            }
+            return {chain["chain_id"]: self._extent(chain) for chain in self._chains(reading)}
+
+    def _extent(self, chain: Any) -> Extent:  # noqa: ANN401 - a record
+        first = self._options.start or chain["boundary_id"]
+        return Extent(first, max(first, min(self._options.until, chain["last_id"])))
 
     def ranges(
         self, offsets: tuple[Mapping[int, int], Mapping[int, int]] | None = None
     ) -> list[PageRange]:
         """Return what is read: all rows, or those between two offsets of a stream.
 
-        Raises as `heads`; RowsArchived where rows between the offsets were archived.
+        Raises as `extents`; RowsArchived where rows between the offsets were archived.
         """
         with Reading(self._options.url) as reading:
             found: list[PageRange] = []

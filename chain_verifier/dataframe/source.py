@@ -1,7 +1,8 @@
 """The rows of chains as a data source of Spark: `spark.read.format("orderchain")`.
 
 Where each chain ends is read first, and rows up to there: what comes later is not in the frame.
-As a stream, the offset of a chain is the id of its last row.
+As a stream, the offset of a chain is the id of its last row. Beside these, an offset says where the
+rows of each chain began when it was logged: Spark logs where a first batch ends, and not its start.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     Range = PageRange | TopicRange | PartRange
 
 NAME: Final = "orderchain"
+
+_BEGINS: Final = "begins"
+"""Where an offset of a stream says where the rows of the chains began."""
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 """Without it Spark refuses sources that take filters; 4.0 does not know it."""
@@ -110,30 +114,36 @@ class FilteredReader(ChainReader):
 
 
 class ChainStreamReader(DataSourceStreamReader):
-    """Reads committed rows as they come. An offset is the last id of each chain."""
+    """Reads committed rows as they come: after `start`, or else after rows that are archived."""
 
     def __init__(self, options: ChainOptions) -> None:
         if options.kind != "database":
             raise SettingError("source", options.source, "database, for a stream")
         self._options = options
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return where the stream begins: after `start`, and after rows that are archived."""
-        begins = ChainHeads(self._options).begins()
-        return {str(number): first for number, first in begins.items()}
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return that no chain was read: a first batch begins where its end says.
 
-    def latestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return where the chains end now."""
-        heads = ChainHeads(self._options).heads()
-        return {str(number): min(last, self._options.until) for number, last in heads.items()}
+        Spark asks again when it plans a first batch that failed once more. Rows may have been
+        archived since.
+        """
+        return {}
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[Any]:
-        """Return the ranges of pages between two offsets.
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where the chains end now, and where they begin."""
+        extents = ChainHeads(self._options).extents()
+        ends: dict[str, Any] = {str(number): rows.until_id for number, rows in extents.items()}
+        return ends | {_BEGINS: {str(number): rows.after_id for number, rows in extents.items()}}
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the ranges of pages between two offsets; a chain that is not in `start` begins
+        where `end` says.
 
         Raises RowsArchived where rows between them were archived: a stream never steps over rows.
         """
         after, until = (
-            {int(number): last for number, last in offset.items()} for offset in (start, end)
+            {int(number): last for number, last in offset.items() if number != _BEGINS}
+            for offset in (end.get(_BEGINS, {}) | start, end)
         )
         found = ChainHeads(self._options).ranges((after, until))
         return _packed(found, self._options.partition_rows)

@@ -140,7 +140,7 @@ def differences(
 
 def _require_whole(heads: ChainHeads, chain_id: int) -> None:
     """Refuse a chain whose first rows are archived: without them no fold gives the true state."""
-    boundary_id = heads.begins()[chain_id]
+    boundary_id = heads.extents()[chain_id].after_id
     if boundary_id:
         expected = (
             f"all rows of chain {chain_id}, and those up to {boundary_id} were archived: "

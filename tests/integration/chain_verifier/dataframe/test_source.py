@@ -207,8 +207,8 @@ def test_stream_goes_on_where_its_checkpoint_is(
     assert run() == [row.id for row in ROWS]
 
 
-def stream_of(url: str) -> ChainStreamReader:
-    return ChainStreamReader(ChainOptions.of({"url": url}))
+def stream_of(url: str, start: int = 0) -> ChainStreamReader:
+    return ChainStreamReader(ChainOptions.of({"url": url, "start": str(start)}))
 
 
 def ids_in(reader: ChainReader | ChainStreamReader, tasks: Sequence[object]) -> list[int]:
@@ -236,14 +236,62 @@ def test_stream_begins_after_archived_rows_and_never_steps_over_them(
     url: str, database: str
 ) -> None:
     stream = stream_of(url)
-    end, boundary = stream.latestOffset(), id_of(ROWS[19])
+    logged, boundary = stream.latestOffset(), id_of(ROWS[19])
     asyncio.run(archive(database, boundary))
-    begin = stream.initialOffset()
+    begin, end = stream.initialOffset(), stream.latestOffset()
     assert ids_in(stream, stream.partitions(begin, end)) == [row.id for row in ROWS[20:]]
+    # A first batch that failed before the rows went is planned again, with the end that was logged.
+    with pytest.raises(RowsArchived) as lost:
+        stream.partitions(begin, logged)
+    assert (lost.value.after_id, lost.value.until_id) == (0, boundary)
     for last in (end, {"7": id_of(ROWS[9])}):
         with pytest.raises(RowsArchived) as caught:
             stream.partitions({"7": id_of(ROWS[4])}, last)
         assert (caught.value.after_id, caught.value.until_id) == (id_of(ROWS[4]), boundary)
+
+
+def test_stream_with_a_start_has_every_row_after_it(url: str, database: str) -> None:
+    head, above = id_of(ROWS[-1]), id_of(ROWS[-1]) + 1_000
+    stream = stream_of(url, start=above)
+    begin, end = stream.initialOffset(), stream.latestOffset()
+    assert ids_in(stream, stream.partitions(begin, end)) == []
+    asyncio.run(
+        execute(database, f"UPDATE chain_head SET last_id = {above + 5} WHERE last_id = {head}")
+    )
+    (task,) = stream.partitions(end, stream.latestOffset())
+    assert [(each.after_id, each.until_id) for each in task.ranges] == [(above, above + 5)]
+    asyncio.run(archive(database, id_of(ROWS[19])))
+    stream = stream_of(url, start=id_of(ROWS[9]))
+    with pytest.raises(RowsArchived):
+        stream.partitions(stream.initialOffset(), stream.latestOffset())
+
+
+def test_first_batch_that_failed_loses_no_rows_to_the_archive(
+    spark: SparkSession, url: str, database: str, tmp_path: Path
+) -> None:
+    """Spark has logged where the batch ends; where it began, it asks again after the restart."""
+    orderchain.spark.register(spark)
+
+    def run(write: Callable[[DataFrame, int], None]) -> None:
+        stream = spark.readStream.format("orderchain").option("url", url).load(str(CHAIN_ID))
+        query = (
+            stream.writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def fail(rows: DataFrame, batch: int) -> None:
+        raise RuntimeError(f"batch {batch} of {rows.count()}")
+
+    with pytest.raises(PySparkException, match=f"batch 0 of {len(ROWS)}"):
+        run(fail)
+    asyncio.run(archive(database, id_of(ROWS[19])))
+    batches: list[int] = []
+    with pytest.raises(PySparkException, match="were archived"):
+        run(lambda rows, _: batches.append(rows.count()))
+    assert batches == []
 
 
 def test_chains_are_read_within_a_running_loop_as_in_a_notebook(url: str) -> None:
