@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import RetryError
 from orderchain_demo.programs import Program, receive, report, run_program
 
 if TYPE_CHECKING:
@@ -118,9 +119,11 @@ def main() -> None:
         job = receive(VerifyJob)
         found = verify(job.request(), spark)
         database = DatabaseSource(database=job.database)
-        wrong = differences(spark, BOOKS, database, job.chain_id, "database:demo_book")
+        books = differences(spark, BOOKS, database, job.chain_id, "database:demo_book")
+        if not books.states:
+            raise RetryError("the matching service has stored no book to compare")
         # Before Spark has stopped: that takes a second, and the report needs none of it.
-        report(Verified(found.to_dict(), list(wrong)))
+        report(Verified(found.to_dict(), list(books.differences)))
 
 
 if __name__ == "__main__":

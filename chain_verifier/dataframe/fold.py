@@ -55,8 +55,8 @@ class Piece(NamedTuple):
     """What `step` takes; nothing for a stored state."""
     stored_id: int = 0
     """Where the stored state is: after the rows up to this id."""
-    stored: bytes = b""
-    """Its digest; empty for rows."""
+    stored: bytes | None = None
+    """Its digest; None for rows."""
     last_id: int = 0
     """The id of the last row, where `events` are columns."""
 
@@ -125,7 +125,7 @@ def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Result]:
             if group is not None:
                 yield group.end()
             group = _Group(fold, piece.group)
-        if piece.stored:
+        if piece.stored is not None:
             yield from group.compare(piece.stored_id, piece.stored)
         else:
             yield from group.apply(piece)

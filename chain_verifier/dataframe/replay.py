@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, Piece, run_fold
 from chain_verifier.dataframe.stream import EVENT, replayed_stream
@@ -44,6 +44,10 @@ class Replayed(Struct, frozen=True):
 
     results: DataFrame
     """All results as they come; the frames below are parts of it."""
+    compared: int = 0
+    """How many stored states it is compared with."""
+    compared_id: int = 0
+    """After which id the last of them was stored."""
 
     @property
     def states(self) -> DataFrame:
@@ -88,7 +92,7 @@ def replay(
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
     Raises AnalysisException for a fold whose outputs are no columns, SettingError for `states`
-    of a stream.
+    of a stream, InputError for a stored state without id or digest.
     """
     ship(rows.sparkSession)
     if until is not None:
@@ -104,13 +108,13 @@ def replay(
             raise SettingError("states", "a frame", "a replay of a frame, not of a stream")
         return Replayed(replayed_stream(rows, fold, _GROUP, schema))
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
+    count = last_id = 0
     if states is not None:
-        stored = states if until is None else states.where(F.col("id") <= until)
+        count, last_id = _seen(states, until)
         # States that are stored meanwhile may be of rows after the heads, which are read later.
-        ((last_id,),) = stored.agg(F.max(F.col("id").cast("bigint"))).collect()
         rows = rows.unionByName(
-            stored.where(F.col("id") <= F.lit(last_id)).select(
-                F.col("group").alias(_GROUP),
+            states.where(F.col("id") <= last_id).select(
+                F.coalesce(F.col("group").cast("string"), F.lit("")).alias(_GROUP),
                 F.col("id").cast("bigint"),
                 F.col("digest").alias(_STORED),
             ),
@@ -122,7 +126,23 @@ def replay(
     )
     # The types go to the workers, which have no session to ask.
     arrow = to_arrow_schema(schema)
-    return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema))
+    return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema), count, last_id)
+
+
+def _seen(states: DataFrame, until: int | None) -> tuple[int, int]:
+    """Return how many states are stored, and after which id the last one. Raises InputError."""
+    place = F.col("id").cast("bigint")
+    is_asked = F.lit(True) if until is None else place <= until
+    columns = ("id", "digest")
+    (seen,) = states.agg(
+        F.count_if(is_asked).alias("count"),
+        F.max(F.when(is_asked, place)).alias("last_id"),
+        *(F.count_if(F.col(name).isNull()).alias(name) for name in columns),
+    ).collect()
+    for name in columns:
+        if seen[name]:
+            raise InputError(f"column {name} of the states", "NULL", "a value in each row")
+    return seen["count"], seen["last_id"] or 0
 
 
 def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataFrame:

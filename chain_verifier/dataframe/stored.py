@@ -8,11 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
-from chain_kernel.errors import InputError, SettingError
+from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.text import reason_of
-from chain_verifier.dataframe.database_rows import ChainHeads
+from chain_verifier.dataframe.database_rows import ChainHeads, Extent
 from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
@@ -23,9 +24,9 @@ from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from chain_verifier.config import DatabaseSource
 
@@ -34,6 +35,15 @@ _FORMATS: Final = ("parquet", "json", "table", "database")
 _ARROW_RECORDS: Final = 10_000
 """Orders that cross to Python at once: fewer cost more than the fold."""
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+
+
+class Compared(Struct, frozen=True):
+    """What a replay has against the states that services have stored."""
+
+    states: int
+    """How many were compared; 0: nothing is known of any."""
+    differences: tuple[dict[str, Any], ...]
+    """The first wrong one of each group."""
 
 
 def load_fold(name: str) -> Fold[Any]:
@@ -97,17 +107,17 @@ def differences(
     source: DatabaseSource,
     chain_id: int,
     states: str,
-    until: int | None = None,
     modules: Sequence[str] = (),
-) -> Iterator[dict[str, Any]]:
-    """Replay a chain from its database, and yield the first wrong state of each group.
+) -> Compared:
+    """Replay a chain from its database, and compare it with the stored states.
 
     `spark` is one that `open_session` has yielded, whose settings are ours.
 
     Top-level `modules`, those of the fold, are sent to workers on other machines.
 
-    Raises as `read_states`, SettingError for a chain with archived rows, and what the data source
-    raises.
+    Raises as `read_states`, InputError for a state without id or digest, SettingError for a chain
+    with archived rows, RetryError for a database that is not at the last state yet, and what the
+    data source raises.
     """
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
@@ -115,35 +125,39 @@ def differences(
         ship(spark, *modules)
     options = {"url": str(source.database), "chains": str(chain_id)}
     heads = ChainHeads(ChainOptions.of(options))
-    _require_whole(heads, chain_id)
+    _whole(heads, chain_id)
     # The service may overwrite them: those that are seen first are compared.
     stored = read_states(spark, states, source, chain_id).persist()
     try:
         with as_broken(source.name):
             rows = spark.read.format(NAME).options(**options).load()
-            wrong = replay(rows, fold, until=until, states=stored).differences
-            found = wrong.orderBy("group").collect()
+            replayed = replay(rows, fold, states=stored)
+            head = _whole(heads, chain_id).until_id
+            if replayed.compared_id > head:
+                raise RetryError(
+                    f"chain {chain_id}: a state is stored after id {replayed.compared_id}, and the "
+                    f"database is at {head}: it lags, or the state is of another database"
+                )
+            found = replayed.differences.orderBy("group").collect()
     finally:
         stored.unpersist()
     # Where rows were archived before the plan, the fold has begun after them.
-    _require_whole(heads, chain_id)
-    for row in found:
-        yield {
-            "group": row["group"],
-            "id": row["id"],
-            "equal_id": row["equal_id"],
-            "rows": row["rows"],
-            "digest": bytes(row["digest"]).hex(),
-            "stored": bytes(row["stored"]).hex(),
-        }
+    _whole(heads, chain_id)
+    return Compared(replayed.compared, tuple(map(_shown, found)))
 
 
-def _require_whole(heads: ChainHeads, chain_id: int) -> None:
-    """Refuse a chain whose first rows are archived: without them no fold gives the true state."""
-    boundary_id = heads.extents()[chain_id].after_id
-    if boundary_id:
+def _shown(row: Row) -> dict[str, Any]:
+    digests = {name: bytes(row[name]).hex() for name in ("digest", "stored")}
+    return {name: row[name] for name in ("group", "id", "equal_id", "rows")} | digests
+
+
+def _whole(heads: ChainHeads, chain_id: int) -> Extent:
+    """Return the rows of a chain none of which is archived: else no fold gives the true state."""
+    rows = heads.extents()[chain_id]
+    if rows.after_id:
         expected = (
-            f"all rows of chain {chain_id}, and those up to {boundary_id} were archived: "
+            f"all rows of chain {chain_id}, and those up to {rows.after_id} were archived: "
             "orderchain.spark.replay takes both (docs/spark.md)"
         )
         raise SettingError("--source", "database", expected)
+    return rows

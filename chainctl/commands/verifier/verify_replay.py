@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chain_verifier.config import Source
+    from chain_verifier.dataframe.stored import Compared
 
 
 def replay_states(
@@ -21,6 +22,8 @@ def replay_states(
     *, as_json: bool,
 ) -> ExitCode:  # fmt: skip
     """Replay the chain of the database through a fold, and show where stored states differ.
+
+    Where none is stored, nothing is known of the service, and the exit code says so.
 
     Raises SettingError for other sources and for a fold that is none, InputError for states that
     cannot be read.
@@ -34,21 +37,23 @@ def replay_states(
         names = ", ".join(source.name for source in sources)
         raise SettingError("--replay", names, "the source database alone")
     fold = load_fold(fold_name)
-    found: list[dict[str, Any]] = []
     with ExitStack() as closing:
         bar = closing.enter_context(progress("verifying", None, is_awaited=True))
         bar.move_to(0, "starting Spark")
         spark = closing.enter_context(open_session(master))
         bar.move_to(0, f"replaying chain {chain_id}")
         modules = [fold_name.partition(":")[0].partition(".")[0]]
-        found += differences(spark, fold, database, chain_id, states, modules=modules)
+        found = differences(spark, fold, database, chain_id, states, modules=modules)
     if as_json:
-        data_json({"chain": chain_id, "states": states, "differences": found})
+        known = {"chain": chain_id, "states": states, "compared": found.states}
+        data_json(known | {"differences": found.differences})
     else:
-        for each in found:
+        for each in found.differences:
             data(_line(each))
-        data(f"chain {chain_id}: {_verdict(len(found))}")
-    return ExitCode.FINDINGS if found else ExitCode.CLEAN
+        data(f"chain {chain_id}: {_verdict(found)}")
+    if not found.states:
+        return ExitCode.FAILED
+    return ExitCode.FINDINGS if found.differences else ExitCode.CLEAN
 
 
 def _line(each: dict[str, Any]) -> str:
@@ -59,7 +64,9 @@ def _line(each: dict[str, Any]) -> str:
     )
 
 
-def _verdict(groups: int) -> str:
-    if not groups:
-        return "every stored state is what its orders give"
-    return f"{counted(groups, 'state')} went wrong"
+def _verdict(found: Compared) -> str:
+    if not found.states:
+        return "nothing was compared: no state of it is stored"
+    right = "every stored state is what its orders give"
+    wrong = f"{counted(len(found.differences), 'state')} went wrong"
+    return f"{wrong if found.differences else right}; {counted(found.states, 'state')} compared"

@@ -21,6 +21,7 @@ from tests.integration.chain_verifier.stored_rows import archive, store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -79,11 +80,15 @@ def test_wrong_state_is_named_by_group_and_id(
     stored(states_of())
     states = ("--states", "database:book_state")
     assert main([*VERIFY, *states]) == 0, capsys.readouterr()
-    assert "every stored state is what its orders give" in capsys.readouterr().out
+    count = len(states_of())
+    said = f"every stored state is what its orders give; {count} states compared"
+    assert said in capsys.readouterr().out
     buys = [event.id for event in events_of(ROWS) if side_of(event) == "buy"]
     stored(states_of(wrong_from=buys[9]))
     assert main([*VERIFY, *states, "--json"]) == 1
-    (shown,) = json.loads(capsys.readouterr().out)["differences"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["compared"] == len(states_of(wrong_from=buys[9]))
+    (shown,) = report["differences"]
     before = max(row_id for _, row_id, _ in states_of() if row_id < buys[9])
     assert (shown["group"], shown["id"], shown["equal_id"]) == ("buy", buys[9], before)
     assert main([*VERIFY, *states]) == 1
@@ -99,6 +104,53 @@ def test_chain_with_archived_rows_is_refused_in_one_line(
     asyncio.run(archive(database, boundary))
     assert main([*VERIFY, "--states", "database:book_state"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+def test_replay_with_nothing_to_compare_says_so_and_ends_with_3(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored([])
+    states = ("--states", "database:book_state")
+    assert main([*VERIFY, *states]) == 3
+    assert (
+        capsys.readouterr().out
+        == f"chain {CHAIN_ID}: nothing was compared: no state of it is stored\n"
+    )
+    assert main([*VERIFY, *states, "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["compared"], report["differences"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "column"), [(("buy", None, b"x"), "id"), (("buy", 1, None), "digest")]
+)
+def test_stored_state_that_lacks_a_value_is_refused_naming_the_column(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    state: tuple[object, ...], column: str,
+) -> None:  # fmt: skip
+    stored([*states_of(), state])
+    assert main([*VERIFY, "--states", "database:book_state"]) == 2
+    error = capsys.readouterr().err
+    assert f"column {column} of the states was 'NULL'" in error
+    assert error.count("\n") == 1
+
+
+def test_state_after_the_head_of_a_database_that_lags_is_no_difference(
+    spark: SparkSession, stored: Callable[..., None], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    head = id_of(ROWS[-1])
+    lines = [
+        (name, at, bytearray(digest))
+        for name, at, digest in [*states_of(), ("buy", head + 1, b"x")]
+    ]
+    stored([])
+    place = str(tmp_path / "states")
+    spark.createDataFrame(lines, "group STRING, id BIGINT, digest BINARY").write.parquet(place)
+    assert main([*VERIFY, "--states", f"parquet:{place}"]) == 3
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert f"a state is stored after id {head + 1}, and the database is at {head}" in shown.err
 
 
 async def serve(dsn: str, has_begun: Event, is_over: Event) -> None:

@@ -65,3 +65,10 @@ def test_first_stored_state_that_differs_is_reported_once_with_the_last_equal_on
 def test_stored_state_before_the_first_order_is_compared_with_the_start(state: list[int]) -> None:
     results = results_of([stored(0, state), Piece("a", EVENTS[:1])])
     assert [each.id for each in results if each.kind == "differs"] == ([0] if state else [])
+
+
+def test_stored_state_with_an_empty_digest_is_a_wrong_one() -> None:
+    pieces = [Piece("a", EVENTS[:10]), Piece("a", (), 10, b""), Piece("a", EVENTS[10:])]
+    differs, state = [each for each in results_of(pieces) if each.kind != "output"]
+    assert (differs.kind, differs.id, differs.stored) == ("differs", 10, b"")
+    assert (state.id, state.rows) == (40, 40)
