@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, overload
 
@@ -88,25 +88,26 @@ def chain_folder(archive: Place, chain_id: int) -> Place:
 
 @contextmanager
 def only_writer(archive: Place, chain_id: int) -> Iterator[None]:
-    """Refuse other writers of a chain's archive for a while. Raises InputError while there is one.
+    """Refuse other writers of a chain's archive for a while.
 
     A second writer would remove the files that the first has not named in the manifest yet. An
-    object store has no such lock.
+    object store has no such lock, and that of a network file system may hold per machine only.
+    Raises InputError while there is another writer, and for a place that cannot be used.
     """
     folder = chain_folder(archive, chain_id)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not isinstance(folder, Path):
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            if isinstance(folder, Path):
+                descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError("archive", str(folder), "no other run that writes to it") from None
+        except OSError as error:
+            expected = f"a folder that can be used ({error.strerror or reason_of(error)})"
+            raise InputError("archive", str(folder), expected) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def load_manifest(archive: Place, chain_id: int) -> Manifest | None:

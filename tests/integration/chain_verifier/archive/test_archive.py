@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
@@ -20,6 +21,7 @@ from chain_verifier.archive.retention import RetentionReport, RetentionRequest, 
 from chain_verifier.archive.write_archive import ArchivedRun, write_archive
 from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.places import UrlPlace
 from chain_verifier.report import Verdict
 from chain_verifier.verified_mark import read_extent, set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
@@ -34,6 +36,8 @@ from tests.stored_pages import execute
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from chain_verifier.places import Place
 
 ROWS = chain_of(random.Random(13), 400)
 HEAD = head_of(ROWS)
@@ -139,6 +143,39 @@ def test_archive_by_two_runs_at_once_refuses_the_second_and_stays_whole(
     assert len(refused) == 1
     report = verify_archive(chain.folder, CHAIN_ID)
     assert (report.fault, report.last_id) == (None, MARK)
+
+
+def _folder_is_a_file(place: Path) -> Place:
+    place.touch()
+    return place
+
+
+def _chain_is_a_file(place: Path) -> Place:
+    place.mkdir()
+    chain_folder(place, CHAIN_ID).touch()
+    return place
+
+
+def _chain_leads_nowhere(place: Path) -> Place:
+    place.mkdir()
+    chain_folder(place, CHAIN_ID).symlink_to(chain_folder(place, CHAIN_ID))
+    return place
+
+
+def _url_is_refused(place: Path) -> Place:
+    place.touch()
+    return UrlPlace(LocalFileSystem(), str(place), "s3://")
+
+
+@pytest.mark.parametrize(
+    "bad", [_folder_is_a_file, _chain_is_a_file, _chain_leads_nowhere, _url_is_refused]
+)
+def test_archive_at_a_place_that_cannot_be_one_is_refused(
+    chain: Chain, bad: Callable[[Path], Place]
+) -> None:
+    place = bad(chain.folder)
+    with pytest.raises(InputError, match=r"^archive was .*, expected a folder that can be used"):
+        write_archive(chain.audit, place, CHAIN_ID)
 
 
 def test_archive_above_the_verified_mark_or_without_one_is_refused(chain: Chain) -> None:
