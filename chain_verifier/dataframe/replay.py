@@ -129,19 +129,21 @@ def replay(
     return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema), count, last_id)
 
 
+_EXPECTED: Final = {"id": "a value in each row", "digest": "bytes, or hex as text, in each row"}
+
+
 def _seen(states: DataFrame, until: int | None) -> tuple[int, int]:
     """Return how many states are stored, and after which id the last one. Raises InputError."""
     place = F.col("id").cast("bigint")
     is_asked = F.lit(True) if until is None else place <= until
-    columns = ("id", "digest")
     (seen,) = states.agg(
         F.count_if(is_asked).alias("count"),
         F.max(F.when(is_asked, place)).alias("last_id"),
-        *(F.count_if(F.col(name).isNull()).alias(name) for name in columns),
+        *(F.count_if(F.col(name).isNull()).alias(name) for name in _EXPECTED),
     ).collect()
-    for name in columns:
+    for name in _EXPECTED:
         if seen[name]:
-            raise InputError(f"column {name} of the states", "NULL", "a value in each row")
+            raise InputError(f"column {name} of the states", "NULL", _EXPECTED[name])
     return seen["count"], seen["last_id"] or 0
 
 

@@ -95,6 +95,24 @@ def test_wrong_state_is_named_by_group_and_id(
     assert f"state of buy: another one after id {buys[9]}" in capsys.readouterr().out
 
 
+def test_digests_in_json_are_hex(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    stored([])
+    states = tmp_path / "states.json"
+
+    def write(state: Callable[[bytes], str]) -> None:
+        rows = [{"group": name, "id": row, "digest": state(d)} for name, row, d in states_of()]
+        states.write_text("\n".join(map(json.dumps, rows)))
+
+    write(bytes.hex)
+    assert main([*VERIFY, "--states", f"json:{states}"]) == 0, capsys.readouterr()
+    write(lambda digest: digest.hex() + "?")
+    assert main([*VERIFY, "--states", f"json:{states}"]) == 2
+    assert "digest of the states was 'NULL', expected bytes, or hex" in capsys.readouterr().err
+
+
 def test_chain_with_archived_rows_is_refused_in_one_line(
     spark: SparkSession, stored: Callable[..., None], database: str,
     capsys: pytest.CaptureFixture[str],
