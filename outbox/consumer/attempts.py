@@ -47,13 +47,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS: Final = (0.05, 0.2, 0.8)
-"""Pauses before a message that others have interrupted, such as by a deadlock or a lock, is tried
-again, which uses up no try. After these in a row it has failed: they have had a second, and a lock
-that is held for longer would keep a worker busy forever."""
+"""The least pauses before a message that was interrupted, such as by a deadlock, a lock or a lost
+connection, is tried again, which uses up no try. After these in a row it has failed: the others
+have had a second, and a lock that is held for longer, or a handler that always loses its
+connection, would keep a worker busy forever."""
 
 _INTERRUPTED_MAX: Final = 10_000
 """Parked messages whose interruptions are remembered: more than are worked on at once. The others
 were taken by another process. If there are more, all are forgotten, which costs a few tries."""
+
+_CHECKED: Final = """
+SET CONSTRAINTS ALL IMMEDIATE;
+SET LOCAL ROLE TO DEFAULT;
+SET LOCAL search_path TO DEFAULT;
+SET LOCAL statement_timeout TO DEFAULT;
+SET LOCAL lock_timeout TO DEFAULT
+"""
+"""What is checked only at the commit is checked here, where it can be undone. Our own statements
+follow: what the handler has set for its transaction must not apply to them."""
 
 
 class Refused(Exception):
@@ -93,7 +104,8 @@ class Outcomes:
     def __post_init__(self) -> None:
         self._parked_ones = SummedLog(_log, logging.WARNING)
         self._dead_ones = SummedLog(_log, logging.ERROR)
-        self._interruptions: dict[UUID, int] = {}  # of parked messages: each try reads them again
+        # Of parked messages, since each try reads them again, with their failures at that time.
+        self._interruptions: dict[UUID, tuple[int, int]] = {}
 
     def log_rest(self) -> None:
         """Log what failed and was not logged yet."""
@@ -153,6 +165,11 @@ class Outcomes:
         )
         self._parked(delivery, until.get(delivery.message_id, now_ns))
 
+    async def postpone(self, connection: Connection, delivery: Delivery, seconds: float) -> None:
+        """Leave a parked message alone for a while, in the open transaction; no try is counted."""
+        due_ns = self.clock.wall_ns() + round(seconds * 1e9)
+        await self.inbox.postpone(connection, delivery, due_ns)
+
     async def store_failure_again(
         self, connection: Connection, delivery: Delivery, error: BaseException
     ) -> int | None:
@@ -205,11 +222,12 @@ class Outcomes:
         """Remember how often a parked message was interrupted, until it is taken again."""
         if len(self._interruptions) >= _INTERRUPTED_MAX:
             self._interruptions.clear()
-        self._interruptions[delivery.message_id] = delivery.interruptions
+        self._interruptions[delivery.message_id] = (delivery.failures, delivery.interruptions)
 
     def recall_interruptions(self, delivery: Delivery) -> None:
-        """Count on for a parked message that was taken."""
-        delivery.interruptions = self._interruptions.pop(delivery.message_id, 0)
+        """Count on for a parked message that was taken; not if another process had it fail."""
+        failures, times = self._interruptions.pop(delivery.message_id, (0, 0))
+        delivery.interruptions = times if failures == delivery.failures else 0
 
     async def unpark(self, connection: Connection, delivery: Delivery) -> None:
         """Remove a parked message that is applied, in the open transaction."""
@@ -310,16 +328,13 @@ class Attempt(ABC):
     @abstractmethod
     async def _fail(self, error: BaseException) -> None: ...
 
-    def _pause_seconds(self, error: BaseException) -> float | None:
-        """Count an interruption by others; return how long they are given. None for a failure."""
-        if not is_transient(error):
-            return None
+    def _pause_seconds(self) -> float | None:
+        """Count an interruption; return how long to pause. None for one too many: a failure."""
         times = max(delivery.interruptions for delivery in self.deliveries)
         if times == len(PAUSES_SECONDS):
             return None
         for delivery in self.deliveries:
             delivery.interruptions = times + 1
-        self.outcomes.pace.broken_off(error)
         return PAUSES_SECONDS[times]
 
 
@@ -333,12 +348,16 @@ class FreshAttempt(Attempt):
     async def succeed(self) -> None:
         """See `Attempt.succeed`. A commit whose answer is lost is settled by the next claim."""
         if self.connection is not None:
+            was_lost = self.connection.is_closed()  # so no commit is ever asked for
             try:
                 async with self.outcomes.connections.deadline():
                     await self.transaction.commit()
                 self.outcomes.connections.check_commit(self.connection)
             except AWAY as error:
-                await uninterrupted(self._end_unless_committed(error))
+                if was_lost:
+                    await self.fail(error)
+                else:
+                    await uninterrupted(self._end_unless_committed(error))
                 return
             except BaseException:  # cancelled: as if the answer were lost
                 await uninterrupted(self._leave())
@@ -356,11 +375,14 @@ class FreshAttempt(Attempt):
             await self._leave()
             return
         is_lost = is_connection_lost(error, self.connection)
+        is_interrupted = is_lost or is_transient(error)
         await self._roll_back()
         await self._clear()
-        if is_lost:
-            self._break_off(error)
-        elif (pause := self._pause_seconds(error)) is not None:
+        if is_interrupted and (pause := self._pause_seconds()) is not None:
+            if is_lost:  # maybe the database is away: nothing is begun for a while
+                self._break_off(error)
+                return
+            self.outcomes.pace.broken_off(error)
             put_back = partial(self.outcomes.queues.put_back, self.deliveries)
             self.outcomes.pace.leave_alone(put_back, pause)
         elif len(self.deliveries) > 1:
@@ -432,20 +454,21 @@ class ParkedAttempt(Attempt):
     async def succeed(self) -> None:
         """See `Attempt.succeed`."""
         (delivery,) = self.deliveries
-        is_checked = False
+        is_committing = False
         try:
             async with self.outcomes.connections.deadline():
-                # What is checked only at the commit is checked here, where it can be undone.
-                await self.locking.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                await self.inner.commit()
-                is_checked = True
+                await self.locking.execute(_CHECKED)
+                # Before the savepoint ends, so that its error is undone like one of the handler's.
                 await self.outcomes.unpark(self.locking, delivery)
+                is_committing = True
                 await self.outer.commit()
             self.outcomes.connections.check_commit(self.locking)
         except AWAY as error:
-            if sqlstate_of(error) and not is_checked:
+            if not is_committing:
                 await self.fail(error)
-            else:
+            elif sqlstate_of(error) and not is_connection_lost(error, self.locking):
+                await uninterrupted(self._fail_anew(error))
+            else:  # whether it has committed is found when it is taken again
                 self._break_off(error)
             return
         except BaseException:  # cancelled: it is still parked, or applied
@@ -458,31 +481,66 @@ class ParkedAttempt(Attempt):
 
     async def _fail(self, error: BaseException) -> None:
         (delivery,) = self.deliveries
-        if isinstance(error, asyncio.CancelledError):
-            self.outcomes.connections.drop(self.locking)
-            return
-        if is_connection_lost(error, self.locking):
-            self._break_off(error)
-            return
-        if self._pause_seconds(error) is not None:  # not waited for: any process may take it now
-            self.outcomes.keep_interruptions(delivery)
-            self.outcomes.connections.drop(self.locking)
-            return
         outcomes = self.outcomes
+        if isinstance(error, asyncio.CancelledError):
+            outcomes.connections.drop(self.locking)
+            return
+        is_lost = is_connection_lost(error, self.locking)
+        pause = self._pause_seconds() if is_lost or is_transient(error) else None
+        if is_lost:
+            if pause is None:
+                await self._fail_anew(error)
+            else:
+                self._break_off(error)
+            return
+        until_ns: int | None = None
         try:
             async with outcomes.connections.deadline():
                 await self.inner.rollback()
-                until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
+                if pause is None:
+                    until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
+                else:
+                    await outcomes.postpone(self.locking, delivery, pause)
                 await self.outer.commit()
-            self.outcomes.connections.check_commit(self.locking)
+            outcomes.connections.check_commit(self.locking)
+        except AWAY as broken:
+            if pause is None and self.locking.is_closed():
+                await self._fail_anew(error)
+            else:
+                self._break_off(broken)
+            return
+        outcomes.connections.give_back(self.locking)
+        if pause is None:
+            await self._failed_again(until_ns)
+        else:
+            outcomes.pace.broken_off(error)
+            outcomes.keep_interruptions(delivery)
+
+    async def _fail_anew(self, error: BaseException) -> None:
+        """Store, in a new transaction, a failure that has ended the message's own one."""
+        (delivery,) = self.deliveries
+        outcomes = self.outcomes
+        outcomes.connections.drop(self.locking)
+        try:
+            async with outcomes.connections.transaction() as connection:
+                if not await outcomes.inbox.take_again(connection, delivery):
+                    # The server has not ended the transaction yet, or another process has it.
+                    outcomes.keep_interruptions(delivery)
+                    return
+                until_ns = await outcomes.store_failure_again(connection, delivery, error)
         except AWAY as broken:
             self._break_off(broken)
             return
-        self.outcomes.connections.give_back(self.locking)
-        outcomes.failed_again(delivery, until_ns)
-        await outcomes.report_waiting(delivery, until_ns)
+        await self._failed_again(until_ns)
+
+    async def _failed_again(self, until_ns: int | None) -> None:
+        (delivery,) = self.deliveries
+        self.outcomes.pace.worked()
+        self.outcomes.failed_again(delivery, until_ns)
+        await self.outcomes.report_waiting(delivery, until_ns)
 
     def _break_off(self, error: BaseException) -> None:
-        """Leave all as it was: the row is free again, and nothing is counted."""
+        """Leave all as it was: the row is free again, and no failure is counted."""
+        self.outcomes.keep_interruptions(self.deliveries[0])
         self.outcomes.connections.drop(self.locking)
         self.outcomes.pace.interrupted(error)

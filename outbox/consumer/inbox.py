@@ -286,6 +286,18 @@ class Inbox:
             storable_error(error),
         )
 
+    async def take_again(self, connection: Connection, delivery: Delivery) -> bool:
+        """Lock a parked message whose transaction was lost. False if somebody else has it."""
+        given = delivery.message_id, delivery.failures
+        return bool(await self._fetch(connection, "take_again", *given))
+
+    async def postpone(self, connection: Connection, delivery: Delivery, due_ns: int) -> None:
+        """Set the next try of a parked message that was taken and interrupted.
+
+        The time is so close that nobody is informed.
+        """
+        await self._fetch(connection, "postpone", delivery.message_id, time_of(due_ns))
+
     async def unpark(self, connection: Connection, delivery: Delivery, now_ns: int) -> None:
         """Remove a parked message; the next one of its key is due at once."""
         await self._lock_keys(connection, [delivery])

@@ -123,6 +123,14 @@ RETURNING message_id;
 UPDATE inbox_parked SET failures = $3, due_at = $4, last_error = $5
  WHERE consumer_id = $1 AND message_id = $2;
 
+-- take_again: lock one parked message that is to be tried, unless it has failed since
+SELECT FROM inbox_parked
+ WHERE consumer_id = $1 AND message_id = $2 AND failures = $3 AND due_at IS NOT NULL
+   FOR UPDATE SKIP LOCKED;
+
+-- postpone: the next try of a parked message that was interrupted
+UPDATE inbox_parked SET due_at = $3 WHERE consumer_id = $1 AND message_id = $2;
+
 -- unpark: a parked message has ended
 DELETE FROM inbox_parked WHERE consumer_id = $1 AND message_id = $2;
 

@@ -11,7 +11,7 @@ import pytest
 
 from chain_kernel.errors import SettingError
 from outbox.acts import DeadLetterFilter, DeadLetters
-from outbox.consumer.attempts import Refused
+from outbox.consumer.attempts import PAUSES_SECONDS, Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import Filter
 from outbox.records import RETRYING
@@ -240,14 +240,12 @@ async def test_message_whose_lock_is_never_free_parks_its_own_key_only(
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run_many(handler))
         await until(rig, IS_APPLIED, other.message_id)
-        for failures in (1, 2):
-            await until(rig, HAS_FAILED, poison.message_id, failures)
+        while not await rig.admin.fetchval(IS_DEAD, poison.message_id):
             assert consumer.why_not_ready() is None
             clock.now_ns += SECOND
         await until(rig, IS_APPLIED, later.message_id)
         consumer.stop()
         await running
-    assert await rig.admin.fetchval(IS_DEAD, poison.message_id)
     assert consumer.stats().failures == 3
 
 
@@ -297,6 +295,183 @@ async def test_deadlocks_that_pass_use_up_no_try(rig: Rig) -> None:
     assert await rig.effects() == {"one": 1}
     assert consumer.stats().interruptions == 6
     assert consumer.stats().failures == 1
+
+
+async def test_parked_message_that_is_interrupted_pauses_and_keeps_its_connection(rig: Rig) -> None:
+    clock = HandClock(START_NS)
+    message = rig.message("one")
+    await rig.send(message)
+    deadlock = asyncpg.DeadlockDetectedError("another transaction went on")
+    errors = iter([ValueError("not yet"), *[deadlock] * len(PAUSES_SECONDS)])
+    calls: asyncio.Queue[int] = asyncio.Queue()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        calls.put_nowait(connection.get_server_pid())
+        if (error := next(errors, None)) is not None:
+            raise error
+        consumer.stop()
+
+    consumer = rig.consumer(clock=clock, retries=SOON)
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        pid = await calls.get()
+        due_ns = START_NS + SECOND
+        for pause in PAUSES_SECONDS:
+            await until(rig, HAS_FAILED, message.message_id, 1)
+            clock.now_ns = due_ns
+            assert await calls.get() == pid
+            due_ns += round(pause * SECOND)
+            due_at = datetime.fromtimestamp(due_ns / 1e9, tz=UTC)
+            await until(rig, "SELECT due_at = $1 AND failures = 1 FROM inbox_parked", due_at)
+        # Whatever was tried before its time would be the next call.
+        clock.now_ns = due_ns - 1_000
+        last = rig.message("last")
+        await rig.send(last)
+        await calls.get()
+        await running
+    assert await rig.effects() == {"last": 1}
+    assert await rig.admin.fetchval("SELECT failures FROM inbox_parked") == 1
+
+
+async def test_interruptions_before_a_failure_elsewhere_do_not_count(rig: Rig) -> None:
+    message = rig.message("one")
+    await rig.send(message)
+    deadlock = asyncpg.DeadlockDetectedError("another transaction went on")
+    errors = iter([ValueError("not yet"), *[deadlock] * 4])
+    calls = 0
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await apply(delivery, connection)
+        if calls == 4:  # interrupted for the third time; meanwhile it fails in another process
+            asyncio.get_running_loop().call_soon(failing.set)
+        if (error := next(errors, None)) is not None:
+            raise error
+
+    async def fail_elsewhere() -> None:
+        await failing.wait()
+        await rig.admin.execute("UPDATE inbox_parked SET failures = 2")
+
+    failing = asyncio.Event()
+    # The row is changed before the next look: it is locked until the pause is stored.
+    consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,)), retry_poll_seconds=0.05)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fail_elsewhere())
+        await rig.work_off(consumer, until=message, handle=handler)
+    assert await rig.effects() == {"one": 1}
+    assert consumer.stats().failures == 1
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["terminated", "closed, and it says nothing"])
+@pytest.mark.parametrize("batch_max", [1, 100])
+async def test_message_whose_handler_always_loses_its_connection_fails(
+    rig: Rig, fails: bool, batch_max: int
+) -> None:
+    poison, last = rig.message("poison"), rig.message("last")
+    await rig.send(poison, last)
+
+    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
+        await apply_many(deliveries, connection)
+        if all(delivery.payload != b"poison" for delivery in deliveries):
+            return
+        if fails:
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        else:
+            await connection.close()
+
+    levels = RetryLevels(levels_seconds=(0.01,), tries_max=1)
+    consumer = rig.consumer(retries=levels, batch_max=batch_max)
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run_many(handler))
+        await until(rig, IS_DEAD, poison.message_id)
+        await until(rig, IS_APPLIED, last.message_id)
+        consumer.stop()
+        await running
+    assert await rig.effects() == {"last": 1}
+    assert consumer.stats().failures == 2
+    assert consumer.stats().interruptions >= 2 * len(PAUSES_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "search_path = pg_temp",
+        "ROLE pg_monitor",
+        "lock_timeout = '50ms'",
+        "statement_timeout = '50ms'",
+    ],
+)
+async def test_what_a_handler_sets_for_its_transaction_is_no_matter_in_a_retry(
+    rig: Rig, setting: str
+) -> None:
+    message, next_one = rig.message("one", "K"), rig.message("two", "K")
+    await rig.send(message, next_one)
+    has_failed = asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        await connection.execute(f"SET LOCAL {setting}")
+        if not has_failed.is_set():
+            has_failed.set()
+            raise ValueError("not yet")
+        if "timeout" in setting and delivery.message_id == message.message_id:
+            # Others hold the key for a moment, when the message is unparked.
+            locked = asyncio.Event()
+            holding.append(asyncio.create_task(hold_keys(rig, locked)))
+            await locked.wait()
+
+    holding: list[asyncio.Task[None]] = []
+    consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,), tries_max=1))
+    await rig.work_off(consumer, until=next_one, handle=handler)
+    await asyncio.gather(*holding)
+    assert await rig.effects() == {"one": 1, "two": 1}
+    assert (consumer.stats().failures, consumer.stats().interruptions) == (1, 0)
+
+
+async def hold_keys(rig: Rig, locked: asyncio.Event) -> None:
+    """Hold the locks of all keys until somebody waits for one."""
+    async with rig.admin.transaction():
+        await rig.admin.execute("SELECT FROM inbox_key_lock FOR UPDATE")
+        locked.set()
+        await until(rig, IS_WAITED_FOR)
+        await rig.admin.execute("SELECT pg_sleep(0.1)")  # longer than the handler's timeouts
+
+
+IS_WAITED_FOR = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)))
+"""
+
+
+async def test_applied_message_that_cannot_be_unparked_has_failed_and_is_undone(rig: Rig) -> None:
+    await rig.admin.execute(KEEP_PARKED)
+    message = rig.message("one")
+    await rig.send(message)
+    errors = iter([ValueError("not yet")])
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        await apply(delivery, connection)
+        if (error := next(errors, None)) is not None:
+            raise error
+
+    consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,)))
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        await until(rig, IS_APPLIED, message.message_id)
+        consumer.stop()
+        await running
+    assert await rig.effects() == {"one": 1}
+    assert (consumer.stats().failures, consumer.stats().interruptions) == (3, 0)
+
+
+KEEP_PARKED = """
+CREATE FUNCTION keep_parked() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE 'not yet';
+END $$;
+CREATE TRIGGER keep_parked BEFORE DELETE ON inbox_parked
+   FOR EACH ROW WHEN (old.failures < 3) EXECUTE FUNCTION keep_parked()
+"""
 
 
 async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Message]:
