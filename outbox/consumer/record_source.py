@@ -143,6 +143,8 @@ class DestinationRecords:
         cannot decode.
         """
         consumer = self._running()
+        # Before anything is fetched: an error after that would lose what was received.
+        await self._place_new(consumer)
         try:
             found = await fetch(consumer, timeout_ms=int(timeout_seconds * 1000), max_records=most)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
@@ -157,7 +159,6 @@ class DestinationRecords:
             for record in records
             if held.receive(record.offset)
         ]
-        await self._place_new(consumer)
         self._look_for_topics(consumer)
         return new
 

@@ -15,10 +15,15 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.errors import KafkaConnectionError
 
+from chain_kernel.errors import RetryError
 from outbox import Filter
+from outbox.consumer.record_source import DestinationRecords
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
+
+from .conftest import PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -103,6 +108,37 @@ async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> No
     async with worker(rig, hangs=[], at_once=4):
         await rig.until_committed(41, 41, 41)
     assert await rig.effects() == dict.fromkeys([*notes, "last"], 1)
+
+
+async def test_records_that_come_while_a_partition_cannot_be_placed_are_not_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = DestinationRecords(rig.config(), lambda _: None)
+    begins = source._begins
+    is_away = False
+
+    async def begins_later(*given: Any) -> Any:
+        if is_away:
+            raise KafkaConnectionError("the group's coordinator is away")
+        return await begins(*given)
+
+    monkeypatch.setattr(source, "_begins", begins_later)
+    await source.start()
+    try:
+        async with deadline():
+            while len(source.progress.smallest_unfinished()) < PARTITIONS:
+                await source.records(0.1, 10)
+            await rig.send(rig.message("one"))
+            is_away = True
+            source.progress.revoke([(rig.topic, 1)])  # and given to us again: it must be placed
+            with pytest.raises(RetryError):
+                await source.records(10.0, 10)
+            is_away = False
+            while not (found := await source.records(0.1, 10)):
+                pass
+    finally:
+        await source.close()
+    assert [record.value for record in found] == [b"one"]
 
 
 async def test_graceful_stop_commits_all_that_is_finished(rig: Rig) -> None:
