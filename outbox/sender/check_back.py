@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID, uuid4
@@ -156,14 +157,22 @@ class CheckBack:
 
     async def _keep_checking(self) -> None:
         asked: set[str | None] = set()
+        ended = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
+                    ended.clear()
                     count, checking = await self._begin(asked)
+                    is_full = count >= self._config.rows_max
                     for check in checking:
-                        tasks.create_task(check)
-                    if count < self._config.rows_max:
-                        await asyncio.sleep(self._config.round_seconds)
+                        task = tasks.create_task(check)
+                        if is_full:  # so more may be due of its sender, once that has answered
+                            task.add_done_callback(lambda _: ended.set())
+                    if is_full:
+                        continue
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._config.round_seconds):
+                            await ended.wait()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 

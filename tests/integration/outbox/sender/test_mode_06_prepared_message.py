@@ -457,6 +457,24 @@ async def test_sender_that_hangs_delays_the_check_of_no_other(
         await checks.close()
 
 
+async def test_one_senders_checks_follow_each_other_without_a_pause(
+    sender: Sender, desk: Desk, business: Business
+) -> None:
+    await sender.set_up()
+    ids = [await desk.prepare() for _ in range(7)]
+    config = CheckingConfig(rules=RULES, rows_max=2, round_seconds=3_600)
+    checks = CheckBack(sender.config(), business.check, config, clock=desk.clock)
+    desk.clock.go(30)
+    running = asyncio.create_task(checks.run())
+    try:
+        for message_id in ids:
+            await sender.until_status(message_id, Status.CANCELLED)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await checks.close()
+
+
 async def test_decision_counts_for_every_consumer_of_the_message(
     sender: Sender, desk: Desk, business: Business
 ) -> None:
