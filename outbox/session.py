@@ -65,10 +65,12 @@ PLAN_SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
 }
 """Settings of sessions that run only our statements. The tables that change are small and change
 fast, and their statistics are always wrong: a plan made for an empty table would read the whole
-table per row. So every plan uses the indexes, and is made once."""
+table per row. So every plan uses the indexes, and is made once. What is due comes in the
+order of its index, as far as a limit goes: a bitmap would be read whole, and sorted."""
 
 SESSION_SETTINGS: Final = PLAN_SETTINGS | {
     # A process that stops in the middle of a transaction must not hold its claims forever.

@@ -61,7 +61,8 @@ class DueCheck(Struct, frozen=True):
     message_id: UUID
     check_count: int
     """Answers so far."""
-    sender: str | None
+    sender: str
+    """Empty if nobody can be asked."""
 
 
 class MessageState(Struct, frozen=True):
@@ -156,7 +157,7 @@ class CheckBack:
         await endless("check-back", self._keep_checking)
 
     async def _keep_checking(self) -> None:
-        asked: set[str | None] = set()
+        asked: set[str] = set()
         ended = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -182,7 +183,7 @@ class CheckBack:
         await asyncio.gather(*checking)
         return count
 
-    async def _begin(self, asked: set[str | None]) -> tuple[int, list[Coroutine[Any, Any, None]]]:
+    async def _begin(self, asked: set[str]) -> tuple[int, list[Coroutine[Any, Any, None]]]:
         """Claim what is due, and return how many, with the work that is left for each sender.
 
         `asked` are senders whose answers are awaited, and is kept so. Nothing of theirs is claimed:
@@ -193,7 +194,7 @@ class CheckBack:
         until = now + timedelta(seconds=self._config.ask_seconds * 3)
         given = now, token, until, self._config.rows_max, list(asked)
         due = [DueCheck(*row) for row in await self._session.fetch(SQL["claim_checks"], *given)]
-        by_sender: dict[str | None, list[DueCheck]] = {}
+        by_sender: dict[str, list[DueCheck]] = {}
         used_up: list[DueCheck] = []
         for check in due:
             if may_ask(self._config.rules, check.check_count):
@@ -205,7 +206,7 @@ class CheckBack:
         return len(due), [self._check(token, asked, *group) for group in by_sender.items()]
 
     async def _check(
-        self, token: UUID, asked: set[str | None], sender: str | None, checks: Sequence[DueCheck]
+        self, token: UUID, asked: set[str], sender: str, checks: Sequence[DueCheck]
     ) -> None:
         answered, trouble = await self._answers(sender, checks)
         asked.discard(sender)
@@ -216,10 +217,10 @@ class CheckBack:
         await self._session.close()
 
     async def _answers(
-        self, sender: str | None, checks: Sequence[DueCheck]
+        self, sender: str, checks: Sequence[DueCheck]
     ) -> tuple[Mapping[UUID, Answer], str]:
         """Return what a sender answered, and what to note if it did not."""
-        if sender is None:
+        if not sender:
             return {}, _NOBODY
         try:
             async with asyncio.timeout(self._config.ask_seconds):

@@ -72,6 +72,8 @@ CREATE TABLE outbox_pending (
     -- False until the sender has said whether it is to be sent: in `prepared`, and in an `abnormal`
     -- that came from there.
     is_decided   boolean     NOT NULL DEFAULT true,
+    -- Who is asked whether it is to be sent; empty: nobody can be; NULL: that is decided.
+    asked        text        COLLATE "C",
     send_count   smallint    NOT NULL DEFAULT 0, -- tries of this round: sends that are known of
     -- Claims without a written outcome, since the last one that has one.
     claim_count  smallint    NOT NULL DEFAULT 0,
@@ -95,6 +97,9 @@ CREATE TABLE outbox_pending (
 );
 -- Indexed by destination: what is due to one is found without a look at what is due to others.
 CREATE INDEX outbox_pending_due ON outbox_pending (destination, next_send_at);
+-- Checks are found by sender, for the same reason. The condition is no status, which would make
+-- every acknowledgement write the indexes.
+CREATE INDEX outbox_pending_asked ON outbox_pending (asked, next_send_at) WHERE asked IS NOT NULL;
 
 -- Finished deliveries. Insert-only, and in partitions of the same bounds as outbox_message.
 CREATE TABLE outbox_done (
@@ -244,10 +249,11 @@ BEGIN
       FROM unnest(message_ids, destinations, keys, outbox_add_many.headers, payloads)
         AS given (message_id, destination, key, header, payload);
     INSERT INTO public.outbox_pending
-           (message_id, consumer, destination, status, is_decided, claim_count, next_send_at,
-            claim_token)
+           (message_id, consumer, destination, status, is_decided, asked, claim_count,
+            next_send_at, claim_token)
     SELECT given.message_id, consumer, given.destination,
            CASE WHEN check_at IS NULL THEN 0 ELSE 4 END, check_at IS NULL,
+           CASE WHEN check_at IS NOT NULL THEN coalesce(sender, '') END,
            CASE WHEN claim IS NULL OR check_at IS NOT NULL THEN 0 ELSE 1 END,
            CASE WHEN check_at IS NOT NULL THEN check_at
                 WHEN claim IS NULL THEN clock_timestamp()
@@ -584,8 +590,8 @@ GRANT SELECT ON outbox_version, outbox_destination, outbox_message, outbox_pendi
     outbox_progress, outbox_partition, outbox_space TO outbox_relay;
 GRANT SELECT ON outbox_secret TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_trouble TO outbox_relay;
-GRANT UPDATE (status, is_decided, send_count, claim_count, check_count, next_send_at, claim_token,
-    topic, "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
+GRANT UPDATE (status, is_decided, asked, send_count, claim_count, check_count, next_send_at,
+    claim_token, topic, "partition", "offset", sent_at, last_error), DELETE ON outbox_pending TO outbox_relay;
 GRANT INSERT ON outbox_done TO outbox_relay;
 GRANT INSERT, UPDATE ON outbox_progress TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_id_at(timestamptz), outbox_new_id() TO outbox_relay;

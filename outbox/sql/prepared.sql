@@ -4,20 +4,21 @@
 -- (ARRAY[...])`: see store.sql.
 
 -- claim_checks: claim checks that are due at $1 by token $2, and look again at $3; at most $4 rows,
--- none of senders $5, those due for longest first: a destination with many must not keep others from
--- their turn
-WITH longest AS (
+-- none of senders $5, those due for longest first
+-- Senders are found one after the other, not row by row: what is due to one costs others nothing.
+WITH RECURSIVE known (sender) AS (
+    SELECT min(asked) FROM outbox_pending WHERE asked >= ''
+     UNION ALL
+    SELECT (SELECT min(asked) FROM outbox_pending WHERE asked > known.sender)
+      FROM known WHERE known.sender IS NOT NULL
+), longest AS (
     SELECT pending.message_id, pending.consumer
-      FROM (SELECT destination AS name
-              FROM outbox_destination WHERE destination >= '') AS wanted
+      FROM known
      CROSS JOIN LATERAL (
             SELECT message_id, consumer, next_send_at FROM outbox_pending
-             WHERE destination = ANY (ARRAY[wanted.name])
-               AND next_send_at <= $1 AND status = 4
-               AND ((SELECT sender FROM outbox_message AS message
-                      WHERE message.message_id = ANY (ARRAY[outbox_pending.message_id]))
-                    = ANY ($5::text[])) IS NOT TRUE
+             WHERE asked = known.sender AND next_send_at <= $1 AND status = 4
              ORDER BY next_send_at LIMIT $4) AS pending
+     WHERE known.sender <> ALL ($5::text[])
      ORDER BY pending.next_send_at LIMIT $4
 ), due AS (
     -- Locked only now: rows that are left to others are not touched.
@@ -33,14 +34,12 @@ WITH longest AS (
        SET claim_token = $2, next_send_at = $3
       FROM due
      WHERE pending.message_id = ANY (ARRAY[due.message_id]) AND pending.consumer = due.consumer
-    RETURNING pending.message_id, pending.check_count
+    RETURNING pending.message_id, pending.check_count, pending.asked
 )
-SELECT claimed.message_id, max(claimed.check_count)::integer AS check_count,
-       min(message.sender) AS sender
+SELECT message_id, max(check_count)::integer AS check_count, min(asked) AS sender
   FROM claimed
-  JOIN outbox_message AS message ON message.message_id = ANY (ARRAY[claimed.message_id])
- GROUP BY claimed.message_id
- ORDER BY claimed.message_id
+ GROUP BY message_id
+ ORDER BY message_id
 
 -- ask_again: checks without a decision: count what was answered, and look again at their time
 UPDATE outbox_pending AS pending
@@ -65,8 +64,8 @@ RETURNING pending.message_id, pending.consumer, pending.destination, pending.sen
 -- committed: the sender decided for messages: due at once, from the statuses $2; $3: by that claim
 WITH decided AS (
     UPDATE outbox_pending
-       SET status = 0, is_decided = true, send_count = 0, claim_count = 0, next_send_at = now(),
-           claim_token = NULL, last_error = NULL
+       SET status = 0, is_decided = true, asked = NULL, send_count = 0, claim_count = 0,
+           next_send_at = now(), claim_token = NULL, last_error = NULL
      WHERE message_id = ANY($1::uuid[]) AND status = ANY($2::smallint[]) AND NOT is_decided
        AND ($3::uuid IS NULL OR claim_token = $3)
     RETURNING message_id

@@ -6,7 +6,8 @@
 -- of two columns could be merged, and for that the planner considers an ordered read of a whole
 -- index. By the statistics of an empty table, which such a table often has, that costs as much as
 -- one look-up. A plan made then read the index once for each of 2,000 rows, 2.8 seconds per
--- statement instead of 27 ms.
+-- statement instead of 27 ms. Where rows are wanted in the order of an index, it is `=`: after an
+-- array they would be sorted, all that are due, and behind a limit nothing is merged.
 
 -- version: which schema is there
 SELECT version, upgrade_to FROM outbox_version
@@ -57,7 +58,7 @@ SELECT pending.message_id, pending.consumer, pending.destination, pending.status
          WHERE destination >= '') AS wanted
  CROSS JOIN LATERAL (
         SELECT * FROM outbox_pending
-         WHERE destination = ANY (ARRAY[wanted.name])
+         WHERE destination = wanted.name
            AND next_send_at >= $1 AND next_send_at <= now() AND status = ANY($3::smallint[])
          ORDER BY next_send_at LIMIT wanted.rows_max
            FOR UPDATE SKIP LOCKED) AS pending

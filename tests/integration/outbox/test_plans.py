@@ -183,6 +183,35 @@ async def test_list_of_a_client_reads_its_own_messages_as_far_as_the_page_goes(
         assert listed <= sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
 
 
+@pytest.mark.parametrize("name", ["due", "claim_checks"])
+async def test_what_is_due_is_read_as_far_as_the_limit_goes(
+    session: OutboxSession, sender: Sender, name: str
+) -> None:
+    """The oldest first, and nothing of a sender that hangs."""
+    is_check = name == "claim_checks"
+    ids = draw_message_ids(ROWS)
+    await sender.admin.execute(
+        "INSERT INTO outbox_message (message_id, destination, payload, sender)"
+        " SELECT message_id, 'clearing', '', 'hangs' FROM unnest($1::uuid[]) AS message_id", ids,
+    )  # fmt: skip
+    await sender.admin.execute(
+        "INSERT INTO outbox_pending (message_id, consumer, destination, status, is_decided, asked,"
+        " next_send_at) SELECT message_id, $2, 'clearing', CASE WHEN $3 THEN 4 ELSE 0 END, NOT $3,"
+        " CASE WHEN $3 THEN CASE place % 2 WHEN 0 THEN 'hangs' ELSE '' END END,"
+        " now() - interval '1 hour'"
+        "   FROM unnest($1::uuid[]) WITH ORDINALITY AS given (message_id, place)",
+        ids, CONSUMER, is_check,
+    )  # fmt: skip
+    now = datetime.now(UTC)
+    statement, values = {
+        "due": (SQL["due"], (NOW, 10, (0, 1), [], [], 10)),
+        "claim_checks": (PREPARED_SQL["claim_checks"], (now, TOKENS[0], now, 10, ["hangs"])),
+    }[name]
+    ((plan,),) = await session.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values)
+    assert sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
+    assert len(await session.fetch(statement, *values)) == 10
+
+
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:
     """`init` to `confirmed` writes no index: the room on the page and the columns allow that."""
     await sender.set_up()
