@@ -58,14 +58,19 @@ SELECT * FROM public.outbox_add_many($1::text[]::uuid[], $2, $3, $4::text[]::jso
  UNION ALL
 SELECT NULL, NULL, NULL
  WHERE $9::text IS NOT NULL
-   AND set_config('orderchain.stored',
-                  concat(current_setting('orderchain.stored', true), ' ', $9), true) IS NULL
+   AND set_config('orderchain.stored', (
+           SELECT CASE WHEN known.ranges LIKE '%-' || known.last
+                       THEN left(known.ranges, -length(known.last)) || $9
+                       ELSE concat(known.ranges, ' ', $9, '-', $9) END
+             FROM (SELECT current_setting('orderchain.stored', true) AS ranges,
+                          ($9::text::integer - 1)::text AS last) AS known), true) IS NULL
 """
 """Cast from text, since the connection is the caller's; see `fetch_of_owner`. Payloads as base64:
 half the cost of the text form of `bytea`.
 
 The second half returns no row: it adds the mark $9 to a setting of the transaction. A rollback to a
-savepoint undoes that along with the messages; `SYNCHRONOUS` returns the marks that are left."""
+savepoint undoes that along with the messages; `SYNCHRONOUS` returns the marks that are left. They
+are kept as ranges, `0-4 7-9`: the setting is copied by each statement, and must stay short."""
 
 
 async def add(
@@ -105,7 +110,7 @@ async def store_messages(
     claim: UUID | None = None,
     check_at: datetime | None = None,
     sender: str | None = None,
-    mark: str | None = None,
+    mark: int | None = None,
 ) -> None:
     """Store messages as `add_many` does.
 
@@ -137,7 +142,7 @@ async def store_messages(
             None if claim is None else str(claim),
             None if check_at is None else check_at.astimezone(UTC).isoformat(),
             sender,
-            mark,
+            None if mark is None else str(mark),
         )
     except DRIVER_ERRORS as error:
         state = sqlstate_of(error)
@@ -183,7 +188,7 @@ class BusinessTransaction:
         self.claim = claim
         """The token by which they are claimed as they are stored; None: any relay that finds them
         sends them."""
-        self._stored: dict[str, Sequence[Message]] = {}  # by mark, one for each statement
+        self._stored: list[Sequence[Message]] = []  # by mark, one for each statement
         self._not_awaited = 0
 
     @property
@@ -223,16 +228,16 @@ class BusinessTransaction:
         self._not_awaited -= 1
         self._check()
         messages = traced(messages)
-        mark = str(len(self._stored))
+        mark = len(self._stored)
         # Set before it is known whether they are stored: if the statement is cut off, it may break
         # the transaction, and its caller may go on to commit.
-        self._stored[mark] = ()
+        self._stored.append(())
         await store_messages(self._connection, messages, claim=self.claim, mark=mark)
         self._stored[mark] = messages
 
     def kept(self, commit: BusinessCommit) -> list[Message]:
         """Return what was committed: without what was rolled back to a savepoint."""
-        return [each for mark in commit.marks for each in self._stored.get(mark, ())]
+        return [each for mark in commit.marks for each in self._stored[mark]]
 
     def check_awaited(self) -> None:
         """Raise SettingError if an `add` was not awaited: its message would be missing."""
@@ -251,7 +256,7 @@ class BusinessCommit:
     """Whether it is on disk: not if the session has `synchronous_commit` off."""
     was_cut: bool = False
     """Whether its wait for a synchronous standby was cut off."""
-    marks: Sequence[str] = ()
+    marks: Sequence[int] = ()
     """The marks of the messages that it stores, without what was rolled back to a savepoint."""
 
     @property
@@ -279,5 +284,11 @@ async def watched_transaction(
             if commit.matters:
                 # As late as possible: what the block has set for its transaction counts.
                 ((setting, marks),) = await fetch_of_owner(connection, SYNCHRONOUS)
-                commit.is_durable, commit.marks = is_durable(setting), (marks or "").split()
+                commit.is_durable, commit.marks = is_durable(setting), _in_ranges(marks or "")
         commit.was_cut = commit.matters and was_cancelled()
+
+
+def _in_ranges(text: str) -> list[int]:
+    """Return the marks of ranges such as `0-4 7-9`."""
+    ends = (map(int, part.split("-")) for part in text.split())
+    return [mark for first, last in ends for mark in range(first, last + 1)]

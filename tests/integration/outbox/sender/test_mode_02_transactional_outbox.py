@@ -71,6 +71,28 @@ async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Se
     assert {read_headers(record.headers).own["a"] for record in records} == {b"b"}
 
 
+async def test_many_single_adds_keep_a_short_list_of_what_is_stored(sender: Sender) -> None:
+    """Each statement copies it: as long as the transaction, it would cost the square of that."""
+    clearing = await sender.set_up()
+    business = await sender.connect()
+    kept: list[uuid.UUID] = []
+    async with sender.relay() as relay:
+        async with relay.transaction(business) as transaction:
+            for number in range(120):
+                point = business.transaction()
+                await point.start()
+                added = await transaction.add("clearing", b"trade")
+                if number in (0, 50, 51, 119):
+                    await point.rollback()
+                else:
+                    await point.commit()
+                    kept.append(added)
+            shown = await business.fetchval("SELECT current_setting('orderchain.stored')")
+        await relay.settle()
+    assert shown.split() == ["1-49", "52-118"]
+    assert sorted(await sender.sent(clearing)) == sorted(kept)
+
+
 CRASH = """
 import asyncio, json, os, sys
 import asyncpg
