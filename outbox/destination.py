@@ -93,6 +93,8 @@ class Destination(Config, frozen=True, kw_only=True):
 
     name: Name
     topic: Topic
+    """It belongs to one outbox database, or to fire after commit: a consumer's inbox forgets by the
+    word of its sender, and what another one still has to send would be taken for too old."""
     confirm: Literal["required", "none"] = "required"
     """Whether its consumers confirm what they applied. With `none` the broker's acknowledgement is
     the end: a message that a consumer loses after that is not resent."""

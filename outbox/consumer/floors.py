@@ -2,7 +2,8 @@
 
 A floor is an id below which no message will come. Each record carries one of its sender's: what is
 sent after the record is not below it, nor is the record itself. So it holds for all that follows in
-the partition. None: it is not known, which keeps the inbox from forgetting anything.
+the partition, since a topic has one sender: the relays of one outbox database, or fire after
+commit. None: it is not known, which keeps the inbox from forgetting anything.
 """
 
 from __future__ import annotations

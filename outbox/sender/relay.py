@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import SystemClock
-from chain_kernel.errors import OrderchainError
+from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.text import reason_of
 from outbox.acts import UNFINISHED, Unfinished, unfinished_of
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
@@ -353,7 +353,8 @@ class FireAfterCommit(ServiceOfParts):
     the broker refused; messages that are fired while the broker is away or the topic is missing;
     messages beyond those that may wait. Nothing resends them. Except for a crash, what is lost is
     counted and logged. Destinations are independent: one that is slow, or whose topic is missing,
-    loses only its own messages.
+    loses only its own messages. Their topics are theirs alone: a relay that sends to one, too, may
+    have older messages to send than these records say.
     """
 
     def __init__(
@@ -363,7 +364,15 @@ class FireAfterCommit(ServiceOfParts):
         *,
         send_seconds: float = 10.0,
     ) -> None:
-        """`kafka`: a KafkaConfig, or the plaintext bootstrap servers. Raises SettingError."""
+        """`kafka`: a KafkaConfig, or the plaintext bootstrap servers.
+
+        Raises SettingError, also for a destination whose consumers confirm: nobody would hear it.
+        """
+        destinations = list(destinations)
+        for each in destinations:
+            if each.confirm != "none":
+                expected = f"none for {each.name}, since nothing waits for a confirm"
+                raise SettingError("confirm", each.confirm, expected)
         self._sender = MessageSender(kafka, send_seconds)
         self._tally = Tally("lost")
         self._parcel_sender = ParcelSender(

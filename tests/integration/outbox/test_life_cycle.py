@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from outbox import FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
+from outbox import Destination, FireAfterCommit, PartEnded, Relay, Status, draw_message_ids
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
 from outbox.sender.relay import HeldMessages
@@ -118,7 +118,7 @@ async def test_sender_of_mode_5_of_which_a_part_is_gone_accepts_nothing(
 
 
 async def test_fire_after_commit_that_is_gone_accepts_nothing(sender: Sender) -> None:
-    clearing = await sender.set_up()
+    clearing = await sender.set_up(confirm="none")
     business = await sender.connect()
     with pytest.raises(PartEnded):  # noqa: PT012 - the block is what ends so
         async with FireAfterCommit(sender.kafka, [clearing]) as fire:
@@ -181,13 +181,14 @@ async def test_stop_of_modes_1_and_5_cancelled_at_each_await_sends_all_and_leave
     sender: Sender,
 ) -> None:
     clearing = await sender.set_up()
+    unconfirmed = Destination(name="clearing", topic=clearing.topic, confirm="none")
     checked = CheckedConfig(sender="payments", check_topic=f"checks.{sender.name}")
     await make_topics(sender.kafka, checked.check_topic)
     business = await sender.connect()
     before = asyncio.all_tasks()
     fired = 0
     for make in (
-        lambda: FireAfterCommit(sender.kafka, [clearing]),
+        lambda: FireAfterCommit(sender.kafka, [unconfirmed]),
         lambda: CheckedSender(sender.config(), checked),
     ):
         for at in range(1, 200):

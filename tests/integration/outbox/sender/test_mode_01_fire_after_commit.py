@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_kernel.errors import SettingError
 from outbox import Destination, FireAfterCommit
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
@@ -46,6 +47,12 @@ async def test_message_is_sent_after_the_commit_and_nothing_is_stored(sender: Se
     assert (headers.message_id, headers.confirm_topic) == (message_id, None)
     tables = "SELECT (SELECT count(*) FROM outbox_message) + (SELECT count(*) FROM outbox_pending)"
     assert await sender.admin.fetchval(tables) == 0
+
+
+def test_destination_of_a_relay_is_refused() -> None:
+    clearing = Destination(name="clearing", topic="clearing", consumers=("clearing",))
+    with pytest.raises(SettingError, match="none for clearing"):
+        FireAfterCommit("127.0.0.1:9092", [clearing])
 
 
 async def test_transaction_that_rolls_back_fires_nothing(sender: Sender) -> None:
