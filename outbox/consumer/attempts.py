@@ -104,7 +104,7 @@ class Outcomes:
     def __post_init__(self) -> None:
         self._parked_ones = SummedLog(_log, logging.WARNING)
         self._dead_ones = SummedLog(_log, logging.ERROR)
-        # Of parked messages, since each try reads them again, with their failures at that time.
+        # By parked message, since each try reads it again, with its failures at that time.
         self._interruptions: dict[UUID, tuple[int, int]] = {}
 
     def log_rest(self) -> None:

@@ -287,14 +287,14 @@ class Inbox:
         )
 
     async def take_again(self, connection: Connection, delivery: Delivery) -> bool:
-        """Lock a parked message whose transaction was lost. False if somebody else has it."""
+        """Lock a parked message whose transaction was lost. False if another worker has it."""
         given = delivery.message_id, delivery.failures
         return bool(await self._fetch(connection, "take_again", *given))
 
     async def postpone(self, connection: Connection, delivery: Delivery, due_ns: int) -> None:
         """Set the next try of a parked message that was taken and interrupted.
 
-        The time is so close that nobody is informed.
+        The time is so close that its sender is not informed.
         """
         await self._fetch(connection, "postpone", delivery.message_id, time_of(due_ns))
 

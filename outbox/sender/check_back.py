@@ -62,7 +62,7 @@ class DueCheck(Struct, frozen=True):
     check_count: int
     """Answers so far."""
     sender: str
-    """Empty if nobody can be asked."""
+    """Empty if it is not known, and so can't be asked."""
 
 
 class MessageState(Struct, frozen=True):

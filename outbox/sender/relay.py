@@ -366,7 +366,7 @@ class FireAfterCommit(ServiceOfParts):
     ) -> None:
         """`kafka`: a KafkaConfig, or the plaintext bootstrap servers.
 
-        Raises SettingError, also for a destination whose consumers confirm: nobody would hear it.
+        Raises SettingError, also for a destination whose consumers confirm: no relay would read it.
         """
         destinations = list(destinations)
         for each in destinations:

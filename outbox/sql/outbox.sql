@@ -72,7 +72,7 @@ CREATE TABLE outbox_pending (
     -- False until the sender has said whether it is to be sent: in `prepared`, and in an `abnormal`
     -- that came from there.
     is_decided   boolean     NOT NULL DEFAULT true,
-    -- Who is asked whether it is to be sent; empty: nobody can be; NULL: that is decided.
+    -- Who is asked whether it is to be sent; empty: not known; NULL: that is decided.
     asked        text        COLLATE "C",
     send_count   smallint    NOT NULL DEFAULT 0, -- tries of this round: sends that are known of
     -- Claims without a written outcome, since the last one that has one.

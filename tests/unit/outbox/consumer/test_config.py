@@ -35,6 +35,7 @@ def test_no_password_is_shown() -> None:
         {"batch_max": 10_001},
         {"held_bytes_max": 1},
         {"handler_seconds": 0},
+        {"handler_seconds": 86_401},  # idle_in_transaction_session_timeout ends at 24.8 days
         {"retries": {"tries_max": -1}},
         {"start": {"position": "middle"}},
         {"workers": 3},
