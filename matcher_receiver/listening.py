@@ -475,7 +475,7 @@ class ReceiveLoop:
         await self._live.receive(self._patience())
 
     async def close(self) -> BaseException | None:
-        """End, and release what is open. Returns the error that no caller has been told of."""
+        """End, and release what is open. Returns the error that no caller has fetched."""
         self.is_over = True
         found = await self._waits.close()
         await self.watch.close()

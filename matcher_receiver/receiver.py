@@ -442,7 +442,7 @@ class Receiver:
         if core.halted_by is not None:
             await self._halt(core, core.halted_by)
         try:
-            # What was found while nobody waited is told even when `stop` was called since.
+            # What was found while no caller waited is raised even if `stop` was called since.
             while not (receive_loop.is_over or self._is_stopped()):
                 run = await receive_loop.step()
                 self._log_state(core.state)

@@ -69,7 +69,7 @@ async def test_halt_whose_caller_left_while_it_was_being_stored_is_stored_at_the
 
 @pytest.mark.parametrize("stops", [False, True])
 @virtual
-async def test_halt_found_while_no_caller_waited_is_told_and_stored(*, stops: bool) -> None:
+async def test_halt_found_while_no_caller_waited_is_raised_and_stored(*, stops: bool) -> None:
     rig, records = with_records([4, 4])
     async with rig.live() as receiver:
         rig.chain.batches.pop()
