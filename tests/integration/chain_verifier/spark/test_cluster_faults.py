@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -74,7 +75,7 @@ from orderchain.spark import Fold
 COUNT = Fold(start=lambda group: 0, step=lambda count, orders: (count + len(orders), ()))
 """
 
-STATES = '{"group": "", "id": 1, "digest": "AA=="}\n'
+STATES = '{"group": "", "id": 1, "digest": "00"}\n'
 
 
 @pytest.fixture
@@ -175,7 +176,13 @@ class Gated:
         os.close(self._begun)
 
     def begun(self) -> str:
-        """Wait for the task; return the folder of its executor."""
+        """Wait for the task; return the folder of its executor. Fails if the command ends first."""
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            ready, _, _ = select.select([self._begun, ended], [], [])
+        finally:
+            os.close(ended)
+        assert self._begun in ready, self.end()
         return os.read(self._begun, 4_096).decode().splitlines()[0]
 
     def open(self) -> None:
