@@ -24,6 +24,7 @@ from chain_kernel.errors import (
     OrderchainError,
     PrimaryBehind,
     RetryError,
+    TopicError,
 )
 from chain_kernel.sql import load_sql
 from chain_kernel.text import SummedLog, reason_in_chain, reason_of
@@ -242,6 +243,10 @@ class Leadership:
         if sight.epoch == 0 and self._tuning.kafka_at_start == "required":
             try:
                 await self._sink.start(sight.topic, sight.partition)
+            except (ConnectError, RetryError, TopicError):
+                # That took its time: another process may be the first leader by now.
+                if (await self._store.look()).epoch == 0:
+                    raise
             finally:
                 await self._sink.close()
 

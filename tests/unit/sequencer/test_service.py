@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import Busy, Fenced, OrderError, RetryError, UnknownOutcome
+from chain_kernel.errors import Busy, Fenced, OrderError, RetryError, TopicError, UnknownOutcome
 from chain_kernel.model import Term, is_linked
 from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
 from chain_kernel.testing.memory_store import CommitFault, MemoryKeyStore
 from chain_kernel.testing.virtual_loop import virtual_clock
-from sequencer import Order
+from sequencer import Order, Sequencer
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
 from tests.virtual import virtual
@@ -277,3 +277,28 @@ async def test_order_whose_time_ends_before_a_commit_can_be_sent_is_refused(
                 await sequencer.submit_many(make_orders(2, start=2), within=0.05)
         acks = await first
     assert [row.id for row in world.rows()] == [ack.id for ack in acks]
+
+
+class LateAnswer(MemoryFrameSink):
+    """A broker that says it has no topic, after another sequencer has led meanwhile."""
+
+    def __init__(self, log: MemoryLog, first: Sequencer) -> None:
+        super().__init__(log)
+        self._first: Sequencer | None = first
+
+    async def start(self, topic: str, partition: int) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            async with first:
+                await first.submit("a", b"1")
+            raise TopicError("topic", topic, "a topic that exists")
+        await super().start(topic, partition)
+
+
+async def test_start_during_which_another_became_the_first_leader_needs_no_topic(
+    world: World,
+) -> None:
+    world.sink = LateAnswer(world.log, world.sequencer())
+    async with world.sequencer() as sequencer:
+        await sequencer.submit("b", b"2")
+    assert world.keys() == ["a", "b"]
