@@ -109,6 +109,8 @@ async def measure(
 def _value(figures: dict[str, Any], figure: str) -> float:
     if figure in figures:
         return float(figures[figure])
+    if "histogram" not in figures:
+        raise SystemExit(f"--figure was {figure!r}, expected one of {', '.join(figures)}")
     return merged([figures["histogram"]])[figure]
 
 
