@@ -313,9 +313,9 @@ class Receiver:
             await asyncio.gather(*(part.close() for part in parts if part is not None))
 
     async def _leave_halt(self, core: ReceiveCore, found: BaseException | None) -> None:
-        """Store a halt that a caller left behind: the next start must know of it.
+        """Store a halt that no caller has waited for: the next start must know of it.
 
-        It left while the halt was being stored, or before it asked for what was `found`.
+        The caller left while it was being stored, or before it asked for what was `found`.
         """
         if core.halted_by is None and isinstance(found, HaltError):
             core.halt(found)

@@ -7,7 +7,7 @@
 -- index. By the statistics of an empty table, which such a table often has, that costs as much as
 -- one look-up. A plan made then read the index once for each of 2,000 rows, 2.8 seconds per
 -- statement instead of 27 ms. Where rows are wanted in the order of an index, it is `=`: after an
--- array they would be sorted, all that are due, and behind a limit nothing is merged.
+-- array they would be sorted, all that are due, and under a limit nothing is merged.
 
 -- version: which schema is there
 SELECT version, upgrade_to FROM outbox_version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from random import Random
 
 import asyncpg
@@ -109,22 +110,26 @@ async def test_catch_up_whose_end_was_lost_in_a_failover_goes_on_to_the_new_head
     assert [event.id for event in events] == stored.chain.ids
 
 
+PLACE = "SELECT head_delivered FROM receiver_checkpoint"
+
+
+@pytest.fixture
+async def connection(role_dsn: RoleDsn) -> AsyncIterator[asyncpg.Connection]:
+    """A caller's own."""
+    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
+    yield connection
+    await connection.close()
+
+
 @pytest.mark.invariant("S5")
 async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
     stored: StoredChain,
     make_receiver: MakeReceiver,
     publish: Publish,
     admin: asyncpg.Connection,
-    role_dsn: RoleDsn,
+    connection: asyncpg.Connection,
 ) -> None:
-    connecting = asyncpg.create_pool(role_dsn(RECEIVER_WRITER), min_size=1, max_size=1)
-    place = "SELECT head_delivered FROM receiver_checkpoint"
-    async with (
-        connecting as pool,
-        pool.acquire() as connection,
-        make_receiver() as receiver,
-        deadline(),
-    ):
+    async with make_receiver() as receiver, deadline():
         runs = []
         for _ in range(4):
             await publish(stored.chain.frames(await stored.commit(5)))
@@ -138,7 +143,7 @@ async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
         for run in runs:
             async with connection.transaction():
                 await receiver.checkpoint(run, connection=connection)
-            assert await admin.fetchval(place) == run.last_id
+            assert await admin.fetchval(PLACE) == run.last_id
 
 
 @pytest.mark.invariant("S5")
@@ -147,16 +152,9 @@ async def test_checkpoint_within_a_transaction_over_many_runs_is_as_lost_as_its_
     make_receiver: MakeReceiver,
     publish: Publish,
     admin: asyncpg.Connection,
-    role_dsn: RoleDsn,
+    connection: asyncpg.Connection,
 ) -> None:
-    connecting = asyncpg.create_pool(role_dsn(RECEIVER_WRITER), min_size=1, max_size=1)
-    place = "SELECT head_delivered FROM receiver_checkpoint"
-    async with (
-        connecting as pool,
-        pool.acquire() as connection,
-        make_receiver() as receiver,
-        deadline(),
-    ):
+    async with make_receiver() as receiver, deadline():
         runs = []
         rolled_back = connection.transaction()
         await rolled_back.start()
@@ -168,7 +166,7 @@ async def test_checkpoint_within_a_transaction_over_many_runs_is_as_lost_as_its_
         for run in runs:
             async with connection.transaction():
                 await receiver.checkpoint(run, connection=connection)
-            assert await admin.fetchval(place) == run.last_id
+            assert await admin.fetchval(PLACE) == run.last_id
         with pytest.raises(CheckpointLost):  # it is committed: its effect would be there twice
             async with connection.transaction():
                 await receiver.checkpoint(runs[1], connection=connection)

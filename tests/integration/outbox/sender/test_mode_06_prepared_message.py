@@ -432,6 +432,17 @@ async def test_two_that_check_ask_about_each_message_once(
     assert set((await sender.statuses()).values()) == {Status.CANCELLED}
 
 
+@asynccontextmanager
+async def under_way(checks: CheckBack) -> AsyncIterator[None]:
+    running = asyncio.create_task(checks.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await checks.close()
+
+
 async def test_sender_that_hangs_delays_the_check_of_no_other(
     sender: Sender, desk: Desk, business: Business
 ) -> None:
@@ -448,13 +459,8 @@ async def test_sender_that_hangs_delays_the_check_of_no_other(
     config = CheckingConfig(rules=RULES, rows_max=1, round_seconds=0.05, ask_seconds=3_600)
     checks = CheckBack(sender.config(), check, config, clock=desk.clock)
     desk.clock.go(30)
-    running = asyncio.create_task(checks.run())
-    try:
+    async with under_way(checks):
         await sender.until_status(message_id, Status.CANCELLED)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await checks.close()
 
 
 async def test_one_senders_checks_follow_each_other_without_a_pause(
@@ -465,14 +471,9 @@ async def test_one_senders_checks_follow_each_other_without_a_pause(
     config = CheckingConfig(rules=RULES, rows_max=2, round_seconds=3_600)
     checks = CheckBack(sender.config(), business.check, config, clock=desk.clock)
     desk.clock.go(30)
-    running = asyncio.create_task(checks.run())
-    try:
+    async with under_way(checks):
         for message_id in ids:
             await sender.until_status(message_id, Status.CANCELLED)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await checks.close()
 
 
 async def test_decision_counts_for_every_consumer_of_the_message(
