@@ -207,7 +207,7 @@ class Committer:
         if self._ahead is None or failure is not None:
             await self._finish_after_answers()
         if failure is not None:
-            raise failure
+            raise await self._named(failure)
 
     def _work_beside(self, current: Assembly, batcher: Batcher) -> None:
         """Do what can be done while the server commits `current`; nothing waits for it then.
@@ -320,11 +320,16 @@ class Committer:
         try:
             await commit
         except Fenced as error:
+            raise await self._named(error) from error.__cause__
+
+    async def _named(self, error: Exception) -> Exception:
+        """Return `error`, with who has taken the chain over if it says that somebody has."""
+        if isinstance(error, Fenced):
             with suppress(RetryError, ConnectError, TimeoutError):
                 async with asyncio.timeout(_FENCED_LOOK_SECONDS):
                     sight = await self._store.look()
-                    error = error.named_by(sight.epoch, sight.owner)
-            raise error from error.__cause__
+                    return error.named_by(sight.epoch, sight.owner)
+        return error
 
     async def _send(self, assembly: Assembly) -> None:
         """Send `assembly` under the epoch of now. What the store refuses is said by its outcome."""
@@ -417,8 +422,10 @@ class Committer:
             except (RetryError, ConnectError):
                 await self._pause(backoff, deadline_ns, unknown)
                 continue
-            if fenced is not None and not is_committed:
-                raise fenced
+            if fenced is not None:
+                if not is_committed:
+                    raise fenced
+                self._failure = fenced  # once its callers have their answers
             return is_committed
 
     async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:

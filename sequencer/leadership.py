@@ -69,11 +69,6 @@ class LeaseWatch:
         """Whether the counter was seen to move within a term: a leader is alive. A take-over moves
         it, too, and may come from a process that has ended since, such as our own last life."""
 
-    @property
-    def has_looked(self) -> bool:
-        """Whether anything was ever seen."""
-        return self._seen is not None
-
     def may_take_over(self, sight: LeaseSight, now_ns: int) -> bool:
         """Return whether the chain may be taken over, given what was seen at `now_ns`."""
         if sight.released or sight.is_ours:
@@ -207,12 +202,14 @@ class Leadership:
         """
         watch = LeaseWatch(int(self._tuning.lease_seconds * 1e9))
         gives_up_ns = self._clock.monotonic_ns() + int(self._tuning.recover_seconds * 1e9)
+        has_looked = False
         while True:
             try:
                 sight = await self._store.look()
                 self._outage.log()
-                if not watch.has_looked:
+                if not has_looked:
                     await self._check_broker(sight)
+                has_looked = True
                 if watch.may_take_over(sight, self._clock.monotonic_ns()):
                     return self._begin(await self._store.take_over(self._config.name, sight))
                 if watch.is_led and not self._config.standby:
@@ -226,7 +223,7 @@ class Leadership:
                 # The address of a database that was never reached may be wrong. Any other outage is
                 # waited for: by a start for as long as by a leader, by a standby forever.
                 is_over = self._clock.monotonic_ns() >= gives_up_ns
-                if not watch.has_looked or (is_over and not self._config.standby):
+                if not has_looked or (is_over and not self._config.standby):
                     raise
                 chain_id = self._config.chain_id
                 why = reason_in_chain(chain_id, error)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import ConnectError, FrameError, RetryError, TopicError
+from chain_kernel.errors import FrameError, OrderchainError, RetryError, TopicError
 from chain_kernel.frame import HEADER_BYTES, FrameHeader, decode_header, encode_frame
 from chain_kernel.limits import FRAME_BYTES_MIN, FRAME_ROWS_MAX
 from chain_kernel.seal import SEAL_BYTES
@@ -192,6 +192,7 @@ class Publisher:
         self._idle = asyncio.Event()
         self._has_moved = asyncio.Event()
         self._idle.set()
+        self._is_recording = False
         # Invariant: published_id <= _forgotten_until (if any) <= first pid in the queue <= head_id.
         self.published_id = term.published_id
         self._forgotten_until: int | None = None
@@ -207,7 +208,9 @@ class Publisher:
     @property
     def is_full(self) -> bool:
         """Whether the next commit has to wait; see `room`."""
-        return self._queue_bytes > self._tuning.publish_queue_bytes_max
+        is_over = self._queue_bytes > self._tuning.publish_queue_bytes_max
+        # Only a commit makes the connection anew that a skip is recorded over.
+        return is_over and not self._is_recording
 
     @property
     def away_seconds(self) -> float:
@@ -320,7 +323,7 @@ class Publisher:
         self._unanswered_since_ns = self._clock.monotonic_ns()
         try:
             await self._sink.start(self._term.topic, self._term.partition)
-        except (ConnectError, RetryError, TopicError) as error:
+        except OrderchainError as error:
             self._refuse(error)
             return False
         self._unanswered_since_ns = None
@@ -411,7 +414,7 @@ class Publisher:
             batch.first_id,
             batch.last_id,
         )
-        await self._record_skip(self.published_id, batch.last_id)
+        await self._record(batch.last_id)
         self._done_with([batch])
 
     def _done_with(self, batches: list[Batch]) -> None:
@@ -431,10 +434,19 @@ class Publisher:
         """Publish the head in place of the dropped rows, then record the range as skipped."""
         await self._beat()
         if until_id > self.published_id:
-            await self._record_skip(self.published_id, until_id)
+            await self._record(until_id)
             self.published_id = until_id
         if self._forgotten_until == until_id:
             self._forgotten_until = None
+
+    async def _record(self, until_id: int) -> None:
+        """Record rows as skipped; no commit waits for room meanwhile."""
+        self._is_recording = True
+        self._has_moved.set()
+        try:
+            await self._record_skip(self.published_id, until_id)
+        finally:
+            self._is_recording = False
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head if none comes within `heartbeat_seconds`."""

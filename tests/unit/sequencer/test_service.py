@@ -302,3 +302,73 @@ async def test_start_during_which_another_became_the_first_leader_needs_no_topic
     async with world.sequencer() as sequencer:
         await sequencer.submit("b", b"2")
     assert world.keys() == ["a", "b"]
+
+
+@pytest.mark.invariant("S9")
+async def test_leader_that_finds_its_commit_beneath_another_answers_and_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = world.store.take_over_again
+
+    async def too_late(owner: str, held: Term) -> Term:
+        await world.steal()
+        return await again(owner, held)
+
+    monkeypatch.setattr(world.store, "take_over_again", too_late)
+    world.store.faults.append(CommitFault.LOST_AFTER)
+    sequencer = await world.sequencer().__aenter__()
+    async with deadline():
+        assert (await sequencer.submit("a", b"1")).id == world.rows()[0].id
+        with pytest.raises(Fenced):
+            await sequencer.until_stopped()
+    with pytest.raises(Fenced):
+        await sequencer.__aexit__(None, None, None)
+
+
+async def test_start_at_a_released_chain_outlasts_an_outage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over = world.store.take_over
+
+    async def cut_once(*_: object) -> Term:
+        monkeypatch.setattr(world.store, "take_over", take_over)
+        raise RetryError("the connection broke")
+
+    monkeypatch.setattr(world.store, "take_over", cut_once)
+    async with deadline(), world.sequencer() as sequencer:
+        await sequencer.submit("a", b"1")
+    assert world.keys() == ["a"]
+
+
+@virtual
+async def test_skip_that_needs_a_new_connection_keeps_what_a_full_queue_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection comes with a commit, and a commit waits for room in the queue."""
+    skip, skipped = world.store.skip_published, list[tuple[int, int]]()
+    full = asyncio.Event()
+
+    async def lost_at_first(after_id: int, until_id: int) -> None:
+        skipped.append((after_id, until_id))
+        if len(skipped) == 1:
+            await full.wait()
+            raise RetryError("the connection broke while idle")
+        await skip(after_id, until_id)
+
+    monkeypatch.setattr(world.store, "skip_published", lost_at_first)
+    clock = virtual_clock()
+    large, room = b"x" * 100_000, 150_000
+    world.log.record_bytes_max = world.sink.frame_bytes_max = 50_000
+    async with world.sequencer(
+        clock, below_bounds={"publish_queue_bytes_max": room}, publish_wait_seconds=5.0
+    ) as sequencer:
+        began = clock.monotonic_ns()
+        await sequencer.submit("unfit", large)
+        for number in range(4):
+            waiting = asyncio.create_task(sequencer.submit(f"k{number}", b"x" * 40_000))
+            await asyncio.sleep(0.01)
+        full.set()
+        await waiting
+        assert clock.monotonic_ns() - began < 4 * 10**9
+    assert {until for _, until in skipped} == {world.rows()[0].id}
+    assert world.published() == world.rows()[1:]
