@@ -137,11 +137,11 @@ class Lag:
 
 async def compare_last_batch(
     core: ReceiveCore, gap_source: GapSource, waits: CancellableWait
-) -> None:
+) -> bool:
     """Read the last batch again: only rows that differ halt, not a seal alone.
 
     It reads from the primary: the answer of a standby never halts. Raises HaltError. If the
-    database is away, this waits a little and decides nothing.
+    database is away, this waits a little, decides nothing, and returns False.
     """
     rows: list[Event] = []
     end = core.head
@@ -153,10 +153,11 @@ async def compare_last_batch(
                 end = run.end
     except AWAY as error:
         await waits.pause(error)
-        return
+        return False
     decision = core.compare(rows, end)
     if isinstance(decision, Halt):
         raise decision.error
+    return True
 
 
 _COUNT_SECONDS: Final = 1.0
@@ -271,18 +272,21 @@ class HeadWatch:
         except AWAY as error:
             await self._waits.pause(error)
         else:
-            self._waits.succeeded()
+            if not self.is_contradicted:
+                self._waits.succeeded()
 
     async def _ask(self, cause: Cause) -> StandingDecision:
         """Read and judge the standing of our own head; see `ask`. Also raises what AWAY names."""
         core = self._core
         standing = await self.read(core.head.id, core.head.batch_last_id)
-        self.is_contradicted = False
         decision = core.judge_standing(standing, cause)
         if isinstance(decision, Halt):
             raise decision.error
-        if isinstance(decision, Compare):
-            await compare_last_batch(core, self._gap_source, self._waits)
+        is_open = isinstance(decision, Compare) and not await compare_last_batch(
+            core, self._gap_source, self._waits
+        )
+        # What was denied stays so until the primary has answered.
+        self.is_contradicted &= is_open
         return decision
 
     async def read(self, at_id: int, batch_id: int | None = None) -> Standing:

@@ -523,4 +523,7 @@ class Receiver:
         if state is State.LIVE:
             self.live.set()
         if self._on_state is not None:
-            self._on_state(state)
+            try:
+                self._on_state(state)
+            except Exception:  # noqa: BLE001 - no run may be lost by it, no halt left unstored
+                _log.exception("chain %d: on_state failed", chain_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -27,6 +27,7 @@ class Rig:
         self.checkpoints = MemoryCheckpoints(self.chain.chain_id)
         self.has_checkpoints = True
         self.states: list[State] = []
+        self.on_state: Callable[[State], None] = self.states.append
         self.snapshots: SnapshotStore | None = None
 
     def receiver(self, source: GapSource | None = None, **settings: Any) -> Receiver:
@@ -37,7 +38,7 @@ class Rig:
             self.checkpoints if self.has_checkpoints else None,
             virtual_clock(),
             snapshots=self.snapshots,
-            on_state=self.states.append,
+            on_state=self.on_state,
             random=Random(5),
         )
 

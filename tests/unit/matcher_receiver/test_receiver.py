@@ -14,6 +14,7 @@ from matcher_receiver import Receiver, State
 from tests.builders.chains import ids_of, signed
 from tests.virtual import virtual
 
+from .memory import MemoryRecords
 from .rig import Rig, take
 
 
@@ -288,3 +289,58 @@ async def test_checkpoint_may_cover_several_runs() -> None:
         await receiver.checkpoint(runs[3])
         await receiver.checkpoint(runs[2])  # covered already
     assert rig.checkpoints.stored == rig.chain.mark()
+
+
+@virtual
+async def test_no_frame_is_judged_while_a_denied_place_cannot_be_compared() -> None:
+    """The database denies the place, and is away when the rows are to be compared."""
+    rig = Rig([4])
+
+    def put_lie(seal_before: bytes | None = None) -> int:
+        header, events = rig.chain.headers(rig.chain.add(3))[0]
+        other = msgspec.structs.replace(events[1], payload=b"committed by no leader")
+        lying = msgspec.structs.replace(
+            header, seal_before=seal_before or header.seal_before, seal_after=b"\2" * 32
+        )
+        rig.frames.put(signed(lying, [events[0], other, events[2]]))
+        return header.last_id
+
+    async with rig.live(prove_seconds=1.0) as receiver:
+        await take(receiver, put_lie())
+        await asyncio.sleep(1.0)
+        head = put_lie(b"\2" * 32)
+        await take(receiver, head)
+        await asyncio.sleep(0.1)
+        pages: list[int] = []
+
+        def away_once() -> None:
+            pages.append(1)
+            if len(pages) == 1:
+                put_lie(b"\2" * 32)
+                raise RetryError("the database is down")
+
+        rig.source.before_page = away_once
+        with pytest.raises(SealMismatch):
+            await anext(receiver)
+        assert receiver.head_delivered == head
+        assert len(pages) > 1
+
+
+@virtual
+async def test_callback_that_fails_costs_no_run_and_no_halt() -> None:
+    rig = Rig([4])
+    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
+
+    def fail(state: State) -> None:
+        raise KeyError(state)
+
+    rig.on_state = fail
+    async with rig.live() as receiver:
+        assert receiver.head_delivered == rig.chain.mark().id
+        waiting = asyncio.create_task(receiver.until_delivered(10**6))
+        rig.chain.batches.pop()
+        with pytest.raises(HaltError):
+            await anext(receiver)
+        assert len(records.halts) == 1
+        with pytest.raises(HaltError):
+            await waiting
