@@ -48,6 +48,14 @@ def checked_text(field: str, text: str) -> str:
     return stripped
 
 
+def is_host(name: str) -> bool:
+    """Return whether `name` can be looked up: Python raises UnicodeError for what no host has."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
 def mask_dsn(dsn: str) -> str:
     """Return `dsn` with its password replaced; a text that is no URL is hidden completely.
 

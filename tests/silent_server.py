@@ -30,11 +30,13 @@ class _Silence(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def silent_server(answer: bytes = b"") -> AsyncIterator[int]:
+async def silent_server(
+    answer: bytes = b"", *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
     """Hold such a server on loopback, and give its port."""
     connections: list[_Silence] = []
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Silence(connections, answer), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: _Silence(connections, answer), host, port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
-from chain_kernel.config import CheckedNames, mask_dsn
+from chain_kernel.config import CheckedNames, is_host, mask_dsn
 from chain_kernel.errors import SettingError
 
 if TYPE_CHECKING:
@@ -309,6 +309,9 @@ class DatabaseConfig(
             if (value := getattr(self, field)) and value not in choices:
                 raise SettingError(field, value, f"one of {', '.join(choices)}")
         self._check_numbers()
+        for host, _ in self.addresses:
+            if not host.startswith("/") and not is_host(host):
+                raise SettingError("host", host, "names of 1 to 63 characters between dots")
         self._check_tls()
         if self.passfile:
             _read_passfile(self.passfile)

@@ -239,8 +239,11 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
         self._draw = draw
 
     async def token(self) -> str:
-        """Return a token."""
-        return await self._draw()
+        """Return a token. Whatever prevents it is met as a broker that is away."""
+        try:
+            return await self._draw()
+        except Exception as error:  # noqa: BLE001 - a caller's function may raise anything
+            raise KafkaError(f"sasl_token: {reason_of(error)}") from None
 
 
 _LENGTH: Final = struct.Struct(">i")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec import Struct
 
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
-from chain_kernel.config import CheckedNames
+from chain_kernel.config import CheckedNames, is_host
 from chain_kernel.errors import SettingError
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ class KafkaConfig(
         expected = "host:port, or several with commas between"
         for server in self.bootstrap_servers.split(","):
             match = _SERVER.fullmatch(server.strip())
-            if match is None or not 0 < int(match[2]) < 2**16:
+            is_good = match and 0 < int(match[2]) < 2**16 and is_host(match[1].strip("[]"))
+            if not is_good:
                 raise SettingError("bootstrap_servers", self.bootstrap_servers, expected)
 
     def _check_sasl(self) -> None:

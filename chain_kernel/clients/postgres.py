@@ -210,9 +210,9 @@ async def connect(
 ) -> Connection:
     """Return a new connection to the first acceptable server of those that `config` names.
 
-    Each of them gets its share of `within_seconds`, so that an unresponsive one does not keep us
-    from the next. `settings` are those of the session, beside what is `PINNED`; those of `config`
-    take precedence.
+    Each of them, and each address of a name, gets its share of `within_seconds`, so that an
+    unresponsive one does not keep us from the next. `settings` are those of the session: they take
+    precedence over those of `config`, which do over what is `PINNED`.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
     The first connection to a host where another machine may pose as the server logs a warning.
@@ -227,21 +227,21 @@ async def connect(
         options["statement_cache_size"] = 0
     loop = asyncio.get_running_loop()
     end = loop.time() + within_seconds
+    places = await _places(config, within_seconds)
     # prefer-standby: any server is accepted only when no standby is.
-    targets = _targets(config)
-    attempts = [(target, at) for target in targets for at in config.addresses]
+    attempts = [(target, *place) for target in _targets(config) for place in places]
     refusals: list[tuple[OrderchainError, Exception]] = []
-    for index, (target, (host, port)) in enumerate(attempts):
-        share = (end - loop.time()) / (len(attempts) - index)
+    for index, (target, host, port, address) in enumerate(attempts):
+        share_end = loop.time() + (end - loop.time()) / (len(attempts) - index)
         try:
-            async with asyncio.timeout(_seconds(config, share)):
-                connection = await _connect_one(config, options, host, port, target)
+            async with asyncio.timeout_at(_sooner(config, share_end)):
+                connection = await _connect_one(config, options, (host, port), address, target)
                 if is_direct:
                     await _require_direct(connection, config)
                 return connection
         except DRIVER_ERRORS as error:
             if isinstance(error, _HANG_UPS) and config.is_tls_certain:
-                error = await _alert(config, host, port) or error
+                error = await _alert(config, (host, port), address, share_end) or error
             refusal = connect_refusal(error, config, host, port)
             if not _may_another_do(error):
                 raise refusal from error
@@ -429,16 +429,38 @@ def _joined(refusals: list[OrderchainError], before_expected: str) -> str:
 # -- opening -----------------------------------------------------------------------------------
 
 
+async def _places(config: DatabaseConfig, within_seconds: float) -> list[tuple[str, int, str]]:
+    """Return host, port and address of each server: as libpq, we try every address of a name.
+
+    A name that is not resolved within its share is its own address, and fails where it is tried.
+    """
+    loop = asyncio.get_running_loop()
+    places = []
+    for host, port in config.addresses:
+        found: list[Any] = []
+        if not host.startswith("/"):
+            with suppress(OSError):
+                async with asyncio.timeout(within_seconds / 2 / len(config.addresses)):
+                    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(each[4][0] for each in found)
+        places += [(host, port, address) for address in addresses or [host]]
+    return places
+
+
 async def _connect_one(
-    config: DatabaseConfig, options: Mapping[str, Any], host: str, port: int, target: str
+    config: DatabaseConfig,
+    options: Mapping[str, Any],
+    server: tuple[str, int],
+    address: str,
+    target: str,
 ) -> Connection:
     """Connect to one server. All that asyncpg would take from the environment is passed."""
-    password = config.read_password(host, port)
-    opening = _Opening()
+    password = config.read_password(*server)
+    opening = _Opening(address)
     try:
         connection = await asyncpg.connect(
-            host=host,
-            port=port,
+            host=server[0],
+            port=server[1],
             password=lambda: password,  # an empty text would make asyncpg look elsewhere
             target_session_attrs=target,
             timeout=None,
@@ -456,14 +478,16 @@ async def _connect_one(
 
 
 class _Opening:
-    """The event loop as asyncpg uses it, which remembers the transports that asyncpg opens.
+    """The event loop as asyncpg uses it for one address of a server's name.
 
-    asyncpg closes those that it gives up, and a connection of TLS is then open until the server has
-    said goodbye. uvloop hangs when it is closed before that, as the loop of a command is.
+    It remembers the transports that asyncpg opens. asyncpg closes those that it gives up, and a
+    connection of TLS is then open until the server has said goodbye. uvloop hangs when it is closed
+    before that, as the loop of a command is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self.usual = asyncio.get_running_loop()
+        self._address = address
         # The protocol keeps this object, and asks it at each statement.
         self.time, self.call_later = self.usual.time, self.usual.call_later
         self._opened: list[asyncio.BaseTransport] = []
@@ -471,9 +495,11 @@ class _Opening:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a loop has
         return getattr(self.usual, name)
 
-    async def create_connection(self, *given: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Open a connection."""
-        opened = await self.usual.create_connection(*given, **options)
+    async def create_connection(self, made: Any, host: str, port: int, **options: Any) -> Any:  # noqa: ANN401
+        """Open a connection to the address; its certificate must be that of `host`."""
+        if options.get("ssl"):
+            options["server_hostname"] = host
+        opened = await self.usual.create_connection(made, self._address, port, **options)
         self._opened.append(opened[0])
         return opened
 
@@ -507,22 +533,27 @@ async def _require_direct(connection: Connection, config: DatabaseConfig) -> Non
     raise _pooler_found(config, "which hides the process that serves it")
 
 
-def _seconds(config: DatabaseConfig, share: float) -> float:
-    """Return how long one server may take."""
-    seconds, own = max(share, 0.0), float(config.connect_timeout or 0)
-    return min(seconds, own) if own else seconds
+def _sooner(config: DatabaseConfig, share_end: float) -> float:
+    """Return when one server must have answered, given when its share of the time ends."""
+    own = float(config.connect_timeout or 0)
+    return min(share_end, asyncio.get_running_loop().time() + own) if own else share_end
 
 
-async def _alert(config: DatabaseConfig, host: str, port: int) -> ssl.SSLError | None:
+async def _alert(
+    config: DatabaseConfig, server: tuple[str, int], address: str, until: float
+) -> ssl.SSLError | None:
     """Return the alert with which a server ends TLS, such as for a client's certificate, else None.
 
-    It arrives when the client already treats the connection as open, and asyncpg loses it.
+    It arrives when the client already treats the connection as open, and asyncpg loses it. The look
+    ends at `until` at the latest.
     """
+    host, port = server
     if host.startswith("/") or config.sslnegotiation == "direct":
         return None
     try:
-        async with asyncio.timeout(_ALERT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
+        soon = asyncio.get_running_loop().time() + _ALERT_SECONDS
+        async with asyncio.timeout_at(min(soon, until)):
+            reader, writer = await asyncio.open_connection(address, port)
             try:
                 writer.write(_TLS_REQUEST)
                 if await reader.readexactly(1) == b"S":

@@ -44,6 +44,9 @@ _SAFE: Final = {
     "synchronous_commit": {"on", "local", "remote_write", "remote_apply"},
 }
 
+_CONNECT_SHARE: Final = 0.75
+"""How much of a call's deadline a connect may take."""
+
 _SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
 """Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
 for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
@@ -187,6 +190,13 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """How long after its last statement the connection is kept. None: until `close`."""
     busy_seconds: float = 0.0
     """How long to wait, with jitter, while the server has no connection left."""
+
+    @property
+    def connect_within(self) -> float:
+        """Deadline of a connect. Of a call it leaves time to use the connection."""
+        if self.call_seconds is None:
+            return self.connect_seconds
+        return min(self.connect_seconds, self.call_seconds * _CONNECT_SHARE)
 
     @property
     def all_settings(self) -> dict[str, str]:
@@ -404,7 +414,7 @@ async def open_connection(
     return await connect(
         config.database,
         application_name=config.application_name,
-        within_seconds=config.connect_seconds,
+        within_seconds=config.connect_within,
         settings={} if is_pooled else config.all_settings,
         statement_seconds=statement_seconds,
         is_direct=config.pooler != "ignored" and not is_pooled,

@@ -453,12 +453,13 @@ class PostgresChainStore:
         session = await self.line.session()
         async with session.lock:
             try:
-                async with asyncio.timeout(self._tuning.commit_seconds):
+                tuning = self._tuning
+                async with asyncio.timeout(tuning.commit_seconds):
                     connection = await session.idle()
-                    lease_seconds = self._tuning.lease_seconds
                     term = await raise_epoch(
-                        connection, session.database_id, owner, drawn, seen, counter, lease_seconds
-                    )
+                        connection, session.database_id, owner, drawn, seen, counter,
+                        tuning.lease_seconds, tuning.commit_seconds,
+                    )  # fmt: skip
                     # What a take-over finds counts as replicated: it was, if this commit is.
                     session.check_replicated()
             except Fenced:

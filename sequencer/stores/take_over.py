@@ -23,9 +23,10 @@ _log = logging.getLogger(__name__)
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
 
-_TERMINATE_MS: Final = 5_000
-"""How long the end of the old backend is awaited: a live one ends at once, and the compare-and-set
-that follows waits anyway for one that the kernel holds in I/O."""
+_TERMINATE_SECONDS_MAX: Final = 5.0
+_TERMINATE_SHARE: Final = 0.5
+"""How long the end of the old backend is awaited, at most and as a share of a commit's deadline: a
+live one ends at once, and the compare-and-set that follows waits for its locks anyway."""
 
 
 class Secrets(NamedTuple):
@@ -55,14 +56,16 @@ async def raise_epoch(
     seen: tuple[int, int, bytes],
     counter: int | None,
     lease_seconds: float,
+    commit_seconds: float,
 ) -> Term:
     """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
 
     `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
-    is our own. `lease_seconds` is stored for operators. Raises Fenced when one of them has moved,
-    and what the driver raises.
+    is our own. `lease_seconds` is stored for operators; `commit_seconds` is the deadline.
+    Raises Fenced when one of them has moved, and what the driver raises.
     """
-    await connection.execute(_SQL["end_backend"], *seen, counter, _TERMINATE_MS)
+    seconds = min(_TERMINATE_SECONDS_MAX, commit_seconds * _TERMINATE_SHARE)
+    await connection.execute(_SQL["end_backend"], *seen, counter, int(seconds * 1_000))
     async with connection.transaction():
         return await _raise_epoch(
             connection, database_id, owner, drawn, seen, counter, lease_seconds

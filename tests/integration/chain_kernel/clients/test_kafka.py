@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chain_kernel.clients.kafka import (
@@ -114,6 +115,12 @@ async def test_token_is_drawn_for_each_connection(secured_kafka: SecuredKafka) -
     assert len(drawn) >= 2
     seconds[0] = -30
     assert "wrong token" in await refused(config)
+
+    async def fail() -> str:
+        raise KeyError("its service is away")
+
+    without = msgspec.structs.replace(config, sasl_token=fail)
+    assert "sasl_token: 'its service is away'" in await refused(without)
 
 
 def wrongs(secured: SecuredKafka, folder: Path) -> dict[str, tuple[KafkaConfig, str]]:

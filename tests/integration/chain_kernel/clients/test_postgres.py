@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +203,20 @@ async def test_silent_host_leaves_time_for_the_next(secured: SecuredPostgres) ->
             host="localhost,localhost", port=f"{port},{secured.port}", connect_timeout=1
         )
         assert await ask(limited, "SELECT 1") == 1
+
+
+async def test_each_address_of_a_name_is_tried(
+    secured: SecuredPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is silent; the certificate is that of the name."""
+
+    async def both(host: str, port: int, **_: object) -> list[Any]:
+        assert host == "localhost"
+        return [(*[None] * 4, (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    async with silent_server(host="127.0.0.2", port=secured.port):
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+        assert await ask(secured.right(), IS_TLS, 4.0) is True
 
 
 async def test_weak_tls_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

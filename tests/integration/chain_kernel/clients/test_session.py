@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
@@ -218,8 +219,19 @@ async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take
             call_seconds=0.2,
         )
         async with opened(config) as session:
-            with pytest.raises(RetryError, match="no answer in time"):
+            with pytest.raises(ConnectError, match="answers in time"):
                 await session.fetch(PID)
+
+
+async def test_call_whose_first_host_is_silent_is_served_by_the_next(config_of: Any) -> None:
+    """Each host has its share of what the call leaves for a connect."""
+    right = config_of().database
+    async with silent_server() as port:
+        both = msgspec.structs.replace(
+            right, host=f"{right.host},{right.host}", port=f"{port},{right.port}"
+        )
+        async with opened(config_of(database=both, call_seconds=4.0)) as session:
+            assert await pid_of(session)
 
 
 async def test_read_only_server_is_named(config_of: Any, watcher: Connection) -> None:

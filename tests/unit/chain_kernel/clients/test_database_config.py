@@ -171,6 +171,8 @@ def test_text_that_cannot_be_read_is_refused_without_a_piece_of_it(text: str) ->
     ("text", "field"),
     [
         ("postgresql://u@h:0/d", "port"),
+        ("postgresql://u@db..example/d", "host"),
+        (f"postgresql://u@h,{'h' * 64}/d", "host"),
         ("postgresql://u@h:65536/d", "port"),
         ("host=a,b,c port=1,2 user=u", "port"),
         ("postgresql://u@h/d?sslmode=verify_full", "sslmode"),

@@ -72,6 +72,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         for field, value in OF_A_LOGIN.items()
     ),
     *((field, {"bootstrap_servers": "b:1", field: value}) for field, value in OF_TLS.items()),
+    *(
+        ("bootstrap_servers", {"bootstrap_servers": f"{host}:9092"})
+        for host in ("broker..example", "b" * 64)
+    ),
     ("security_protocol", {**LOGIN, "security_protocol": "TLS"}),
     ("security_protocol", {**LOGIN, "security_protocol": "sasl_ssl"}),
     ("sasl_mechanism", {**LOGIN, "sasl_mechanism": ""}),
