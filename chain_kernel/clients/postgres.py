@@ -573,7 +573,9 @@ def _options(
     config: DatabaseConfig, application_name: str, settings: Mapping[str, str], *, is_pooled: bool
 ) -> dict[str, Any]:
     given = {"application_name": config.application_name, "options": config.options}
-    pinned = {name: value for name, value in PINNED.items() if name not in (config.options or "")}
+    # A server takes `--search-path=app`, too.
+    own = (config.options or "").replace("-", "_")
+    pinned = {name: value for name, value in PINNED.items() if name not in own}
     return {
         "user": config.login,
         "database": config.database,

@@ -88,6 +88,11 @@ async def test_password_of_a_passfile_is_used(secured: SecuredPostgres, tmp_path
     assert "wrong user or password" in await refused(config)
 
 
+@pytest.mark.parametrize("option", ["-c search_path=app", "--search-path=app"])
+async def test_option_of_a_config_takes_precedence(secured: SecuredPostgres, option: str) -> None:
+    assert await ask(secured.right(options=option), "SHOW search_path") == "app"
+
+
 async def test_environment_adds_nothing_to_a_config(
     secured: SecuredPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
