@@ -146,13 +146,9 @@ class MessageApp:
             )
             for one in given
         ]  # fmt: skip
-        try:
-            stored = await self._api.store(client.name, messages, is_prepared=is_prepared)
-        except _OURS as error:
-            # With these ids the same request can be repeated: what is stored is not stored twice.
-            ids = [str(each.message_id) for each in messages]
-            raise unavailable(reason_of(error), {"message_ids": ids}) from error
-        return answer(200, stored)
+        # With these ids the same request can be repeated: what is stored is not stored twice.
+        request.state.more = {"message_ids": [str(each.message_id) for each in messages]}
+        return answer(200, await self._api.store(client.name, messages, is_prepared=is_prepared))
 
     async def _decide(self, client: Client, request: Request, *, change: Change) -> Response:
         given = self._body(request, NamedMessages)
@@ -241,6 +237,7 @@ class MessageApp:
         self, work: Callable[[Client, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            request.state.more = None  # what a 503 is to say beside its reason
             try:
                 if not self._is_working():
                     raise unavailable("a part of this instance has ended")
@@ -253,11 +250,12 @@ class MessageApp:
                 found = refusal
             except _OURS as error:
                 _log.warning("%s: %s", printable(request.url.path), reason_of(error))
-                found = unavailable(reason_of(error))
+                found = unavailable(reason_of(error), request.state.more)
             except RefusedError as error:
                 found = of_error(error)
             except TimeoutError:
-                found = unavailable(f"no answer within {self._config.request_seconds} s")
+                late = f"no answer within {self._config.request_seconds} s"
+                found = unavailable(late, request.state.more)
             self.refusals[found.error] += 1
             return refused(found)
 

@@ -346,6 +346,29 @@ async def test_database_away_is_503_with_the_ids_to_repeat_it_by(
     await desk.close()
 
 
+async def test_request_that_takes_too_long_is_503_with_the_ids_to_repeat_it_by(
+    sender: Sender,
+) -> None:
+    await sender.set_up()
+    config = service_config(sender, request_seconds=1.0)
+    desk = MessageApi(config, SystemClock())
+    async with endpoint(MessageApp(config, Clients([client("payments")]), desk).asgi) as url:
+        async with sender.admin.transaction():
+            await sender.admin.execute("LOCK TABLE outbox_message IN EXCLUSIVE MODE")
+            status, _, noted = await raw(url, "POST", "/v1/messages/send", body())
+        assert (status, noted["error"]) == (503, "unavailable")
+        (message_id,) = noted["message_ids"]
+
+        async def is_stored() -> bool:
+            again = body(message_id=message_id)
+            return (await raw(url, "POST", "/v1/messages/send", again))[0] == 200
+
+        await sender.until(is_stored)
+    await desk.close()
+    stored = await sender.admin.fetch("SELECT message_id::text FROM outbox_message")
+    assert [row[0] for row in stored] == [message_id]
+
+
 async def test_start_where_nobody_may_listen_is_refused(sender: Sender) -> None:
     with pytest.raises(ConnectError, match="listen"):
         async with running(sender, host="203.0.113.1"):
