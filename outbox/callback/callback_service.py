@@ -60,6 +60,7 @@ WAITING: Final = 0
 CONFIRMED: Final = 1
 
 _TRIM_ROWS: Final = 10_000
+"""Rows that one statement forgets: it keeps no other one waiting for long."""
 
 _TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
@@ -291,7 +292,9 @@ class CallbackService:
     async def trim(self) -> None:
         """Forget what has ended long ago. Raises RetryError."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
-        await self._session.fetch(SQL["trim"], smallest_id(before), _TRIM_ROWS)
+        given = smallest_id(before), _TRIM_ROWS
+        while await self._session.execute(SQL["trim"], *given) >= _TRIM_ROWS:
+            pass
 
     async def _ask(
         self, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]

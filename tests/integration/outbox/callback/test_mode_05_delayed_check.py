@@ -537,6 +537,18 @@ async def test_trim_forgets_what_is_ended_and_nothing_else(rig: Rig, sender: Sen
         assert {row[0] for row in left} == set(ids[1:])
 
 
+async def test_trim_keeps_up_with_however_much_has_ended(rig: Rig, sender: Sender) -> None:
+    await sender.admin.execute(
+        "INSERT INTO callback_delivery (message_id, consumer, sender, state, due_at)"
+        " SELECT lpad(to_hex(n), 32, '0')::uuid, 'c', 's', 2, 'infinity'"
+        "   FROM generate_series(1, 25000) AS n"
+    )
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    await service.trim()
+    await service.close()
+    assert await sender.admin.fetchval("SELECT count(*) FROM callback_delivery") == 0
+
+
 # --------------------------------------------------------------------------- what it costs, mode 3
 
 COUNTED = """
