@@ -28,9 +28,10 @@ ON CONFLICT (message_id, consumer) DO UPDATE
        due_at = CASE WHEN known.sender IS NULL THEN 'infinity' ELSE $4::timestamptz END
  WHERE known.state IN (0, 3) OR known.state = 1 AND known.proof <> EXCLUDED.proof
 
--- postpone: consumers have parked messages until then: not asked about meanwhile
+-- postpone: consumers have parked messages until then: not asked about meanwhile; the outcome of a
+-- question that is under way counts no more
 UPDATE callback_delivery AS known
-   SET due_at = greatest(known.due_at, retrying.until)
+   SET due_at = greatest(known.due_at, retrying.until), claim_token = NULL
   FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
     AS retrying (message_id, consumer, until)
  WHERE known.message_id = ANY (ARRAY[retrying.message_id]) AND known.consumer = retrying.consumer

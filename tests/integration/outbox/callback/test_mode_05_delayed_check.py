@@ -511,6 +511,32 @@ async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile
         assert await rig.ask_after(service, 60) == 1
 
 
+async def test_message_that_is_parked_during_a_question_is_not_asked_about_meanwhile(
+    rig: Rig, sender: Sender
+) -> None:
+    class Parking(Calls):
+        async def resend(
+            self, sender: str, consumer: str, message_ids: Sequence[UUID]
+        ) -> Mapping[UUID, Reply]:
+            await service.take_confirms(parked)
+            return await super().resend(sender, consumer, message_ids)
+
+    (message_id,) = await rig.send(1)
+    until_ns = rig.clock.wall_ns() + 7_200 * 10**9
+    parked = encode_confirms(
+        CONSUMER, [Confirm(message_id.bytes, RETRYING, until_ns, 0, 0, bytes(16))]
+    )
+    service = CallbackService(rig.config(), Parking(rig.mode_5), clock=rig.clock)
+    await service.take_checks((await sender.records(rig.check_topic))[0].value)
+    asked = []
+    for seconds in (DELAY, 3_600, 3_600):
+        rig.clock.go(seconds)
+        await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+        asked.append(await service.ask_once(ME))
+    await service.close()
+    assert asked == [1, 0, 1]
+
+
 async def test_two_callback_services_ask_about_each_message_once(rig: Rig, sender: Sender) -> None:
     async with rig.callback() as one, rig.callback() as other:
         ids = await rig.send(200)
