@@ -219,7 +219,7 @@ class CallbackService:
             return
         now = self._now()
         applied: dict[UUID, bytes] = {}
-        retrying: list[tuple[UUID, datetime]] = []
+        retrying: dict[UUID, datetime] = {}
         for confirm in record.confirms:
             message_id = UUID(bytes=confirm.message_id)
             if confirm.kind == APPLIED:
@@ -227,14 +227,14 @@ class CallbackService:
             else:
                 until = time_of(min(confirm.until_unix_ns, DUE_NS_MAX))
                 until = min(until, now + _PARKED_MAX) + timedelta(seconds=self._config.late_seconds)
-                retrying.append((message_id, until))
+                retrying[message_id] = max(until, retrying.get(message_id, until))
         consumer = record.consumer
         if applied:  # a repeat changes nothing
             ids, proofs = zip(*sorted(applied.items()), strict=True)
             given = ids, [consumer] * len(ids), now, self._return_at(), proofs
             await self._session.fetch(SQL["add_confirms"], *given)
         if retrying:  # nothing is asked about what a consumer has parked, before its time
-            ids, untils = zip(*sorted(retrying), strict=True)
+            ids, untils = zip(*sorted(retrying.items()), strict=True)
             await self._session.fetch(SQL["postpone"], ids, [consumer] * len(ids), untils)
         self._counters.confirms += len(applied)
 

@@ -37,12 +37,12 @@ $$;
 
 -- ------------------------------------------------------------------------------------- deliveries
 
--- One row per delivery: made by its check record or by its confirm, whichever comes first. Ended
+-- One row per delivery: made by its check record or its consumer's, whichever comes first. Ended
 -- rows stay for a while, so that a repeat of either record is recognized.
 CREATE TABLE callback_delivery (
     message_id   uuid        NOT NULL,
     consumer     text        NOT NULL,
-    sender       text, -- NULL: confirmed, and its check record has not come yet
+    sender       text, -- NULL: confirmed or parked, and its check record has not come yet
     -- 0 waiting for its confirm, 1 confirmed, 2 returned to its sender, 3 ended by its sender's word
     state        smallint    NOT NULL CHECK (state BETWEEN 0 AND 3),
     -- When the next action falls due: the question to the sender, or the return of the confirm.
@@ -53,7 +53,7 @@ CREATE TABLE callback_delivery (
     proof        bytea, -- of the confirm, for its sender, who alone can judge it
     last_error   text,
     PRIMARY KEY (message_id, consumer),
-    CHECK (sender IS NOT NULL OR state = 1)
+    CHECK (sender IS NOT NULL OR state <= 1)
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_scale_factor = 0,

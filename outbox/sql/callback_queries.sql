@@ -9,12 +9,14 @@
 -- version: which schema is there
 SELECT version, upgrade_to FROM callback_version
 
--- add_checks: messages to be checked at $4; one that was confirmed before is returned at $5
+-- add_checks: messages to be checked at $4, or later if they are parked; one that was confirmed
+-- before is returned at $5
 INSERT INTO callback_delivery AS known (message_id, consumer, sender, state, due_at)
 SELECT message_id, consumer, $3, 0, $4
   FROM unnest($1::uuid[]) AS message_id CROSS JOIN unnest($2::text[]) AS consumer
 ON CONFLICT (message_id, consumer) DO UPDATE
-   SET sender = EXCLUDED.sender, due_at = $5
+   SET sender = EXCLUDED.sender,
+       due_at = CASE known.state WHEN 0 THEN greatest(known.due_at, EXCLUDED.due_at) ELSE $5 END
  WHERE known.sender IS NULL
 
 -- add_confirms: consumers say, by proofs $5, that they have applied messages; returned from $4
@@ -30,12 +32,12 @@ ON CONFLICT (message_id, consumer) DO UPDATE
 
 -- postpone: consumers have parked messages until then: not asked about meanwhile; the outcome of a
 -- question that is under way counts no more
-UPDATE callback_delivery AS known
-   SET due_at = greatest(known.due_at, retrying.until), claim_token = NULL
-  FROM unnest($1::uuid[], $2::text[], $3::timestamptz[])
-    AS retrying (message_id, consumer, until)
- WHERE known.message_id = ANY (ARRAY[retrying.message_id]) AND known.consumer = retrying.consumer
-   AND known.state = 0
+INSERT INTO callback_delivery AS known (message_id, consumer, state, due_at)
+SELECT message_id, consumer, 0, until
+  FROM unnest($1::uuid[], $2::text[], $3::timestamptz[]) AS retrying (message_id, consumer, until)
+ON CONFLICT (message_id, consumer) DO UPDATE
+   SET due_at = greatest(known.due_at, EXCLUDED.due_at), claim_token = NULL
+ WHERE known.state = 0
 
 -- read_until: everything in partitions at their times has been taken in; they never go back
 INSERT INTO callback_intake AS known (topic, "partition", read_until)
@@ -107,10 +109,10 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- trim: forget what has ended, and confirms that were not asked for, of messages below $1; at most $2
+-- trim: forget what has ended, and what no sender asked to check, of messages below $1; at most $2
 WITH ended AS (
     SELECT message_id, consumer FROM callback_delivery
-     WHERE message_id < $1 AND due_at = 'infinity'
+     WHERE message_id < $1 AND (due_at = 'infinity' OR sender IS NULL)
      ORDER BY message_id LIMIT $2
 )
 DELETE FROM callback_delivery AS known USING ended

@@ -68,7 +68,6 @@ CHECKED: dict[str, Sequence[Any]] = {
     "give_up": (IDS, CONSUMER, sources(Change.TRIES_USED_UP), 20),
 }
 CALLBACK: dict[str, Sequence[Any]] = {
-    "postpone": (IDS, CONSUMERS, [NOW] * 500),
     "senders": (NOW, 0),
     "claim": (NOW, 0, TOKENS[0], NOW, 100, ["t"], "payments"),
     "asked": (IDS, CONSUMERS, [False] * 500, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),

@@ -281,6 +281,31 @@ async def test_confirm_and_check_may_come_in_any_order_and_again(rig: Rig, sende
     await service.close()
 
 
+async def test_message_that_is_parked_before_its_check_is_known_is_not_asked_about_meanwhile(
+    rig: Rig, sender: Sender
+) -> None:
+    message_id, confirmed = await rig.send(2)
+    until_ns = rig.clock.wall_ns() + 3_600 * 10**9
+    parked = message_id, confirmed, message_id
+    await sender.confirm(rig.destination, *parked, kind=RETRYING, until_ns=until_ns)
+    await sender.confirm(rig.destination, confirmed)
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    for record in await sender.records(rig.destination.confirm_topic):
+        await service.take_confirms(record.value)
+    for record in await sender.records(rig.check_topic):
+        await service.take_checks(record.value)
+    rig.clock.go(1)
+    assert await service.return_once(ME) == 1
+    asked = []
+    for seconds in (DELAY, 3_600, 60):
+        rig.clock.go(seconds)
+        await service.caught_up({(rig.destination.confirm_topic, 0): rig.clock.wall_ns()})
+        asked.append(await service.ask_once(ME))
+    await service.close()
+    assert asked == [0, 1, 0]
+    assert rig.calls.asked == [message_id]
+
+
 async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(
     rig: Rig, sender: Sender
 ) -> None:
@@ -570,6 +595,8 @@ async def test_trim_keeps_up_with_however_much_has_ended(rig: Rig, sender: Sende
         "   FROM generate_series(1, 25000) AS n"
     )
     service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    unasked = Confirm(bytes(15) + b"\1", RETRYING, rig.clock.wall_ns(), 0, 0, bytes(16))
+    await service.take_confirms(encode_confirms("never asked about", [unasked]))
     await service.trim()
     await service.close()
     assert await sender.admin.fetchval("SELECT count(*) FROM callback_delivery") == 0
