@@ -193,6 +193,8 @@ class CheckedSender(ServiceOfParts):
         if not applied:
             return ConfirmOutcome(0, 0, 0, 0, 0), refused
         done = await self._store.apply(applied)
+        if done.repeated or done.unknown:  # found, not written: see `MessageApi`
+            await self._store.barrier()
         self._counters.consumed += done.consumed
         self._counters.repeated += done.repeated
         self._counters.unknown += done.unknown
@@ -214,6 +216,8 @@ class CheckedSender(ServiceOfParts):
         rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE, CLAIMS_MAX)
         claimed = {row[0] for row in rows}
         tried = await self._send_again(consumer, claimed, token)
+        if len(claimed) < len(ids):  # the service never asks again about what has ended
+            await self._session.barrier()
         replies = dict.fromkeys(ids, Reply.ENDED)
         for message_id in claimed:
             if message_id in tried:

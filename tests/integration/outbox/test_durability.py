@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -21,8 +22,9 @@ from outbox import Consumer, ConsumerConfig, Relay, Status
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
-from outbox.callback.config import CallbackConfig, CheckedConfig
+from outbox.callback.config import CallbackConfig, CheckedConfig, Reply
 from outbox.message import draw_message_ids
+from outbox.records import APPLIED, proof_of, token_of
 from outbox.sender.check_back import check_decision, decide
 from outbox.sender.due_decisions import Answer
 from outbox.service.config import Clients
@@ -349,6 +351,32 @@ async def test_service_answers_503_for_what_the_standby_may_lack_also_when_asked
         await own.regain_standby()
         status, _, shown = await raw(service.address, "POST", "/v1/messages/send", body)
         assert (status, shown["repeated"]) == (200, 1)
+
+
+async def test_sender_of_mode_5_ends_nothing_that_the_standby_may_lack_also_when_asked_again(
+    own: Database,
+) -> None:
+    """The callback service would never ask again for what a failover brings back."""
+    sender = own.sender
+    await sender.set_up()
+    checked = CheckedConfig(sender="orders", check_topic="checks")
+    (message_id,) = await sender.store()
+    key = await sender.confirm_key()
+    proof = proof_of(token_of(key, message_id.bytes), CONSUMER, APPLIED, 0)
+    async with CheckedSender(sender.config(), checked) as mode_5:
+        confirmed = partial(mode_5.confirmed, CONSUMER, {message_id: proof})
+        resend = partial(mode_5.resend, CONSUMER, [message_id])
+        await own.lose_standby()
+        for call in (confirmed, confirmed, resend):
+            calling: asyncio.Task[Any] = asyncio.create_task(call())
+            await own.cut_waits_of(calling)
+            with pytest.raises(RetryError, match="standby"):
+                await calling
+            assert await sender.statuses() == {message_id: Status.CONSUMED}
+        await own.regain_standby()
+        outcome, refused = await confirmed()
+        assert (outcome.repeated, refused) == (1, [])
+        assert await resend() == {message_id: Reply.ENDED}
 
 
 async def test_effect_is_confirmed_only_once_the_standby_has_it(own: Database) -> None:
