@@ -89,7 +89,10 @@ class MessageState(Struct, frozen=True):
 
 
 async def decide_messages(
-    session: OutboxSession, change: Change, message_ids: Sequence[UUID], claim: UUID | None = None
+    session: OutboxSession | Connection,
+    change: Change,
+    message_ids: Sequence[UUID],
+    claim: UUID | None = None,
 ) -> set[UUID]:
     """Commit or roll back prepared messages; return those that were undecided until now.
 
@@ -102,7 +105,7 @@ async def decide_messages(
 
 
 async def standings(
-    session: OutboxSession, message_ids: Sequence[UUID]
+    session: OutboxSession | Connection, message_ids: Sequence[UUID]
 ) -> dict[UUID, MessageState]:
     """Return the state of messages; unknown ones are left out. Raises RetryError."""
     if not message_ids:

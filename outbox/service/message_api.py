@@ -191,7 +191,7 @@ class MessageApi:
         return StoredMessages(ids, len(messages) - len(new))
 
     async def decide(self, sender: str, change: Change, message_ids: Sequence[UUID]) -> Decided:
-        """Commit or roll back messages; one that can't be is refused before any is touched."""
+        """Commit or roll back messages: all of them, or none where one can't be."""
         async with self._sessions.take() as session:
             before = await standings(session, message_ids)
             undecided = [
@@ -199,13 +199,15 @@ class MessageApi:
                 for message_id in message_ids
                 if _is_undecided(sender, change, message_id, before.get(message_id))
             ]
-            decided = await decide_messages(session, change, undecided)
-            if late := [each for each in undecided if each not in decided]:
-                # A check, or the same request to another instance, came in between.
-                after = await standings(session, late)
-                for message_id in late:
-                    if _is_undecided(sender, change, message_id, after.get(message_id)):
-                        raise TransitionRefused("unknown", _WORDS[change], "prepared")
+            async with session.transaction() as connection:
+                decided = await decide_messages(connection, change, undecided)
+                if late := [each for each in undecided if each not in decided]:
+                    # A check, or the same request to another instance, came in between. What is
+                    # raised here rolls back the others.
+                    after = await standings(connection, late)
+                    for message_id in late:
+                        if _is_undecided(sender, change, message_id, after.get(message_id)):
+                            raise TransitionRefused("unknown", _WORDS[change], "prepared")
             if len(decided) < len(message_ids):
                 await session.barrier()
         return Decided(len(decided), len(message_ids) - len(decided))

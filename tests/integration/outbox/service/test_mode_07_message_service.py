@@ -31,7 +31,7 @@ from outbox import Message, Status
 from outbox.http_call import CallRefused
 from outbox.message import MessageIds, draw_message_ids
 from outbox.roles import OUTBOX_RELAY
-from outbox.sender.check_back import CheckingConfig
+from outbox.sender.check_back import SQL, CheckingConfig
 from outbox.sender.due_decisions import CheckRules
 from outbox.service.app import MessageApp
 from outbox.service.config import Client, Clients
@@ -191,6 +191,28 @@ async def test_same_id_by_the_other_request_is_refused_and_changes_nothing(sende
             await call.get(new.message_id)
         await sender.until_status(prepared.message_id, Status.PREPARED)
     assert sorted(await sender.sent(destination)) == sorted([sent.message_id, committed.message_id])
+
+
+async def test_commit_of_which_a_part_is_refused_changes_nothing(sender: Sender) -> None:
+    await sender.set_up()
+    one, other = messages(2)
+    elsewhere = await sender.connect(OUTBOX_RELAY)
+    async with running(sender) as service:
+        await caller(service).prepare([one, other])
+        async with elsewhere.transaction():
+            undecided = [int(Status.PREPARED)]
+            await elsewhere.fetch(SQL["rolled_back"], [other.message_id], undecided, None)
+            ids = [one.message_id, other.message_id]
+            committing = asyncio.create_task(caller(service).commit(ids))
+            await sender.until_true(
+                "SELECT count(*) > 0 FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        with pytest.raises(CallRefused, match="decided_otherwise"):
+            await committing
+    assert await sender.statuses() == {
+        one.message_id: Status.PREPARED, other.message_id: Status.CANCELLED
+    }  # fmt: skip
 
 
 async def test_list_has_every_delivery_of_the_client_page_by_page(sender: Sender) -> None:
