@@ -23,6 +23,7 @@ from outbox.destination import (
     PAYLOAD_BYTES_MAX,
 )
 from outbox.http_call import ask
+from outbox.message import traced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -405,7 +406,7 @@ def _given(messages: Sequence[Message]) -> GivenMessages:
                 None if each.headers is None else dict(each.headers),
                 str(each.message_id),
             )
-            for each in messages
+            for each in traced(messages)
         ]
     )
 

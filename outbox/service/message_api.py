@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from chain_kernel.clock import time_of
 from chain_kernel.sql import load_sql
+from chain_kernel.tracing import TRACEPARENT, TRACESTATE
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, made_at
 from outbox.sender.business import store_messages
@@ -363,10 +364,16 @@ def _is_same(row: Any, sender: str, message: Message) -> bool:  # noqa: ANN401 -
 
 
 def _is_same_headers(stored: str | None, message: Message) -> bool:
+    """Compare without the trace: a repeat may belong to another span."""
     try:
-        return (headers_of(stored) or None) == (message.headers or None)
+        return _without_trace(headers_of(stored)) == _without_trace(message.headers)
     except MessageError:  # what can't be read belongs to another message
         return False
+
+
+def _without_trace(headers: Mapping[str, str] | None) -> dict[str, str]:
+    given = (headers or {}).items()
+    return {name: value for name, value in given if name not in (TRACEPARENT, TRACESTATE)}
 
 
 def _shown(row: Any) -> ShownDelivery:  # noqa: ANN401 - an asyncpg record

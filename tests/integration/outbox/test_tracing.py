@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from opentelemetry import trace
 
+from chain_kernel.clock import SystemClock
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from outbox import Consumer, ConsumerConfig, Delivery, RetryLevels
+from outbox import Consumer, ConsumerConfig, Delivery, Message, RetryLevels
+from outbox.message import draw_message_ids
+from outbox.service.app import MessageApp
+from outbox.service.config import Clients
+from outbox.service.interface import MessageClient
+from outbox.service.message_api import MessageApi
 from outbox.statuses import Status
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of
 from tests.deadlines import deadline
 
 from .conftest import CONSUMER
+from .service.service_client import TOKEN, client, endpoint, raw, service_config
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from starlette.types import Receive, Scope, Send
 
     from .conftest import Sender
 
@@ -79,3 +89,37 @@ async def test_handler_works_in_the_trace_of_the_business_that_added_the_message
     assert [("traceparent" in each, each.get("own")) for each in headers] == [
         (True, b"1"), (False, None)
     ]  # fmt: skip
+
+
+async def test_message_of_the_service_is_in_its_callers_trace_and_a_repeat_is_the_same(
+    sender: Sender,
+) -> None:
+    """Each try of a caller, and each request at the service, may have a span of its own."""
+    await sender.set_up()
+    desk = MessageApi(service_config(sender), SystemClock())
+    app = MessageApp(service_config(sender), Clients([client("payments")]), desk)
+    traced, plain = (Message(each, "clearing", b"x") for each in draw_message_ids(2))
+    one = {"message_id": str(plain.message_id), "destination": "clearing", "payload": "eA=="}
+    body = msgspec.json.encode({"messages": [one]})
+    with recorded_spans() as spans:
+        tracer = trace.get_tracer("a service")
+
+        async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+            with tracer.start_as_current_span("request"):
+                await app.asgi(scope, receive, send)
+
+        async with endpoint(asgi) as url:
+            for _ in range(2):
+                with tracer.start_as_current_span("business"):
+                    await MessageClient([url], TOKEN).send([traced])
+                status, _, shown = await raw(url, "POST", "/v1/messages/send", body)
+                assert status == 200, shown
+        await desk.close()
+    rows = await sender.admin.fetch(
+        "SELECT message_id, headers ->> 'traceparent' FROM outbox_message"
+    )
+    first = {"business": spans.named("business")[0], "request": spans.named("request")[1]}
+    parents = {message_id: int(carried.split("-")[2], 16) for message_id, carried in rows}
+    assert parents == {
+        traced.message_id: id_of(first["business"]), plain.message_id: id_of(first["request"])
+    }  # fmt: skip

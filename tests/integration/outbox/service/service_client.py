@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from ..conftest import Sender
 
@@ -43,7 +43,7 @@ def service_config(sender: Sender, **settings: Any) -> ServiceConfig:
 
 
 @asynccontextmanager
-async def endpoint(app: Starlette) -> AsyncIterator[str]:
+async def endpoint(app: ASGIApp) -> AsyncIterator[str]:
     """Serve an application on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = HttpServer(app, HttpLimits(connections_max=100))
