@@ -212,7 +212,7 @@ def serve(settings: Settings, clients_path: Path, **given: Any) -> None:  # noqa
     from outbox.service.config import read_clients
 
     clients = read_clients(clients_path)
-    callback = _callback_config(settings, given) if given["callback"] else None
+    callback = _callback_config(settings, given)
     run_async(_serve(_service_config(settings, given), clients, callback))
 
 
@@ -253,13 +253,18 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     )
 
 
-def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfig:
-    """Return the settings of the callback service. Raises SettingError."""
+def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfig | None:
+    """Return the settings of the callback service, if there is to be one. Raises SettingError."""
     from outbox.callback.config import CallbackConfig
 
-    for name, flag in (("check_topic", "--check-topic"), ("confirm_topics", "--confirm-topic")):
-        if not given[name]:
+    topics = given["check_topic"] or "", ", ".join(given["confirm_topics"])
+    for flag, named in zip(("--check-topic", "--confirm-topic"), topics, strict=True):
+        if given["callback"] and not named:
             raise SettingError(flag, "", "the name of a topic, since --callback is given")
+        if named and not given["callback"]:
+            raise SettingError(flag, named, "--callback beside it")
+    if not given["callback"]:
+        return None
     return CallbackConfig(
         database=settings.callback_dsn(),
         kafka=settings.kafka_config(),

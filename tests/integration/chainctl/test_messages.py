@@ -56,6 +56,8 @@ def test_bad_file_of_clients_is_refused_in_one_line(
         (("--callback",), "--check-topic was ''"),
         (("--callback", "--check-topic", "c"), "--confirm-topic was ''"),
         (("--callback", "--check-topic", "c", "--confirm-topic", "d"), "--callback-database"),
+        (("--check-topic", "c"), "--check-topic was 'c', expected --callback beside it"),
+        (("--confirm-topic", "d"), "--confirm-topic was 'd', expected --callback beside it"),
         ((), "a server that listens at 127.0.0.1:1"),
         (("--port", "70000"), "70000"),
         (("--host", "203.0.113.1"), "a server that listens"),
