@@ -176,6 +176,7 @@ def token(as_json: bool) -> None:
     help="Port to listen at; 0 takes a free one.",
 )
 @relaying
+@retaining
 @click.option(
     "--check-seconds",
     type=Span(30 * 86_400),
@@ -237,7 +238,8 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
     from outbox.sender.due_decisions import CheckRules
     from outbox.service.config import ServiceConfig
 
-    relay = _chosen(given, name="name", sweep_seconds="sweep_seconds")
+    same = "name", "sweep_seconds", "retention_seconds", "history_bytes_max", "outbox_bytes_max"
+    relay = _chosen(given, **dict(zip(same, same, strict=True)))
     rules = _chosen(given, check_seconds="first_seconds", checks_max="answers_max")
     return ServiceConfig(
         relay=RelayConfig(

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chain_kernel.errors import SettingError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outbox.service.config import ServiceConfig
     from tests.integration.chainctl.conftest import Call
 
 SETTINGS = {
@@ -73,3 +76,24 @@ def test_bad_options_and_a_database_that_is_away_are_refused_in_one_line(
     assert (done.code, done.out) == (2, "")
     assert shown in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_rules_of_retention_are_those_of_the_services_relay(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ServiceConfig] = []
+
+    def make(config: ServiceConfig, *_: object, **__: object) -> None:
+        made.append(config)
+        raise SettingError("service", "made", "no more")
+
+    monkeypatch.setattr("outbox.service.server.MessageService", make)
+    path = tmp_path / "clients.toml"
+    path.write_text(f'[[client]]\nname = "a"\ntoken_sha256 = ["{HASH}"]\n')
+    path.chmod(0o600)
+    rules = "--retention-hours", "14d", "--history-bytes-max", "1GB", "--outbox-bytes-max", "2GB"
+    done = call("messages", "serve", "--clients", path, *rules, settings=SETTINGS)
+    assert done.code == 2, done.err
+    relay = made[0].relay
+    assert relay.retention_seconds == 14 * 86_400
+    assert (relay.history_bytes_max, relay.outbox_bytes_max) == (10**9, 2 * 10**9)
