@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from chain_kernel.clients.http_server import HttpLimits, connections_max
 from chain_kernel.clients.http_thread import Glance, ServerThread
 from chain_kernel.clock import SystemClock
-from chain_kernel.errors import ConnectError, SettingError
+from chain_kernel.errors import ConnectError, OrderchainError, SettingError
 from chain_kernel.text import reason_of
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls
@@ -173,6 +173,7 @@ class MessageService(ServiceOfParts):
         self._parts.expect_end("http")
         self._stop_serving()
         thread, self._thread = self._thread, None
+        http, self._http = self._http, None
         async with AsyncExitStack() as closing:
             if thread is not None:
                 ending = partial(thread.end, self._config.stop_seconds)
@@ -184,8 +185,16 @@ class MessageService(ServiceOfParts):
             closing.push_async_callback(self.relay.stop)
             closing.callback(self._close_socket)
             closing.push_async_callback(self._parts.end)
-            if self._http is not None:
-                await asyncio.wait([self._http], timeout=2 * self._config.stop_seconds)
+            if http is not None:
+                await asyncio.wait([http], timeout=2 * self._config.stop_seconds)
+                if self._parts.failure is None:
+                    await self._claim_the_last()
+
+    async def _claim_the_last(self) -> None:
+        """Claim what the last requests have stored; the relay sends it before it ends."""
+        with suppress(TimeoutError, OrderchainError):
+            async with asyncio.timeout(self._config.relay.stop_seconds):
+                await self.relay.sweep(everything=False)
 
     async def _serve(self, thread: ServerThread, listening: socket.socket) -> None:
         await asyncio.wrap_future(thread.serve(listening, self._config.stop_seconds))

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from ..conftest import Sender
 
 CONSUMER = "clearing-service"
+WAITS_FOR_A_LOCK = """
+SELECT count(*) > 0 FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 SEED = int(os.environ.get("ORDERCHAIN_SEED", random.randrange(2**32)))
 
 
@@ -204,10 +208,7 @@ async def test_commit_of_which_a_part_is_refused_changes_nothing(sender: Sender)
             await elsewhere.fetch(SQL["rolled_back"], [other.message_id], undecided, None)
             ids = [one.message_id, other.message_id]
             committing = asyncio.create_task(caller(service).commit(ids))
-            await sender.until_true(
-                "SELECT count(*) > 0 FROM pg_stat_activity"
-                " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            )
+            await sender.until_true(WAITS_FOR_A_LOCK)
         with pytest.raises(CallRefused, match="decided_otherwise"):
             await committing
     assert await sender.statuses() == {
@@ -389,6 +390,21 @@ async def test_request_that_takes_too_long_is_503_with_the_ids_to_repeat_it_by(
     await desk.close()
     stored = await sender.admin.fetch("SELECT message_id::text FROM outbox_message")
     assert [row[0] for row in stored] == [message_id]
+
+
+async def test_stop_answers_the_requests_under_way_and_sends_what_they_stored(
+    sender: Sender,
+) -> None:
+    destination = await sender.set_up()
+    async with running(sender) as service:
+        async with sender.admin.transaction():
+            await sender.admin.execute("LOCK TABLE outbox_message IN EXCLUSIVE MODE")
+            sending = asyncio.create_task(caller(service).send(messages(1)))
+            await sender.until_true(WAITS_FOR_A_LOCK)
+            stopping = asyncio.create_task(service.stop())
+        await sending
+        await stopping
+    assert len(await sender.sent(destination)) == 1
 
 
 async def test_start_where_nobody_may_listen_is_refused(sender: Sender) -> None:
