@@ -53,12 +53,15 @@ class Trade(msgspec.Struct):
 
 async def main() -> None:
     """Book trades until killed."""
-    database, kafka = os.environ["CHAINCTL_DATABASE"], os.environ["CHAINCTL_KAFKA"]
+    # One that is not set is refused as an empty one.
+    database, kafka = (os.environ.get(f"CHAINCTL_{name}", "") for name in ("DATABASE", "KAFKA"))
     config = ConsumerConfig(name=NAME, topics=("example.clearing",), kafka=kafka, database=database)
     async with Consumer(config) as consumer:
         connection = await asyncpg.connect(database)
-        await connection.execute(CREATE)
-        await connection.close()
+        try:
+            await connection.execute(CREATE)
+        finally:
+            await connection.close()
         await consumer.run_many(book)
 
 
@@ -78,6 +81,11 @@ async def book(deliveries: Sequence[Delivery], connection: asyncpg.Connection) -
 if __name__ == "__main__":
     try:
         asyncio.run(main())
-    except errors.OrderchainError as error:
+    except (
+        errors.OrderchainError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        OSError,
+    ) as error:
         print(f"example-{NAME}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, errors.RefusedError) else 3)

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from chainctl.admin import create_chain
+from chainctl.admin import apply_schema, create_chain
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import must
 from tests.pipes import stdin_of, stdout_of
@@ -253,6 +253,21 @@ async def test_example_whose_own_connection_is_cut_ends_with_one_line_and_exit_c
     assert process.returncode == 3, stderr.decode()
     assert "Traceback" not in stderr.decode()
     assert "example-" in stderr.decode()
+
+
+async def test_clearing_example_that_is_refused_ends_with_one_line_and_exit_code_2_or_3(
+    stack_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
+    await apply_schema(owner, ("inbox",))
+    await owner.execute("CREATE DOMAIN example_balance AS integer")
+    await owner.close()
+    said = await Examples(stack_environment, 1).refused("clearing_service.py", code=3)
+    assert "already exists" in said
+    monkeypatch.delenv("CHAINCTL_DATABASE", raising=False)
+    unset = {name: value for name, value in stack_environment.items() if "DATABASE" not in name}
+    said = await Examples(unset, 1).refused("clearing_service.py", code=2)
+    assert "database was ''" in said
 
 
 async def test_sequencing_example_refuses_a_bad_order_and_serves_the_others(
