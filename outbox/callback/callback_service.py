@@ -29,7 +29,7 @@ from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import OrderchainError
 from chain_kernel.monitoring import counter_field, counters
 from chain_kernel.sql import load_sql
-from chain_kernel.text import SummedLog, printable, reason_of
+from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.callback.config import after_ask
 from outbox.errors import BadRecord
 from outbox.message import smallest_id
@@ -290,11 +290,24 @@ class CallbackService:
         return [ClaimedDelivery(*row) for row in rows]
 
     async def trim(self) -> None:
-        """Forget what has ended long ago. Raises RetryError."""
+        """Forget what is old and has ended, or is of no known client. Raises RetryError."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
-        given = smallest_id(before), _TRIM_ROWS
-        while await self._session.execute(SQL["trim"], *given) >= _TRIM_ROWS:
-            pass
+        unknown, count, is_full = await self._unknown_senders(), 0, True
+        while is_full:
+            given = smallest_id(before), _TRIM_ROWS, unknown
+            ((rows, unasked),) = await self._session.fetch(SQL["trim"], *given)
+            count, is_full = count + unasked, rows >= _TRIM_ROWS
+        if count:
+            _log.error(
+                "callback: %s forgotten, since no client has such a name: %s",
+                counted(count, "delivery", "deliveries"), printable(unknown),
+            )  # fmt: skip
+
+    async def _unknown_senders(self) -> list[str]:
+        ever, found = time_of(DUE_NS_MAX), set[str]()
+        for state in (WAITING, CONFIRMED):
+            found |= {row[0] for row in await self._session.fetch(SQL["senders"], ever, state)}
+        return sorted(each for each in found if not self._calls.knows(each))
 
     async def _ask(
         self, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]

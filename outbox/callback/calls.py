@@ -73,6 +73,14 @@ class HttpSenderCalls:
         self._address = address
         self._seconds = seconds
 
+    def knows(self, sender: str) -> bool:
+        """Return whether there is a client of that name."""
+        try:
+            self._address(sender)
+        except SettingError:
+            return False
+        return True
+
     async def resend(
         self, sender: str, consumer: str, message_ids: Sequence[UUID]
     ) -> Mapping[UUID, Reply]:

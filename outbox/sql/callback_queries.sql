@@ -109,11 +109,16 @@ UPDATE callback_delivery AS known
  WHERE known.message_id = ANY (ARRAY[confirmed.message_id]) AND known.consumer = confirmed.consumer
    AND known.claim_token = $3 AND known.state = 1
 
--- trim: forget what has ended, and what no sender asked to check, of messages below $1; at most $2
+-- trim: forget what has ended, what no sender asked to check, and what the unknown senders $3 did,
+-- of messages below $1; at most $2. Returns how many, and how many of them only for $3
 WITH ended AS (
     SELECT message_id, consumer FROM callback_delivery
-     WHERE message_id < $1 AND (due_at = 'infinity' OR sender IS NULL)
+     WHERE message_id < $1
+       AND (due_at = 'infinity' OR sender IS NULL OR sender = ANY($3::text[]))
      ORDER BY message_id LIMIT $2
+), gone AS (
+    DELETE FROM callback_delivery AS known USING ended
+     WHERE known.message_id = ANY (ARRAY[ended.message_id]) AND known.consumer = ended.consumer
+    RETURNING known.sender, known.due_at
 )
-DELETE FROM callback_delivery AS known USING ended
- WHERE known.message_id = ANY (ARRAY[ended.message_id]) AND known.consumer = ended.consumer
+SELECT count(*), count(*) FILTER (WHERE sender IS NOT NULL AND due_at < 'infinity') FROM gone

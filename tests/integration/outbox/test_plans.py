@@ -74,7 +74,7 @@ CALLBACK: dict[str, Sequence[Any]] = {
     "returned": (IDS, CONSUMERS, TOKENS[0]),
     "refused": (IDS, CONSUMERS, TOKENS[0], NOW),
     "not_returned": (IDS, CONSUMERS, TOKENS[0], NOW, "why"),
-    "trim": (IDS[0], 10_000),
+    "trim": (IDS[0], 10_000, ["nowhere"]),
 }
 PAGE = SERVICE_SQL["page"]
 OUTBOX = {

@@ -79,6 +79,9 @@ class Calls(HttpSenderCalls):
         self.returns.append(len(proofs))
         return refused
 
+    def knows(self, sender: str) -> bool:
+        return sender == ME
+
     def _check(self) -> None:
         if self.is_cut:
             raise RetryError("the sender can't be reached")
@@ -600,6 +603,27 @@ async def test_trim_keeps_up_with_however_much_has_ended(rig: Rig, sender: Sende
     await service.trim()
     await service.close()
     assert await sender.admin.fetchval("SELECT count(*) FROM callback_delivery") == 0
+
+
+async def test_trim_forgets_what_is_old_and_of_a_sender_that_is_not_known(
+    rig: Rig, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    await sender.admin.execute(
+        "INSERT INTO callback_delivery (message_id, consumer, sender, state, due_at)"
+        " SELECT lpad(n::text, 32, '0')::uuid, 'c', name, n % 2, now()"
+        "   FROM generate_series(1, 4) AS n, unnest($1::text[]) AS name"
+        "  WHERE (n > 2) = (name = $2)",
+        [ME, "gone\n"], ME,
+    )  # fmt: skip
+    service = CallbackService(rig.config(), rig.calls, clock=rig.clock)
+    await service.trim()
+    await service.trim()
+    await service.close()
+    left = await sender.admin.fetch("SELECT DISTINCT sender FROM callback_delivery")
+    assert [row[0] for row in left] == [ME]
+    (line,) = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert "2 deliveries" in line
+    assert "gone" in line
 
 
 # --------------------------------------------------------------------------- what it costs, mode 3
