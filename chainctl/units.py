@@ -58,7 +58,9 @@ class Size(click.ParamType):  # type: ignore[type-arg] # generic only in new ver
     ) -> int:
         """Return the bytes of `value`."""
         found = _SIZE.fullmatch(str(value).strip())
-        size = int(Decimal(found["number"]) * _BYTES[(found["unit"] or "").upper()]) if found else 0
+        size = (
+            int(Decimal(found["number"]) * _BYTES[(found["unit"] or "").upper()]) if found else -1
+        )
         if not self._minimum <= size <= self._maximum:
             expected = f"a size such as 500MB, 20GB; {self._minimum} to {self._maximum} bytes"
             self.fail(f"{value!r}, expected {expected}", param, ctx)

@@ -63,6 +63,7 @@ def test_bad_file_of_clients_is_refused_in_one_line(
         (("--confirm-topic", "d"), "--confirm-topic was 'd', expected --callback beside it"),
         ((), "a server that listens at 127.0.0.1:1"),
         (("--port", "70000"), "70000"),
+        (("--outbox-bytes-max", "1GiB"), "'1GiB', expected a size"),
         (("--host", "203.0.113.1"), "a server that listens"),
     ],
 )
