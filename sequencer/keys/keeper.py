@@ -70,17 +70,18 @@ class KeyKeeper:
             await self._save_all()
 
     async def rows_with(self, keys: Collection[str]) -> dict[str, Event]:
-        """Return the committed rows that hold one of `keys`, by key, within the window.
+        """Return the committed rows that hold one of `keys`, by key: those in the window, and of
+        each client the highest, unless it was archived.
 
-        Raises RowsMissing when a row that must be there is gone; RetryError, ConnectError.
+        Raises RowsMissing when a row in the window is gone; RetryError, ConnectError.
         """
         if self._memory is None:
             return {}
-        ids = sorted(self._memory.candidates(keys))
-        if not ids:
+        remembered, highest = self._memory.candidates(keys)
+        if not (remembered or highest):
             return {}
-        rows = await self._store.rows(ids)
-        missing = set(ids).difference(row.id for row in rows)
+        rows = await self._store.rows(sorted(remembered | highest))
+        missing = remembered.difference(row.id for row in rows)
         if missing:
             # Without the row it is unknown whether the order is a repeat of it.
             raise RowsMissing(self._chain_id, min(missing) - 1, max(missing))

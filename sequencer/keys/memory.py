@@ -268,7 +268,8 @@ class ClientNumbers:
         known = self._clients.get(client)
         if known is None:
             return True
-        return number > known.known_from and known.known_from_id >= forgotten_until
+        is_between = known.known_from < number < known.number
+        return is_between and known.known_from_id >= forgotten_until
 
 
 _NUL: Final = "\0"
@@ -403,17 +404,21 @@ class KeyMemory:
         free = hashes[list(forms.free)] if forms.lasts else hashes
         return Claims(free, forms.lasts, hashes)
 
-    def candidates(self, keys: Iterable[str]) -> set[int]:
-        """Return the ids of all rows that may hold one of `keys`; the rows must be compared."""
+    def candidates(self, keys: Iterable[str]) -> tuple[set[int], set[int]]:
+        """Return the ids of all rows that may hold one of `keys`; the rows must be compared.
+
+        First those that are remembered, then each client's highest, which may be older.
+        """
         wanted = list(keys)
-        ids = set(self.index.find(hash_keys(wanted, self._salt)))
+        remembered = set(self.index.find(hash_keys(wanted, self._salt)))
+        highest: set[int] = set()
         for key in wanted:
             split = split_client_key(key)
             known = self.clients.get(split[0]) if split else None
             # A client's highest number is remembered forever, whatever the window is.
             if split and known and known.number == split[1]:
-                ids.add(known.id)
-        return ids
+                highest.add(known.id)
+        return remembered, highest
 
     def remember(self, batch: Batch, claims: Claims) -> KeyPage | None:
         """Add the rows of a committed batch, whose keys made `claims`.

@@ -12,6 +12,7 @@ from chain_kernel.errors import (
     NumberOutOfOrder,
     OrderError,
     RetryError,
+    RowsMissing,
 )
 from chain_kernel.model import client_key, split_client_key
 from chain_kernel.testing.memory_store import MemoryKeyStore
@@ -126,6 +127,24 @@ async def test_forgotten_number_is_too_old(world: World, monkeypatch: pytest.Mon
         assert await sequencer.submit("c#5", b"x") == highest
         again = await sequencer.submit("free0", b"x")
         assert again.id > highest.id + 200
+    # Retention may remove the row of a client's highest number.
+    del world.chain.batches[:2]
+    async with world.sequencer(key_window_rows=20) as sequencer:
+        with pytest.raises(KeyTooOld):
+            await sequencer.submit("c#5", b"x")
+        await sequencer.submit("free", b"x")
+
+
+@pytest.mark.parametrize("key", ["free", "c#5"])
+async def test_row_that_is_gone_within_the_window_ends_the_leader(world: World, key: str) -> None:
+    sequencer = await world.sequencer().__aenter__()
+    await sequencer.submit(key, b"x")
+    await sequencer.submit("later", b"x")
+    del world.chain.batches[0]
+    with pytest.raises(RowsMissing):
+        await sequencer.submit(key, b"x")
+    with pytest.raises(RowsMissing):
+        await sequencer.__aexit__(None, None, None)
 
 
 @pytest.mark.invariant("S4")
