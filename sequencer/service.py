@@ -238,7 +238,8 @@ class Sequencer:
         if not 1 <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
         self._check_open()
-        return await self._committed(orders, columns_of(orders), intake, within)
+        # A copy: its caller may use the list again before the commit.
+        return await self._committed(tuple(orders), columns_of(orders), intake, within)
 
     async def submit_columns(
         self,

@@ -138,7 +138,8 @@ def check_each(given: Sequence[Order | Refusal] | OrderColumns) -> CheckedOrders
         columns = columns_of(orders)
     except OrderError:
         return _check_one_by_one(given)
-    return CheckedOrders(orders, range(len(orders)), {}, columns.total_bytes, columns)
+    # A copy: its caller may use the list again before the commit.
+    return CheckedOrders(tuple(orders), range(len(orders)), {}, columns.total_bytes, columns)
 
 
 def entry_of_each(

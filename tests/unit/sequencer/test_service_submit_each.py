@@ -12,6 +12,7 @@ from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from chain_kernel.model import IntakeMark, is_linked
 from chain_kernel.testing.memory_store import CommitFault
 from sequencer import Ack, Order, Refusal
+from tests.builders.orders import make_orders
 
 from .builders import World
 
@@ -99,6 +100,25 @@ async def test_mark_that_follows_none(world: World, previous: int | None, window
         await sequencer.submit_each([Order("b", b"")], intake=mark(4, 3), positions=[3])
     assert world.keys() == ["a", "other", "b"]
     assert world.chain.intake[SOURCE] == mark(4)
+
+
+@pytest.mark.parametrize("name", ["submit_many", "submit_each"])
+@pytest.mark.parametrize("count", [1, 20])
+async def test_list_that_is_used_again_during_a_call_changes_no_order(
+    world: World, name: str, count: int
+) -> None:
+    pages = [make_orders(count, start=start) for start in (0, count)]
+    keys = [order.key for page in pages for order in page]
+    async with world.sequencer() as sequencer:
+        calls = [asyncio.create_task(getattr(sequencer, name)(page)) for page in pages]
+        await asyncio.sleep(0)  # both are queued
+        for page in pages:
+            page.clear()
+        outcomes = await asyncio.gather(*calls)
+    assert world.keys() == keys
+    assert [ack.id for acks in outcomes for ack in acks] == [row.id for row in world.rows()]
+    assert [len(acks) for acks in outcomes] == [count, count]
+    assert (len(world.chain.batches), sequencer.stats().queue_rows) == (1, 0)
 
 
 @pytest.mark.parametrize("fault", list(CommitFault))
