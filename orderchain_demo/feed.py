@@ -85,10 +85,11 @@ class OrderFeed:
                         self.seconds += time.monotonic() - started
                         await self.resumed.wait()
                         started = time.monotonic()
-                    submitting = sequencer.submit_many(portion.orders, intake=portion.mark)
-                    commits.append(tasks.create_task(submitting))
-                    if len(commits) == COMMITS_AHEAD:
-                        self.rows += len(await commits.popleft())
+                    for part in portion.within(sequencer.batch_bytes_max):
+                        submitting = sequencer.submit_many(part.orders, intake=part.mark)
+                        commits.append(tasks.create_task(submitting))
+                        if len(commits) == COMMITS_AHEAD:
+                            self.rows += len(await commits.popleft())
                 while commits:
                     self.rows += len(await commits.popleft())
         self.seconds += time.monotonic() - started

@@ -35,7 +35,7 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     milliseconds reduce the number of commits if many small ones load the machine.
     """
     batch_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**30)] = 8 * 2**20
-    """Payload and key bytes per commit."""
+    """Payload and key bytes per commit, and per call of several orders."""
     queue_bytes_max: Annotated[int, Meta(ge=PAYLOAD_BYTES_MAX, le=2**32)] = 32 * 2**20
     """Payload and key bytes that may wait for a commit; above this, `submit` waits for room."""
     frame_bytes_max: Annotated[int, Meta(ge=FRAME_BYTES_MIN, le=FRAME_BYTES_MAX)] = 512 * 1024

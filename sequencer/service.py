@@ -183,6 +183,11 @@ class Sequencer:
         """Orders that one call may hold."""
         return self._tuning.batch_rows_max
 
+    @property
+    def batch_bytes_max(self) -> int:
+        """Payload and key bytes that one call of several orders may hold."""
+        return self._tuning.batch_bytes_max
+
     async def submit(
         self,
         key: str,
@@ -232,8 +237,8 @@ class Sequencer:
 
         Orders whose keys were accepted before add nothing and return their first place. `intake` is
         stored in the same transaction. Raises OrderError when one of them is bad, there is none, or
-        there are more than `batch_rows_max`; IntakeMoved if `intake` does not follow the stored
-        mark, and then nothing is taken; else as `submit`.
+        there are more than `batch_rows_max` or `batch_bytes_max`; IntakeMoved if `intake` does not
+        follow the stored mark, and then nothing is taken; else as `submit`.
         """
         if not 1 <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
@@ -270,6 +275,7 @@ class Sequencer:
     ) -> Sequence[Ack]:
         done = asyncio.get_running_loop().create_future()
         entry = Entry(orders, columns.total_bytes, done, intake, columns=columns)
+        self._check_bytes(entry)
         if intake is None:
             entry.within = self._within(within)
         try:
@@ -292,8 +298,8 @@ class Sequencer:
         affect others. With an `intake`, `positions` gives the position of each order in its source.
         A refused order is stored there as a reject, in the transaction that moves the mark; then
         `orders` may also be empty. A Refusal represents input that its reader could not make an
-        order. Raises OrderError when there are more than `batch_rows_max`; IntakeMoved as
-        `submit_many`; else as `submit`.
+        order. Raises OrderError when there are more than `batch_rows_max` or `batch_bytes_max`;
+        IntakeMoved as `submit_many`; else as `submit`.
         """
         return await (await self.queue_each(orders, intake=intake, positions=positions))
 
@@ -317,7 +323,9 @@ class Sequencer:
         check_positions(positions, len(orders), intake)
         self._check_open()
         done = asyncio.get_running_loop().create_future()
-        await self._batcher.add(entry_of_each(orders, done, intake, positions))
+        entry = entry_of_each(orders, done, intake, positions)
+        self._check_bytes(entry)
+        await self._batcher.add(entry)
         return done
 
     async def intake(self, source: str) -> IntakeMark | None:
@@ -387,6 +395,12 @@ class Sequencer:
         entry = Entry((order,), check_order(order), done, None, True)
         entry.within = self._within(within)
         return entry
+
+    def _check_bytes(self, entry: Entry) -> None:
+        """Raise OrderError if a commit of `entry`, which is never split, might take too long."""
+        if len(entry.orders) > 1 and entry.size_bytes > self.batch_bytes_max:
+            expected = f"at most {self.batch_bytes_max} bytes"
+            raise OrderError("orders", f"{entry.size_bytes} bytes", expected)
 
     def _within(self, seconds: float | None) -> float | None:
         """Return how long an order may wait, which its call may say. Raises OrderError."""

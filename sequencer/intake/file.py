@@ -260,11 +260,29 @@ class Portion:
         """Return the line, from 1, in which the row of the order `index` begins."""
         return self._line_of(index)
 
+    def within(self, bytes_max: int) -> Iterator[Portion]:
+        """Yield it in parts of at most `bytes_max`, or of one order."""
+        sizes = [len(order.key.encode()) + len(order.payload) for order in self.orders]
+        if sum(sizes) <= bytes_max:
+            yield self
+            return
+        before, start, size_bytes = self._before.copy(), 0, 0
+        for at, size in enumerate((*sizes, bytes_max)):  # the last one ends the last part
+            size_bytes += size
+            if size_bytes > bytes_max and start < at:
+                yield self._part_after(before.copy(), start, at)
+                before.move(self.orders[start:at])
+                start, size_bytes = at, size
+
     def part(self, start: int, end: int) -> Portion:
         """Return the orders from `start` to before `end`, with the mark after them."""
-        before, after = self._before.copy(), self._before.copy()
+        before = self._before.copy()
         before.move(self.orders[:start])
-        after.move(self.orders[:end])
+        return self._part_after(before, start, end)
+
+    def _part_after(self, before: FileProgress, start: int, end: int) -> Portion:
+        after = before.copy()
+        after.move(self.orders[start:end])
         return Portion(
             self.orders[start:end],
             after.mark(self.mark.source, before),

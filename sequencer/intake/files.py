@@ -155,11 +155,12 @@ class FileIntake:
             raise portion
 
     async def _submit(self, sequencer: Sequencer, portion: Portion) -> None:
-        try:
-            self._count(await sequencer.submit_many(portion.orders, intake=portion.mark))
-        except OrderError as error:
-            await self._submit_up_to_bad(sequencer, portion, error)
-            raise
+        for part in portion.within(sequencer.batch_bytes_max):
+            try:
+                self._count(await sequencer.submit_many(part.orders, intake=part.mark))
+            except OrderError as error:
+                await self._submit_up_to_bad(sequencer, part, error)
+                raise
 
     async def _submit_up_to_bad(
         self, sequencer: Sequencer, portion: Portion, refusal: OrderError

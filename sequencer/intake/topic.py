@@ -18,7 +18,7 @@ from chain_kernel.monitoring import Metric
 from chain_kernel.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order, columns_from
-from sequencer.submission import Refusal
+from sequencer.submission import Refusal, check_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -386,7 +386,7 @@ class TopicIntake:
         portion: list[_HandedRecords] = []
         self._in_flight.append(portion)
         for partition, mark in marks.items():
-            portion.append(await self._hand_over(partition, [], mark))
+            portion.append(await self._queue(partition, (), (), mark=mark))
 
     async def _take_portion(self) -> None:
         """Hand over the next records as soon as few enough are in flight."""
@@ -404,17 +404,37 @@ class TopicIntake:
                 records = without_known(mark, records)
                 self._known.remove(partition)
             if records or next_offset > mark.position:
-                end = intake_mark_after(mark, records, next_offset)
-                portion.append(await self._hand_over(partition, records, end))
+                await self._hand_over(partition, records, next_offset, portion)
         while self._in_flight and all(part.outcomes.done() for part in self._in_flight[0]):
             await self._settle_next()
 
     async def _hand_over(
-        self, partition: int, records: Sequence[SourceRecord], mark: IntakeMark
-    ) -> _HandedRecords:
-        """Queue the orders of `records` with the mark after them."""
+        self,
+        partition: int,
+        records: Sequence[SourceRecord],
+        next_offset: int,
+        portion: list[_HandedRecords],
+    ) -> None:
+        """Queue the orders of `records`: in halves, if they have more bytes than a call may."""
         orders = self._makers[partition].orders_of(records) if records else ()
+        if len(records) > 1 and check_each(orders).bytes > self._sequencer.batch_bytes_max:
+            half = len(records) // 2
+            await self._hand_over(partition, records[:half], records[half].offset, portion)
+            await self._hand_over(partition, records[half:], next_offset, portion)
+            return
+        mark = intake_mark_after(self._marks[partition], records, next_offset)
         positions = [record.offset for record in records]
+        portion.append(await self._queue(partition, orders, positions, mark=mark))
+
+    async def _queue(
+        self,
+        partition: int,
+        orders: OrderColumns | Sequence[Order | Refusal],
+        positions: Sequence[int],
+        *,
+        mark: IntakeMark,
+    ) -> _HandedRecords:
+        """Queue `orders` with the mark after them."""
         outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
         # Only now: orders that were not taken must never be skipped.
         self._marks[partition] = mark

@@ -224,14 +224,14 @@ def warning_taken_for_success() -> Iterator[None]:
 @contextmanager
 def mark_before_orders() -> Iterator[None]:
     """An intake moves its mark before its orders are taken, and nothing compares it."""
-    hand_over = TopicIntake._hand_over
+    queue = TopicIntake._queue
 
-    async def move_first(self: TopicIntake, partition: int, records: Any, mark: Any) -> Any:
+    async def move_first(self: TopicIntake, partition: int, *orders: Any, mark: Any) -> Any:
         self._marks[partition] = mark
-        return await hand_over(self, partition, records, mark)
+        return await queue(self, partition, *orders, mark=mark)
 
     with (
-        patch.object(TopicIntake, "_hand_over", move_first),
+        patch.object(TopicIntake, "_queue", move_first),
         patch.object(CommittedChain, "refusal", lambda *_: None),
         patch.object(Assembler, "_is_next", lambda *_: True),
     ):

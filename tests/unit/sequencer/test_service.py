@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.errors import Busy, Fenced, OrderError, RetryError, TopicError, UnknownOutcome
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import Term, is_linked
 from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
@@ -121,6 +122,21 @@ async def test_submit_many_beyond_a_batch_is_refused_whole(world: World) -> None
             await sequencer.submit_many([])
         await sequencer.submit_many(make_orders(10))
     assert world.chain.batches[0].row_count == 10
+
+
+async def test_call_with_more_bytes_than_a_batch_is_refused_whole(world: World) -> None:
+    orders = make_orders(3, size=200_000)
+    keys, payloads = [order.key for order in orders], [order.payload for order in orders]
+    async with world.sequencer(batch_bytes_max=PAYLOAD_BYTES_MAX) as sequencer:
+        for call in (
+            sequencer.submit_many(orders),
+            sequencer.submit_columns(keys, payloads),
+            sequencer.submit_each(orders),
+        ):
+            with pytest.raises(OrderError, match="orders was '600006 bytes', expected at most 26"):
+                await call
+        await sequencer.submit_each([Order("k" * 512, bytes(PAYLOAD_BYTES_MAX))])
+    assert len(world.rows()) == 1
 
 
 async def test_batch_before_a_fence_is_answered(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.errors import InputError, RetryError
+from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from sequencer import FileIntake, FileIntakeStats, FileOptions
 
 from ..builders import World
@@ -16,8 +17,10 @@ from ..builders import World
 KEYED = FileOptions(key_column="k")
 
 
-async def take(world: World, path: Path, options: FileOptions | None = None) -> FileIntakeStats:
-    async with world.sequencer(batch_rows_max=2) as sequencer:
+async def take(
+    world: World, path: Path, options: FileOptions | None = None, **tuning: Any
+) -> FileIntakeStats:
+    async with world.sequencer(**{"batch_rows_max": 2} | tuning) as sequencer:
         with FileIntake(path, options) as intake:
             return await intake.run(sequencer)
 
@@ -73,6 +76,19 @@ async def test_row_that_is_refused_keeps_what_is_before_it_and_nothing_after_it(
     path.write_text("\n".join(["k,n", *fixed, ""]))
     assert (await take(world, path, KEYED)).orders == 2
     assert world.keys() == [*taken, "x", "y"]
+
+
+async def test_rows_of_more_bytes_than_a_batch_are_taken_in_parts(
+    world: World, tmp_path: Path
+) -> None:
+    path, tuning = tmp_path / "o.csv", {"batch_rows_max": 9, "batch_bytes_max": PAYLOAD_BYTES_MAX}
+    path.write_text("k,n\n" + "".join(f"{key},{key * 100_000}\n" for key in "abcdea") + "b,1\n")
+    with pytest.raises(InputError, match="line 8"):
+        await take(world, path, KEYED, **tuning)
+    assert world.keys() == list("abcde")
+    assert [len(batch.events) for batch in world.chain.batches] == [2, 2, 1]
+    path.write_text(path.read_text().replace("b,1\n", "f,1\n"))
+    assert summed(await take(world, path, KEYED, **tuning))[:3] == (1, 0, 6)
 
 
 async def test_file_whose_beginning_changed_is_refused(world: World, tmp_path: Path) -> None:

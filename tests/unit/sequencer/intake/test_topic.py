@@ -44,9 +44,11 @@ class Feed:
         return TopicIntake(config, sequencer, source=self.source)
 
     @asynccontextmanager
-    async def running(self, **settings: Any) -> AsyncIterator[TopicIntake]:
+    async def running(
+        self, tuning: dict[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[TopicIntake]:
         """A sequencer with an intake that runs beside the test, and is stopped at its end."""
-        async with self.world.sequencer(**LEASE) as sequencer:
+        async with self.world.sequencer(**LEASE, **(tuning or {})) as sequencer:
             intake = self.intake(sequencer, **settings)
             running = asyncio.create_task(intake.run())
             try:
@@ -122,6 +124,17 @@ async def test_records_that_are_no_orders_become_rejects_and_stop_nothing(feed: 
         assert found[offset][0] == key
         assert part in found[offset][1]
     assert (intake.stats().records, intake.stats().rejects) == (12, 9)
+
+
+async def test_records_of_more_bytes_than_a_batch_are_taken_in_parts(feed: Feed) -> None:
+    large = [feed.topic.add(0, None, bytes(100_000)) for _ in range(5)]
+    small = [feed.topic.add(0, None, b"" if at % 2 else None) for at in range(3_000)]
+    async with feed.running({"batch_bytes_max": PAYLOAD_BYTES_MAX}, batch_rows=9_000) as intake:
+        await until(feed.is_taken)
+    assert feed.keys() == [f"orders/0#{offset}" for offset in (*large, *small[1::2])]
+    sizes = [sum(len(row.payload) for row in batch.events) for batch in feed.world.chain.batches]
+    assert max(sizes) == 200_000
+    assert (intake.stats().records, intake.stats().rejects) == (3_005, 1_500)
 
 
 async def test_start_latest_leaves_out_what_is_there_once_and_never_again(feed: Feed) -> None:
