@@ -275,9 +275,7 @@ class Sequencer:
     ) -> Sequence[Ack]:
         done = asyncio.get_running_loop().create_future()
         entry = Entry(orders, columns.total_bytes, done, intake, columns=columns)
-        self._check_bytes(entry)
-        if intake is None:
-            entry.within = self._within(within)
+        self._bound(entry, within)
         try:
             await self._batcher.add(entry)
             acks: Sequence[Ack] = await done
@@ -291,6 +289,7 @@ class Sequencer:
         *,
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
+        within: float | None = None,
     ) -> Sequence[Ack | OrderError]:
         """Commit `orders` together, in their order, each taken or refused individually.
 
@@ -301,7 +300,8 @@ class Sequencer:
         order. Raises OrderError when there are more than `batch_rows_max` or `batch_bytes_max`;
         IntakeMoved as `submit_many`; else as `submit`.
         """
-        return await (await self.queue_each(orders, intake=intake, positions=positions))
+        queued = self.queue_each(orders, intake=intake, positions=positions, within=within)
+        return await (await queued)
 
     async def queue_each(
         self,
@@ -309,6 +309,7 @@ class Sequencer:
         *,
         intake: IntakeMark | None = None,
         positions: Sequence[int] | None = None,
+        within: float | None = None,
     ) -> asyncio.Future[Sequence[Ack | OrderError]]:
         """Queue `orders` as `submit_each` does, and return a future of their outcomes.
 
@@ -324,7 +325,7 @@ class Sequencer:
         self._check_open()
         done = asyncio.get_running_loop().create_future()
         entry = entry_of_each(orders, done, intake, positions)
-        self._check_bytes(entry)
+        self._bound(entry, within)
         await self._batcher.add(entry)
         return done
 
@@ -396,8 +397,13 @@ class Sequencer:
         entry.within = self._within(within)
         return entry
 
-    def _check_bytes(self, entry: Entry) -> None:
-        """Raise OrderError if a commit of `entry`, which is never split, might take too long."""
+    def _bound(self, entry: Entry, within: float | None) -> None:
+        """Note how long `entry` may wait: an intake waits.
+
+        Raises OrderError if its commit, which is never split, might take too long.
+        """
+        if entry.intake is None:
+            entry.within = self._within(within)
         if len(entry.orders) > 1 and entry.size_bytes > self.batch_bytes_max:
             expected = f"at most {self.batch_bytes_max} bytes"
             raise OrderError("orders", f"{entry.size_bytes} bytes", expected)

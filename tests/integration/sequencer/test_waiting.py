@@ -37,9 +37,13 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
                 await sequencer.submit("default bound", b"x")
             with pytest.raises(Busy):
                 await sequencer.submit_columns(["c1", "c2"], [b"", b""])
+            with pytest.raises(Busy, match=r"within 0\.05 s"):
+                await sequencer.submit_each([Order("each", b"x")])
+            with pytest.raises(Busy, match=r"within 0\.02 s"):
+                await sequencer.submit_each([Order("each", b"x")], within=0.02)
         acks = [await first, await patient]
         shown = {sample.name: sample.value for sample in sequencer.samples()}
-        assert shown["orderchain_sequencer_busy_total"] == sequencer.stats().busy == 4
+        assert shown["orderchain_sequencer_busy_total"] == sequencer.stats().busy == 6
         assert (await sequencer.submit("own bound", b"x")).pid == acks[-1].id
         with pytest.raises(OrderError, match="within was 0, expected seconds above 0"):
             await sequencer.submit("no time", b"x", within=0)
