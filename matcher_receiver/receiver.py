@@ -217,10 +217,14 @@ class Receiver:
         """Set once the receiver has caught up and reads live frames; never cleared."""
         self.head_at_start = 0
         """The database's head when this receiver started."""
+        self._is_entered = False
 
     # -- start and end -------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise StoppedError(f"{self._label}: this receiver was entered before")
+        self._is_entered = True
         try:
             await self._start()
         except BaseException:

@@ -127,6 +127,7 @@ class Sequencer:
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
+        self._is_entered = False
         self._is_open = False
         self._is_closing = False
         self._stepped_down: SteppedDown | None = None
@@ -134,7 +135,12 @@ class Sequencer:
         self._started = asyncio.Event()  # or failed to
 
     async def __aenter__(self) -> Self:
-        """Take over and start. Raises as `Leadership.acquire`, and what ends a leader."""
+        """Take over and start, once. Raises as `Leadership.acquire`, and what ends a leader;
+        StoppedError if it was entered before.
+        """
+        if self._is_entered:
+            raise StoppedError(f"chain {self._config.chain_id}: this sequencer was entered before")
+        self._is_entered = True
         try:
             await self._leadership.acquire()
             # From here on we lead: a start that takes long must not look like a dead leader, and

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chain_kernel.errors import SealMismatch
+from chain_kernel.errors import SealMismatch, StoppedError
 from chain_kernel.model import Run, Snapshot
 from matcher_receiver import StartAt
 from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
@@ -45,6 +45,17 @@ async def test_start_at_the_end_hands_on_what_comes_after_and_stores_the_place()
         rig.commit_and_publish(3)
         assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids[15:]
         assert receiver.stats().rows_caught_up == 0
+
+
+@virtual
+async def test_receiver_that_was_entered_before_is_refused_and_harms_nothing() -> None:
+    rig = Rig(SIZES)
+    async with rig.receiver() as receiver:
+        with pytest.raises(StoppedError, match="entered before"):
+            await receiver.__aenter__()
+        assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids
+    with pytest.raises(StoppedError, match="entered before"):
+        await receiver.__aenter__()
 
 
 @virtual

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import Busy, Fenced, OrderError, RetryError, TopicError, UnknownOutcome
+from chain_kernel.errors import (
+    Busy,
+    Fenced,
+    OrderError,
+    RetryError,
+    StoppedError,
+    TopicError,
+    UnknownOutcome,
+)
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import Term, is_linked
 from chain_kernel.seal import Batch
@@ -65,6 +73,18 @@ async def test_database_away_for_too_long_answers_what_is_known(
         await sequencer.submit("b", b"2")
     with pytest.raises(error):
         await sequencer.__aexit__(None, None, None)
+
+
+async def test_sequencer_that_was_entered_before_is_refused_and_harms_nothing(world: World) -> None:
+    sequencer = world.sequencer(lease_seconds=0.2, commit_seconds=0.1)
+    async with deadline(), sequencer:
+        with pytest.raises(StoppedError, match="entered before"):
+            await sequencer.__aenter__()
+        await sequencer.submit("a", b"1")
+    epoch = world.chain.epoch
+    with pytest.raises(StoppedError, match="entered before"):
+        await sequencer.__aenter__()
+    assert (world.keys(), world.chain.epoch) == (["a"], epoch)
 
 
 class CountingSink(MemoryFrameSink):
