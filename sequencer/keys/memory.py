@@ -434,7 +434,8 @@ class KeyMemory:
         rising: dict[str, tuple[int, int]] = {}
         for key, row_id in zip(keys, ids, strict=True):
             split = split_client_key(key)
-            if split is not None:
+            # Numbers need not have risen while keys were not compared: then the first one counts.
+            if split is not None and split[1] > rising.get(split[0], (BEFORE_ALL, 0))[0]:
                 rising[split[0]] = (split[1], row_id)
         return self._take_up(hash_keys(keys, self._salt), ids, rising)
 

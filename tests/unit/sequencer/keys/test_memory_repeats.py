@@ -148,6 +148,19 @@ async def test_row_that_is_gone_within_the_window_ends_the_leader(world: World, 
 
 
 @pytest.mark.invariant("S4")
+async def test_numbers_that_did_not_rise_while_keys_were_not_compared_are_known_later(
+    world: World,
+) -> None:
+    async with world.sequencer(key_window_rows=0) as sequencer:
+        acks = [await sequencer.submit(key, b"x") for key in ("c#5", "c#3")]
+    async with world.sequencer() as sequencer:
+        assert [await sequencer.submit(key, b"x") for key in ("c#5", "c#3")] == acks
+        with pytest.raises(NumberOutOfOrder, match="above 5"):
+            await sequencer.submit("c#4", b"x")
+    assert world.keys() == ["c#5", "c#3"]
+
+
+@pytest.mark.invariant("S4")
 async def test_client_of_a_page_that_was_dropped_is_known_after_a_restart(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
