@@ -161,6 +161,8 @@ class KeyKeeper:
 
     async def _forget_old(self) -> None:
         until_id = self._memory.index.forgotten_until if self._memory is not None else 0
+        # The last page stays, also where the window is shorter: the next start begins after it.
+        until_id = min(until_id, self._saved_until - 1)
         if until_id <= self._forgotten_until:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,27 @@ async def test_forgotten_number_is_too_old(world: World, monkeypatch: pytest.Mon
         with pytest.raises(KeyTooOld):
             await sequencer.submit("c#5", b"x")
         await sequencer.submit("free", b"x")
+
+
+async def test_next_start_begins_after_the_last_page_however_short_the_window(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than the window holds come while the page of those before is stored."""
+    monkeypatch.setattr(key_index, "PIECE_ROWS", 8)
+    save = MemoryKeyStore.save
+    let_go = asyncio.Event()
+
+    async def slow(*given: Any) -> None:
+        await let_go.wait()
+        await save(*given)
+
+    monkeypatch.setattr(MemoryKeyStore, "save", slow)
+    async with world.sequencer(key_window_rows=4) as sequencer:
+        for number in range(15):
+            await sequencer.submit(f"free{number}", b"x")
+        let_go.set()
+    pages = world.chain.key_pages.values()
+    assert [page.until_id for page in pages] == [world.rows()[7].id]
 
 
 @pytest.mark.parametrize("key", ["free", "c#5"])
