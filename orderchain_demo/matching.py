@@ -150,10 +150,14 @@ class MatchingService:
         """Write a run to the journal and apply it."""
         self._first_at = self._first_at or time.monotonic()
         self._journal.append(run.events)
-        before = self._exchange.events
-        self._exchange.apply(map(_payload_of, run.events))
-        if before < self._job.wrong_at_row <= self._exchange.events:
+        payloads = list(map(_payload_of, run.events))
+        # At that row, however runs are cut: the same order is lost each time.
+        until = self._job.wrong_at_row - self._exchange.events
+        if 0 < until <= len(payloads):
+            self._exchange.apply(payloads[:until])
             self._exchange.lose_an_order()
+            payloads = payloads[until:]
+        self._exchange.apply(payloads)
         self._rows += len(run.events)
         self._unsaved, self._unsaved_rows = run, self._unsaved_rows + len(run.events)
         self._last_at = time.monotonic()
