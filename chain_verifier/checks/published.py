@@ -163,14 +163,9 @@ class PublishedTopic(ABC):
         return self._log.walk.highest - (self._log.walk.first_pid or 0)
 
     @property
-    def first_start(self) -> int:
-        """The pid of the first frame: earlier rows are not on the topic."""
-        return self._log.walk.first_pid or 0
-
-    @property
     def removed_until(self) -> int:
         """Up to which row retention has removed the frames; 0 if it has removed none."""
-        return self.first_start if self._bounds.first else 0
+        return (self._log.walk.first_pid or 0) if self._bounds.first else 0
 
     @property
     def is_silent(self) -> bool:
@@ -192,7 +187,9 @@ class PublishedTopic(ABC):
             head = min(known_head, head)
         if not self._bounds.first:
             return replace(horizon, head=head)
-        start = max(horizon.start, self.first_start or head or 0)
+        # A first frame may begin at 0: then only heartbeats were removed.
+        first = self._log.walk.first_pid
+        start = max(horizon.start, (head or 0) if first is None else first)
         return replace(horizon, start=start, head=None if head is None else max(head, start))
 
     def notes_on(self, horizon: Horizon, of_all: Horizon) -> tuple[str, ...]:
@@ -200,8 +197,8 @@ class PublishedTopic(ABC):
         notes = list(self._log.notes())
         if self._bounds.first and not self._log.walk.frames:
             notes.append("retention has removed every frame with rows")
-        elif self._bounds.first:
-            notes.append(f"retention has removed the rows up to {self.first_start}")
+        elif self.removed_until:
+            notes.append(f"retention has removed the rows up to {self.removed_until}")
         notes += [
             f"rows after {after} up to {until} were skipped" for after, until in self.may_lack
         ]

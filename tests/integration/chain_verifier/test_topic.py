@@ -314,6 +314,9 @@ BESIDE = {
         note=f"retention has removed the rows up to {ROWS[19].id}",
         removed=2,
     ),
+    "retention of heartbeats alone, and a frame that was lost": Beside(
+        lambda f: [heartbeat_of(0, bytes(32)), *f[:2], *f[3:]], [ROWS[20:30]], removed=1
+    ),
     "a range that was skipped": Beside(lambda f: [*f[:2], *f[4:]], statement=SKIP),
     "a tail not yet published": Beside(
         lambda frames: frames[:-1], note=" are not known to be published yet"

@@ -101,6 +101,9 @@ def test_topic_is_to_hold_what_lies_between_retention_and_what_was_published() -
     cut = Topic(*records, first=5, head=40)
     assert cut.narrowed(HORIZON) == Horizon(chain_id=7, start=10, head=30)
     assert "retention has removed the rows up to 10" in cut.notes_on(HORIZON, HORIZON)
+    beats_alone_cut = Topic(frame(5, 0, 10), frame(6, 20, 30), first=5, head=40)
+    assert beats_alone_cut.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=30)
+    assert "retention" not in str(beats_alone_cut.notes_on(HORIZON, HORIZON))
     shown = Topic(*records, frame(7, 35, 35, is_heartbeat=True), head=40)
     assert shown.narrowed(HORIZON) == Horizon(chain_id=7, start=0, head=35)
     assert Topic(*records).narrowed(HORIZON) == HORIZON
