@@ -32,6 +32,14 @@ _OVERHEAD_BYTES: Final = 64
 """Bytes of a value beside its own, at most, and of an empty column."""
 
 
+def rows_in_group(largest: int) -> int:
+    """Return how many rows a writer may put into a row group, given the bytes of the largest value.
+
+    Half of the bound is left to the headers of pages, which repeat some values.
+    """
+    return max(1, COLUMN_BYTES_MAX // 2 // (largest + _OVERHEAD_BYTES))
+
+
 @contextmanager
 def open_parquet(path: Place) -> Iterator[Any]:
     """Open a regular file. Raises OSError and ArrowException; InputError for sizes, as its footer

@@ -12,7 +12,7 @@ from msgspec import Struct
 from chain_kernel.sql import load_sql, require_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.findings import Findings
@@ -89,6 +89,17 @@ def page_ranges(ends: Iterable[int], start: int, last_id: int) -> list[tuple[int
     """
     bounds = sorted({end for end in ends if start < end < last_id})
     return list(pairwise((start or _BELOW_ALL, *bounds, last_id)))
+
+
+def ends_by_size(sizes: Sequence[Any], bytes_max: int) -> Iterator[int]:
+    """Yield where to cut batches, given as by `sealed_sizes`, into ranges of about `bytes_max`
+    bytes, of at least one batch.
+    """
+    held = 0
+    for batch, following in zip(sizes, [*sizes[1:], None], strict=True):
+        if following is None or following["bytes"] - held > bytes_max:
+            held = batch["bytes"]
+            yield batch["last_id"]
 
 
 class DatabaseFacts(ABC):

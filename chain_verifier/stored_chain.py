@@ -17,6 +17,7 @@ from chain_verifier.database_facts import (
     SQL,
     DatabaseFacts,
     DatabaseHead,
+    ends_by_size,
     filled,
     head_of,
     page_ranges,
@@ -145,7 +146,7 @@ class StoredChain(DatabaseFacts):
                 sizes = self._fetch("sealed_sizes", after_id, self.head.last_id, _BATCHES)
             if not sizes:
                 return
-            for until_id in _ends(sizes):
+            for until_id in ends_by_size(sizes, _BYTES):
                 with self._as_broken():
                     found = self._fetch_range("sealed", "id", (after_id, until_id))
                 yield from found
@@ -239,14 +240,3 @@ def _flat(column: list[Any] | None) -> list[Any]:
     while values and isinstance(values[0], list):
         values = list(chain.from_iterable(values))
     return values
-
-
-def _ends(sizes: Sequence[Any]) -> Iterator[int]:
-    """Yield where to cut batches, given with the bytes up to and including each, into ranges of
-    about `_BYTES`, of at least one batch.
-    """
-    held = 0
-    for batch, following in zip(sizes, [*sizes[1:], None], strict=True):
-        if following is None or following["bytes"] - held > _BYTES:
-            held = batch["bytes"]
-            yield batch["last_id"]

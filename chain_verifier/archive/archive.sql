@@ -1,12 +1,11 @@
 -- seal_at: the seal after a batch; no row when no batch ends there
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
 
--- batches: the next batches of a range
+-- batches: the batches of a range
 SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
   FROM public.chain_batch
- WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3 AND prev_last_id IS NOT NULL
+ WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
  ORDER BY last_id
- LIMIT $4
 
 -- pages: the pages of some whole batches
 SELECT last_id, ids, pids, keys, event_times_ns, payloads

@@ -24,7 +24,7 @@ from chain_verifier.archive.manifest import (
     chain_folder,
     held_manifest,
 )
-from chain_verifier.bounded_parquet import open_parquet, parquet_pages
+from chain_verifier.bounded_parquet import open_parquet, parquet_pages, rows_in_group
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.places import move, open_to_read, sync_file, sync_folder
 
@@ -79,9 +79,9 @@ class PartWriter:
     def add(self, batches: Sequence[SealedBatch], rows: Sequence[ArchivedRow]) -> None:
         """Add batches with all of their rows, which were already checked."""
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        self._writers[0].write_table(
-            pa.table([[self._chain_id] * len(rows), *columns], schema=_ROWS)
-        )
+        table = pa.table([[self._chain_id] * len(rows), *columns], schema=_ROWS)
+        largest = max(map(len, columns[-1]))
+        self._writers[0].write_table(table, row_group_size=rows_in_group(largest))
         fields = [[getattr(batch, name) for batch in batches] for name in _BATCHES.names]
         self._writers[1].write_table(pa.table(fields, schema=_BATCHES))
         self._first_id = self._first_id or batches[0].first_id

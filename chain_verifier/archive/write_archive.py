@@ -19,7 +19,8 @@ from chain_verifier.archive.manifest import (
 from chain_verifier.archive.part_files import BrokenPart, PartWriter, proven_parts
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.config import CONNECT_SECONDS
-from chain_verifier.database_facts import filled
+from chain_verifier.database_facts import SQL as DATABASE_SQL
+from chain_verifier.database_facts import ends_by_size, filled
 from chain_verifier.server import connection_to, run_alone
 from chain_verifier.verified_mark import extent_of
 
@@ -37,10 +38,10 @@ SQL: Final[Mapping[str, str]] = load_sql("chain_verifier.archive", "archive.sql"
 
 
 _BATCHES_PAGE: Final = 1_000
-"""Rows of `chain_batch` per round trip."""
+"""Batches whose sizes are read at once."""
 
-_GROUP_ROWS: Final = 20_000
-"""Rows in memory, unless one batch holds more: 20 MB at 1 kB per row, and a row group of a file."""
+_GROUP_BYTES: Final = 4 * 2**20
+"""Stored bytes in memory, unless one batch has more: about 40 MB as Python objects."""
 
 
 class ArchivedRun(Struct, frozen=True, kw_only=True):
@@ -182,18 +183,21 @@ async def _groups(
     """Yield neighbouring batches of one partition with their rows, to the end of the partition."""
     number: int | None = None
     while True:
-        found = await connection.fetch(SQL["batches"], chain_id, after_id, until_id, _BATCHES_PAGE)
-        page = [SealedBatch(**row) for row in found]
-        if not page:
+        asked = (chain_id, after_id, until_id, _BATCHES_PAGE)
+        sizes = await connection.fetch(filled(DATABASE_SQL["sealed_sizes"], *asked))
+        if not sizes:
             return
-        number = page[0].last_id // partition_ids if number is None else number
-        group = _first_group([b for b in page if b.last_id // partition_ids == number])
-        if not group:
-            return
-        last_id = group[-1].last_id
-        pages = await connection.fetch(filled(SQL["pages"], chain_id, after_id, last_id))
-        yield group, [row for page in pages for row in _rows_of(*page)]
-        after_id = last_id
+        for end_id in ends_by_size(sizes, _GROUP_BYTES):
+            found = await connection.fetch(SQL["batches"], chain_id, after_id, end_id)
+            page = [SealedBatch(**row) for row in found]
+            number = page[0].last_id // partition_ids if number is None else number
+            group = [batch for batch in page if batch.last_id // partition_ids == number]
+            if not group:
+                return
+            last_id = group[-1].last_id
+            pages = await connection.fetch(filled(SQL["pages"], chain_id, after_id, last_id))
+            yield group, [row for stored in pages for row in _rows_of(*stored)]
+            after_id = last_id
 
 
 def _rows_of(last_id: int, *columns: Any) -> list[ArchivedRow]:  # noqa: ANN401 - asyncpg's own
@@ -208,15 +212,3 @@ def _rows_of(last_id: int, *columns: Any) -> list[ArchivedRow]:  # noqa: ANN401 
 def _is_nested(column: Sequence[Any]) -> bool:
     """Whether an array has more than one dimension; then each of its values is a list."""
     return bool(column) and isinstance(column[0], list)
-
-
-def _first_group(batches: Sequence[SealedBatch]) -> list[SealedBatch]:
-    """Return the first batches that together have at most `_GROUP_ROWS` rows; at least one."""
-    rows = 0
-    group: list[SealedBatch] = []
-    for batch in batches:
-        rows += batch.row_count
-        if group and rows > _GROUP_ROWS:
-            break
-        group.append(batch)
-    return group

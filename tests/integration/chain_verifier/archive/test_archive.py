@@ -10,10 +10,12 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem
 
 from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
+from chain_verifier import bounded_parquet
 from chain_verifier.archive import write_archive as write_archive_module
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import proven_parts, verify_archive
@@ -118,6 +120,20 @@ def test_archive_goes_on_where_it_ended(chain: Chain) -> None:
     assert (done.after_id, done.last_id) == (ENDS[7], MARK)
     assert chain.archive().rows == 0
     assert verify_archive(chain.folder, CHAIN_ID).rows == VERIFIED_ROWS
+
+
+def test_archive_of_large_payloads_can_be_read_back(
+    database: str, role_dsn: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_parquet, "COLUMN_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(write_archive_module, "_GROUP_BYTES", 150_000)
+    rows = [replace(row, payload=random.randbytes(4_000)) for row in ROWS[:100]]
+    asyncio.run(store(database, rows, partition_ids=SPAN))
+    audit, head = role_dsn(AUDITOR), head_of(rows)
+    set_mark(audit, audit, CHAIN_ID, after_id=0, until_id=head, verified_by="eve")
+    assert write_archive(audit, tmp_path, CHAIN_ID).last_id == head
+    report = verify_archive(tmp_path, CHAIN_ID)
+    assert (report.fault, report.rows) == (None, len(rows))
 
 
 def test_archive_by_two_runs_at_once_refuses_the_second_and_stays_whole(
