@@ -51,6 +51,10 @@ SELECT c.chain_id, v.version, v.upgrade_to, v.database_id::text AS database_id,
                       WHERE chain_id = c.chain_id AND prev_last_id IS NOT NULL) b
   LEFT JOIN public.chain_head h ON h.chain_id = c.chain_id
 
+-- boundary: where the rows begin that are not archived
+SELECT coalesce(max(last_id), 0) AS boundary_id FROM public.chain_batch
+ WHERE chain_id = $1 AND prev_last_id IS NULL
+
 -- parts: the ends of $2 ranges of batches after $3 with about the same number of rows each, and where
 -- the last batch of each begins. By rows, not by ids: ids skip far ahead at a take-over
 SELECT e.until_id, coalesce(p.last_id, e.until_id) AS next_after_id

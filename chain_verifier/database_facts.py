@@ -116,6 +116,10 @@ class DatabaseFacts(ABC):
         """Read head_persisted once more. Raises SourceBroken."""
 
     @abstractmethod
+    def boundary_now(self) -> int:
+        """Read once more where archived rows end. Raises SourceBroken."""
+
+    @abstractmethod
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
 

@@ -110,6 +110,11 @@ class StoredChain(DatabaseFacts):
         with self._as_broken():
             return self._read_head().last_id
 
+    def boundary_now(self) -> int:
+        """Read once more where archived rows end. Raises SourceBroken."""
+        with self._as_broken():
+            return int(self._fetch("boundary")[0]["boundary_id"])
+
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with self._as_broken():

@@ -304,10 +304,21 @@ class Verification(Generic[T]):
         every = joined_findings(
             [*(one.findings for one in looked), *(found for _, found in compared)]
         )
+        if every.total:
+            self._require_no_retention()
         if self._request.findings_folder is not None:
             self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
         return self._report(looked, [one for one, _ in compared], every, start_seconds)
+
+    def _require_no_retention(self) -> None:
+        """Raise SourceBroken if rows went to the archive meanwhile: they would look like lost ones.
+
+        A boundary is set before rows go, so it is read after them.
+        """
+        facts = self._facts
+        if facts is not None and facts.boundary_now() != facts.head.boundary_id:
+            raise SourceBroken(facts.name, "rows were archived while it was read: verify again")
 
     def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> SourceResult[T]:
         self._progress(f"checking {table.name}")

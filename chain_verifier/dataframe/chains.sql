@@ -32,7 +32,3 @@ SELECT last_id, ids, pids, keys, event_times_ns, payloads
 SELECT last_id, epoch FROM public.chain_batch
  WHERE chain_id = $1 AND last_id > $2 AND first_id <= $3 AND row_count > 0
  ORDER BY last_id;
-
--- boundary: where the rows of a chain begin that are not archived
-SELECT coalesce(max(last_id), 0) AS boundary_id FROM public.chain_batch
- WHERE chain_id = $1 AND prev_last_id IS NULL;

@@ -160,7 +160,7 @@ class Reading:
         while at_id < asked.until_id:
             pages = self._pages(number, at_id, asked.page_id, times_ns)
             # A boundary is set before pages go, so it is read after them.
-            boundary_id = self.fetch(_SQL["boundary"], number)[0]["boundary_id"]
+            boundary_id = self.fetch(filled(SQL["boundary"], number))[0]["boundary_id"]
             if at_id < boundary_id:
                 raise RowsArchived(number, at_id, boundary_id)
             if not pages:

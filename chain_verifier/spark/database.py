@@ -156,6 +156,12 @@ class DatabaseTable(DatabaseFacts):
         # Each predicate is a partition.
         return batches.withColumn(PART, F.spark_partition_id()), repeating
 
+    def boundary_now(self) -> int:
+        """Read once more where archived rows end. Raises SourceBroken."""
+        with as_broken(self.name):
+            (found,) = self._query("boundary").collect()
+        return int(found["boundary_id"])
+
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
         with as_broken(self.name):

@@ -305,18 +305,26 @@ class Follower:
             self._report(finding)
 
     def _judged(self, records: DataFrame) -> list[Finding]:
-        found = self._frames_in(records)
+        while True:
+            found = self._frames_in(records)
+            forged = frozenset(
+                row["offset"] for row in found if not (row["is_genuine"] or self._is_archived(row))
+            )
+            differences = self._differences(records, forged)
+            # A boundary is set before rows go, so it is read after them.
+            boundary_id = self._database.boundary_now()
+            if boundary_id == self._boundary_id:
+                break
+            self._boundary_id = boundary_id
         true_frames = [
             TopicRecord(**{name: row[name] for name in _FRAME})
             for row in found
             if row["is_genuine"]
         ]
         self._floor = max((r["anchor_id"] for r in found if r["is_genuine"]), default=self._floor)
-        placed = self._topic_follower.take(true_frames, self._database.skips())
-        forged = frozenset(
-            row["offset"] for row in found if not (row["is_genuine"] or self._is_archived(row))
-        )
-        return [*placed, *self._differences(records, forged)]
+        # Frames of archived rows are not judged: they leave no gap.
+        skips = [*self._database.skips(), (0, boundary_id)]
+        return [*self._topic_follower.take(true_frames, skips), *differences]
 
     def _is_archived(self, frame: Row) -> bool:
         """Return whether a leader has signed a frame whose rows the database has no more."""

@@ -25,6 +25,7 @@ from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.places import UrlPlace
 from chain_verifier.report import Verdict
+from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verified_mark import read_extent, set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import (
@@ -274,6 +275,23 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     set_mark(chain.audit, chain.audit, CHAIN_ID, after_id=boundary, until_id=HEAD, verified_by="e")
     assert chain.archive().last_id == HEAD
     assert verify_archive(chain.folder, CHAIN_ID).rows == len(ROWS)
+
+
+def test_verify_beside_a_retention_says_that_rows_were_archived(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.archive()
+    read = StoredChain._by_ranges
+
+    def beside(stored: StoredChain, name: str) -> Any:
+        monkeypatch.setattr(StoredChain, "_by_ranges", read)
+        chain.retain(ENDS[20])
+        return read(stored, name)
+
+    monkeypatch.setattr(StoredChain, "_by_ranges", beside)
+    request = VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(database=chain.audit),))
+    with pytest.raises(SourceBroken, match="rows were archived while it was read: verify again"):
+        verify_locally(request)
 
 
 class Refusal(NamedTuple):

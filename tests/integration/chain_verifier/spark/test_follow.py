@@ -85,6 +85,20 @@ def test_follower_of_a_topic_that_still_has_archived_rows_finds_nothing_in_them(
     assert [(one.kind, one.id) for one in follow()] == [(Kind.SURPLUS, ROWS[3].id)]
 
 
+@pytest.mark.nightly
+def test_follower_finds_nothing_in_rows_that_are_archived_while_it_follows(
+    topic: Topic, frames: list[bytes], make_follower: MakeFollower, follow: Follow, database: str
+) -> None:
+    topic.send(frames[0])
+    assert follow() == []
+    shown: list[Finding] = []
+    follower = make_follower(shown.append)
+    asyncio.run(archive(database, id_of(ROWS[29])))
+    topic.send(*frames[1:])
+    follower.run(until_end=True)
+    assert shown == []
+
+
 def test_follow_reports_a_contradicted_mark_before_it_looks_at_the_topic(
     spark: SparkSession,
     topic: Topic,
