@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from chain_kernel.errors import InputError, SourceBroken
+from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_kernel.text import counted
 from chain_verifier.checks.buckets import Bucket, Horizon, is_one_path, locate, row_count
 from chain_verifier.checks.neighbours import gathered
@@ -296,6 +296,7 @@ class Verification(Generic[T]):
         self._progress("opening " + ", ".join(source.name for source in ordered))
         tables = [self._mode.open(source) for source in ordered]
         self._facts = next((table for table in tables if isinstance(table, DatabaseFacts)), None)
+        self._require_seals_of_rows()
         self._horizon = horizon_of(self._request, self._facts)
         how = how_to_scan(self._request, (table.span for table in tables))
         # Only the keys of the first source: the others are compared with it row by row.
@@ -310,6 +311,14 @@ class Verification(Generic[T]):
             self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
         return self._report(looked, [one for one, _ in compared], every, start_seconds)
+
+    def _require_seals_of_rows(self) -> None:
+        """Refuse a seal of an archived row: no batch of the database ends there any more."""
+        boundary_id = 0 if self._facts is None else self._facts.head.boundary_id
+        lowest = min((kept.id for kept in self._request.kept_seals), default=boundary_id)
+        if lowest < boundary_id:
+            expected = f"at least {boundary_id}: `archive --check` proves archived rows"
+            raise SettingError("row of the expected seal", lowest, expected)
 
     def _require_no_retention(self) -> None:
         """Raise SourceBroken if rows went to the archive meanwhile: they would look like lost ones.

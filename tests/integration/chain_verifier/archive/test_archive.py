@@ -21,7 +21,7 @@ from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import proven_parts, verify_archive
 from chain_verifier.archive.retention import RetentionReport, RetentionRequest, retain
 from chain_verifier.archive.write_archive import ArchivedRun, write_archive
-from chain_verifier.config import DatabaseSource, ParquetSource, VerifyRequest
+from chain_verifier.config import DatabaseSource, KeptSeal, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.places import UrlPlace
 from chain_verifier.report import Verdict
@@ -291,6 +291,20 @@ def test_verify_beside_a_retention_says_that_rows_were_archived(
     monkeypatch.setattr(StoredChain, "_by_ranges", beside)
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(DatabaseSource(database=chain.audit),))
     with pytest.raises(SourceBroken, match="rows were archived while it was read: verify again"):
+        verify_locally(request)
+
+
+def test_verify_with_the_seal_of_an_archived_row_is_refused(chain: Chain) -> None:
+    chain.archive()
+    ((seal,),) = chain.execute(f"SELECT seal FROM chain_batch WHERE last_id = {ENDS[3]}")
+    boundary = chain.retain(ENDS[20]).boundary_id
+    request = VerifyRequest(
+        chain_id=CHAIN_ID,
+        sources=(DatabaseSource(database=chain.audit),),
+        start=boundary,
+        kept_seals=(KeptSeal(id=ENDS[3], seal=seal),),
+    )
+    with pytest.raises(SettingError, match=f"at least {boundary}.*archive --check"):
         verify_locally(request)
 
 
