@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.types import DecimalType, IntegralType
 
-from chain_kernel.errors import InputError
+from chain_kernel.errors import InputError, SourceBroken
 from chain_verifier.checks.buckets import Horizon
-from chain_verifier.config import LEAF_BITS, bucket_bits
+from chain_verifier.config import FINDINGS_MAX, LEAF_BITS, bucket_bits
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.source_check import examine, is_balanced, path_sums, with_key
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
@@ -74,7 +74,8 @@ def verify_frame(
     kind, once the result is used.
 
     With `pid` this reads the frame, without only the use of the result does. Raises InputError for
-    a column that is missing, or whose ids are no whole numbers.
+    a column that is missing, or whose ids are no whole numbers; SourceBroken for a frame that
+    changes between two looks.
     """
     rows = _rows(frame, {"id": id, "pid": pid, "key": key, _ORDER: order})
     parts = [_nulls(rows, id, pid)]
@@ -236,7 +237,21 @@ def _faults(rows: DataFrame, of: Row, start: int) -> Sequence[Finding]:
     )
     horizon = Horizon(chain_id=_CHAIN, start=start, head=None)
     wholes = examine(table, horizon, how).findings.wholes
-    return [fault for whole in wholes if isinstance(whole, tuple) for fault in whole]
+    found = [fault for whole in wholes if isinstance(whole, tuple) for fault in whole]
+    found += _before(table.name, own, start)
+    if not found:
+        raise SourceBroken(table.name, "it changed while it was being read")
+    return found
+
+
+def _before(name: str, rows: DataFrame, start: int) -> Iterator[Finding]:
+    """Yield the rows up to `start`, which a scan leaves out; from 0, it takes all rows."""
+    if start == 0:
+        return
+    before = rows.where(F.col("id") <= start).select("id", "pid").orderBy("id", "pid")
+    for row_id, pid in before.limit(FINDINGS_MAX).collect():
+        kind = Kind.ORPHAN if pid < row_id else Kind.PID_NOT_BELOW_ID
+        yield Finding(kind=kind, source=name, id=row_id, pid=pid)
 
 
 def _values(fault: Finding) -> dict[str, Any]:

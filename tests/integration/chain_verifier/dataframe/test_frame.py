@@ -101,6 +101,21 @@ def test_rows_that_name_the_one_before_are_chains_per_key(spark: SparkSession) -
     assert found_in(verify_frame(late, id="n", pid="prev", key="chain", start=None)) == set()
 
 
+def test_row_before_the_start_of_a_chain_is_a_finding(spark: SparkSession) -> None:
+    rows = frame_of(
+        spark, "id, pid, key",
+        "(5, 4, 'a')", "(6, 5, 'a')", "(4, 4, 'a')",
+        "(4, 4, 'b')",
+        "(6, 5, 'c')", "(3, 1, 'c')",
+    )  # fmt: skip
+    own = finding("pid_not_below_id", "a", id=4, pid=4)
+    alone = finding("pid_not_below_id", "b", id=4, pid=4)
+    lowest = rows.where("key < 'c'")
+    assert found_in(verify_frame(lowest, pid="pid", key="key", start=None)) == {own, alone}
+    given = verify_frame(rows.where("key = 'c'"), pid="pid", key="key", start=5)
+    assert found_in(given) == {finding("orphan", "c", id=3, pid=1)}
+
+
 def test_of_very_many_damaged_keys_the_last_are_named_by_range(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
