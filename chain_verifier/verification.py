@@ -164,8 +164,9 @@ def differing_buckets(
 
 def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
     """Return whether a bucket can hold a row between start and head."""
-    ends_behind_start = bucket.upper_id - 1 > horizon.start
-    return ends_behind_start and (horizon.head is None or bucket.lower_id <= horizon.head)
+    if horizon.is_before(bucket.upper_id - 1):
+        return False
+    return horizon.head is None or bucket.lower_id <= horizon.head
 
 
 def _print_of(bucket: Bucket) -> tuple[int, tuple[int, int]]:

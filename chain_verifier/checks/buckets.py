@@ -35,6 +35,10 @@ class Horizon(Struct, frozen=True, kw_only=True):
     head: int | None
     """The id of the last row; None when only the data shows it."""
 
+    def is_before(self, row_id: int) -> bool:
+        """Return whether a row is left out, at or before the start; from 0 on, none is."""
+        return self.start != 0 and row_id <= self.start
+
     def within(self, other: Horizon) -> Horizon:
         """Return the part that is within both."""
         heads = [head for head in (self.head, other.head) if head is not None]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from chain_kernel.limits import ID_MAX
 from chain_kernel.model import split_client_key
 from chain_verifier.checks.buckets import WHOLE_BITS, Bucket
 from chain_verifier.checks.neighbours import gathered
@@ -59,10 +60,10 @@ class _Walk:
 
     def take(self, rows: Sequence[Row]) -> None:
         """Take the next rows."""
-        start, head = self._horizon.start, self._horizon.head
+        head = self._horizon.head
         for row in rows:
             row_id, pid = row[1], row[2]
-            if row_id is not None and row_id <= start:
+            if row_id is not None and self._horizon.is_before(row_id):
                 continue
             if self._is_outside(row):
                 continue
@@ -166,7 +167,7 @@ def placed_rows(table: LocalTable, horizon: Horizon) -> Iterator[Row]:
         for row in page:
             if row[0] == horizon.chain_id and row[1] is not None and row[2] is not None:
                 head = horizon.head
-                if row[1] > horizon.start and (head is None or row[1] <= head):
+                if not horizon.is_before(row[1]) and (head is None or row[1] <= head):
                     yield row
 
 
@@ -194,7 +195,7 @@ def _breaks(table: LocalTable, horizon: Horizon) -> list[Finding]:
 
 
 def _with_highest_before(table: LocalTable, horizon: Horizon) -> Iterator[tuple[int, int, int]]:
-    highest = horizon.start
+    highest = horizon.start or -ID_MAX
     for row in placed_rows(table, horizon):
         yield row[1], row[2], highest
         highest = max(highest, row[1])
@@ -230,8 +231,9 @@ class _Links:
 
     def _break(self, at_id: int, row_id: int, pid: int) -> Finding | None:
         """Return what is wrong with a row after `at_id`; None where the gap before it may be."""
-        if row_id == at_id:
-            return self._found(Kind.DUPLICATE, id=row_id, count=self._times(row_id))
+        # The chain begins at 0, which is no row: one with this id occurs once.
+        if row_id == at_id and (times := self._times(row_id)) > 1:
+            return self._found(Kind.DUPLICATE, id=row_id, count=times)
         if pid >= row_id:
             return self._found(Kind.PID_NOT_BELOW_ID, id=row_id, pid=pid)
         ids = tuple(one for (one,) in self._scratch.execute(SQL["naming"], (pid,)))

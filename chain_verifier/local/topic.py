@@ -112,7 +112,7 @@ class LocalTopicTable(PublishedTopic):
         if not self._log.walk.is_late:
             return
         for offset, rows in self._frames({LATE}):
-            late = [row[1] for row in rows if row[1] > horizon.start]
+            late = [row[1] for row in rows if not horizon.is_before(row[1])]
             if late:
                 yield Finding(
                     kind=Kind.OUT_OF_ORDER,

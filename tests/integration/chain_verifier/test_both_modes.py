@@ -166,6 +166,15 @@ VECTORS: dict[str, Vector] = {
          {"kind": Kind.ORPHAN, "id": spare(20), "pid": spare(19)},
          {"kind": Kind.PID_NOT_BELOW_ID, "id": spare(30), "pid": ROWS[40].id}],
     ),
+    "a row before all others": (
+        [*ROWS[:7], Row(-5, -6), *ROWS[7:]],
+        HEAD,
+        [{"kind": Kind.ORPHAN, "id": -5, "pid": -6},
+         {"kind": Kind.OUT_OF_ORDER, "id": -5, "until_id": -5, "after_id": ROWS[6].id, "count": 1}],
+    ),
+    "a row before all others, at the front": (
+        [Row(0, -6), *ROWS], HEAD, [{"kind": Kind.ORPHAN, "id": 0, "pid": -6}],
+    ),
     "a field missing": (
         [*ROWS[:30], Line(LINE.replace('"event_time_ns"', '"other"')), *ROWS[31:]],
         HEAD,
