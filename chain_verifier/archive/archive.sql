@@ -52,9 +52,10 @@ SELECT (SELECT max(last_id) FROM public.chain_batch WHERE chain_id = $1 AND last
 -- wait_briefly: an act must not block the sequencer
 SET LOCAL lock_timeout = '2s'
 
--- set_boundary: make a batch represent everything up to it
+-- set_boundary: make a batch represent everything up to it; no row unless it is as it was, with seal $3
 UPDATE public.chain_batch SET prev_last_id = NULL, first_id = last_id, row_count = 0
- WHERE chain_id = $1 AND last_id = $2
+ WHERE chain_id = $1 AND last_id = $2 AND seal = $3 AND prev_last_id IS NOT NULL
+RETURNING last_id
 
 -- forget_older: remove the batches before the boundary
 DELETE FROM public.chain_batch WHERE chain_id = $1 AND last_id < $2

@@ -83,19 +83,18 @@ async def retain(
 
     Raises SettingError when `until_id` is above the verified mark, the lowest receiver, what is
     published, or within the window of keys; InputError when a verified mark is contradicted, and
-    when the archive does not verify, is of another database, or does not hold the rows to detach.
+    when the archive does not verify, is of another database, or does not hold the rows to detach;
+    RetryError when the chain was changed while the archive was read.
     """
     chain_id, is_dry_run = request.chain_id, request.is_dry_run
     async with connection_to(database, OWNER, connect_seconds) as connection:
-        place = await extent_of(connection, chain_id)
-        place.require_marks_hold()
-        await _require_unwanted(connection, place, request)
+        place = await _extent_to_retain(connection, request)
         partitions = await _partitions(connection, chain_id)
         old, boundary_id = await _old(connection, chain_id, partitions, place, request.until_id)
         if boundary_id > place.boundary_id:
-            await _require_archived(connection, archive, place, chain_id, boundary_id)
+            seal = await _require_archived(connection, archive, place, chain_id, boundary_id)
             if not is_dry_run:
-                await _set_boundary(connection, request, boundary_id, archive)
+                await _set_boundary(connection, request, place, boundary_id, seal, archive)
         if not is_dry_run:
             for partition in old:
                 await connection.execute(
@@ -110,6 +109,14 @@ async def retain(
         is_done=not is_dry_run,
         bytes=sum(partition.bytes for partition in old),
     )
+
+
+async def _extent_to_retain(connection: Connection, request: RetentionRequest) -> VerifiedExtent:
+    """Return the chain's standing, in which rows up to `until_id` may go."""
+    place = await extent_of(connection, request.chain_id)
+    place.require_marks_hold()
+    await _require_unwanted(connection, place, request)
+    return place
 
 
 async def _require_unwanted(
@@ -188,17 +195,20 @@ async def _old(
 
 async def _require_archived(
     connection: Connection, archive: Place, place: VerifiedExtent, chain_id: int, boundary_id: int
-) -> None:
-    """Refuse unless the archive, read back now, holds all rows to detach."""
+) -> bytes:
+    """Return the seal of the boundary; refuse unless the archive, read back now, holds all rows to
+    detach.
+    """
     report = _verified(archive, place, chain_id, boundary_id)
     if report.after_id > place.boundary_id or report.last_id < boundary_id:
         held = f"rows after {report.after_id} up to {report.last_id}"
         expected = f"rows after {place.boundary_id} up to {boundary_id}"
         raise InputError("archive", held, expected)
-    seal = await connection.fetchval(SQL["seal_at"], chain_id, boundary_id)
+    seal: bytes | None = await connection.fetchval(SQL["seal_at"], chain_id, boundary_id)
     if seal is None or seal.hex() != report.seals[boundary_id]:
         found = report.seals[boundary_id]
         raise InputError(f"seal of the archive after {boundary_id}", found, "that of the database")
+    return seal
 
 
 def _verified(archive: Place, place: VerifiedExtent, chain_id: int, at_id: int) -> ArchiveReport:
@@ -212,12 +222,21 @@ def _verified(archive: Place, place: VerifiedExtent, chain_id: int, at_id: int) 
 
 
 async def _set_boundary(
-    connection: Connection, request: RetentionRequest, boundary_id: int, archive: Place
+    connection: Connection,
+    request: RetentionRequest,
+    place: VerifiedExtent,
+    boundary_id: int,
+    seal: bytes,
+    archive: Place,
 ) -> None:
+    """Set it if rows may still go: to prove the archive may have taken an hour."""
     chain_id = request.chain_id
     async with connection.transaction():
         await connection.execute(SQL["wait_briefly"])
-        await connection.execute(SQL["set_boundary"], chain_id, boundary_id)
+        now = await _extent_to_retain(connection, request)
+        found = await connection.fetchval(SQL["set_boundary"], chain_id, boundary_id, seal)
+        if found is None or now.boundary_id != place.boundary_id:
+            raise RetryError(f"chain {chain_id}: it was changed meanwhile, nothing was done")
         await connection.execute(SQL["forget_older"], chain_id, boundary_id)
         detail = f"rows up to {boundary_id} are in {archive} alone"
         await connection.execute(

@@ -13,9 +13,10 @@ import pytest
 from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem
 
-from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_kernel.errors import InputError, RetryError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
 from chain_verifier import bounded_parquet
+from chain_verifier.archive import retention
 from chain_verifier.archive import write_archive as write_archive_module
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from chain_verifier.archive.part_files import proven_parts, verify_archive
@@ -357,6 +358,33 @@ def test_retention_above_what_somebody_needs_is_refused(chain: Chain, name: str)
     with pytest.raises(SettingError, match=f"at most {case.limit}, {case.noted}"):
         chain.retain(case.limit + 1)
     assert chain.retain(case.limit, is_dry_run=True).boundary_id <= case.limit
+
+
+@pytest.mark.parametrize("other", ["a retention", "a mark", "a receiver"])
+def test_retention_that_meets_another_state_once_the_archive_is_proven_does_nothing(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    chain.archive()
+    others: dict[str, Callable[[], object]] = {
+        "a retention": lambda: chain.retain(ENDS[25]),
+        "a mark": lambda: chain.execute("UPDATE chain_verified SET seal = sha256(seal)"),
+        "a receiver": lambda: chain.checkpoint("slow", ENDS[3]),
+    }
+    require = retention._require_archived
+
+    async def beside(*given: Any) -> Any:
+        monkeypatch.setattr(retention, "_require_archived", require)
+        seal = await require(*given)
+        await asyncio.to_thread(others[other])
+        return seal
+
+    monkeypatch.setattr(retention, "_require_archived", beside)
+    with pytest.raises(
+        (RetryError, InputError, SettingError), match=r"meanwhile|verified by|receiver 'slow'"
+    ):
+        chain.retain(ENDS[10])
+    acts = chain.execute("SELECT detail FROM chain_act WHERE act = 'retention'")
+    assert len(acts) == (other == "a retention")
 
 
 @pytest.mark.parametrize("rows", [0, 1, 95, 10**6])
