@@ -174,11 +174,13 @@ SELECT last_id, coalesce(sum(bytes) OVER (ORDER BY last_id), 0)::bigint AS bytes
  ORDER BY last_id
 
 -- sealed: every batch in the order of ids, with what is stored of it: the columns of its pages as the
--- seal covers them, and the headers of these arrays, which it does not cover. Only the first batch has
+-- seal covers them, and the headers of these arrays, which it does not cover. A time that no commit can
+-- have, as infinity, is NULL. Only the first batch has
 -- none before it. If the previous batch claims this too, the pages are those after the one before that
 SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal,
        p.seal AS seal_before, p.epoch AS epoch_before,
-       (extract(epoch FROM b.committed_at) * 1000000)::bigint AS committed_at_us,
+       CASE WHEN b.committed_at >= '0001-01-01Z' AND b.committed_at < '9999-12-31Z'
+            THEN (extract(epoch FROM b.committed_at) * 1000000)::bigint END AS committed_at_us,
        s.headers, s.ids, s.pids, s.keys, s.event_times_ns, s.payloads
   FROM public.chain_batch b
   LEFT JOIN LATERAL (SELECT last_id, prev_last_id, seal, epoch FROM public.chain_batch

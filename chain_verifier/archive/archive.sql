@@ -1,8 +1,10 @@
 -- seal_at: the seal after a batch; no row when no batch ends there
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
 
--- batches: the batches of a range
-SELECT first_id, last_id, prev_last_id, row_count, epoch, seal, committed_at
+-- batches: the batches of a range. A time that no commit can have, as infinity, becomes another wrong one
+SELECT first_id, last_id, prev_last_id, row_count, epoch, seal,
+       CASE WHEN committed_at >= '0001-01-01Z' AND committed_at < '9999-12-31Z'
+            THEN committed_at ELSE 'epoch' END AS committed_at
   FROM public.chain_batch
  WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
  ORDER BY last_id

@@ -130,6 +130,8 @@ class BatchCheck:
 
 def _seals_of(batch: Mapping[str, Any], content: bytes, due: tuple[bytes, ...]) -> list[bytes]:
     """Return the seals that the rows give after each seal that may precede them."""
+    if batch["committed_at_us"] is None:
+        return []
     return [
         seal_over(
             before,

@@ -216,7 +216,8 @@ def stored_batch(row: Mapping[str, Any]) -> SurveyedBatch:
     entry = SealedBatch(
         **{name: row[name] for name in named},
         last_id=row["id"],
-        committed_at=time_of(row["committed_at_us"] * 1_000),
+        # In the place of a time that no commit can have, another wrong one.
+        committed_at=time_of((row["committed_at_us"] or 0) * 1_000),
     )
     stored = stored_of(row)
     ends = (entry.first_id, entry.last_id, entry.prev_last_id)

@@ -190,6 +190,11 @@ HARMS: dict[str, tuple[list[str], set[Finding]]] = {
             finding(Kind.HEAD_SEAL, id=HEAD, until_id=HEAD),
         },
     ),
+    "times that no commit has": (
+        [entry(n, f"committed_at = '{time}'") for n, time in
+         ((0, "infinity"), (2, "-infinity"), (4, "290000-01-01"))],
+        mismatches(0, 2, 4),
+    ),
     # The batch after it, the seal of the head and one that was kept say no more than that.
     "stored seals": ([entry(n, OTHER_SEAL) for n in (0, 2, 4)], mismatches(0, 2, 4)),
     "other stored seals": ([entry(n, OTHER_SEAL) for n in (1, 3, 5)], mismatches(1, 3, 5)),

@@ -220,6 +220,10 @@ DAMAGES: dict[str, tuple[list[str], str]] = {
     "an epoch": (
         [f"UPDATE chain_batch SET epoch = 9 WHERE last_id = {ENDS[4]}"], "seal of its rows",
     ),
+    "a time": (
+        [f"UPDATE chain_batch SET committed_at = 'infinity' WHERE last_id = {ENDS[4]}"],
+        "seal of its rows",
+    ),
     "a NULL": page("keys[2] = NULL"),
     "fewer payloads": page("payloads = payloads[:3]"),
     "more keys": page("keys = keys || 'x'::text"),
