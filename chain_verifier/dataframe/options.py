@@ -122,12 +122,16 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     def _narrowed(self, given: Any) -> ChainOptions:  # noqa: ANN401 - a filter of Spark
         name, kind = ".".join(getattr(given, "attribute", ())), type(given).__name__
         value: Any = getattr(given, "value", None)
+        # No row equals NULL: a filter of nothing else is left to Spark.
+        values = [one for one in (value if kind == "In" else (value,)) if one is not None]
+        if not values:
+            return self
         if name == "chain_id" and kind in ("EqualTo", "In"):
-            asked = {value} if kind == "EqualTo" else set(value)
+            asked = set(values)
             known = asked if self.chains is None else asked & set(self.chains)
             return replace(self, chains=tuple(sorted(known)), is_filtered=True)
-        if kind == "In" and value:
-            low, high = min(value), max(value)
+        if kind == "In":
+            low, high = min(values), max(values)
         elif kind in _COMPARISONS:
             low = None if kind.startswith("Less") else value
             high = None if kind.startswith("Greater") else value

@@ -36,6 +36,8 @@ def filter_of(kind: str, name: str, value: Any) -> Any:
         ("LessThanOrEqual", 7, (5, 7)),
         ("LessThan", 700, (5, 90)),
         ("In", (30, 9, 12), (8, 30)),
+        ("In", (30, None, 9), (8, 30)),
+        ("In", (None,), (5, 90)),
         ("IsNotNull", None, (5, 90)),
         ("EqualTo", -4, (5, -4)),
     ],
@@ -49,6 +51,8 @@ def test_chains_are_those_that_all_filters_name() -> None:
     filters = [filter_of("In", "chain_id", (2, 3, 9)), filter_of("EqualTo", "chain_id", 3)]
     assert OPTIONS.narrowed(filters).chains == (3,)
     assert OPTIONS.narrowed([filter_of("EqualTo", "chain_id", 9)]).chains == ()
+    assert OPTIONS.narrowed([filter_of("In", "chain_id", (None, 2, 3))]).chains == (2, 3)
+    assert OPTIONS.narrowed([filter_of("EqualTo", "chain_id", None)]) == OPTIONS
 
 
 def test_times_are_bounded_in_nanoseconds() -> None:
