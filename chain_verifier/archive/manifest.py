@@ -163,7 +163,8 @@ def remove_unfinished(archive: Place, manifest: Manifest) -> None:
         name = str(path.relative_to(folder))
         if name in named:
             continue
-        after_id = path.name.split("-")[1]
+        _, _, span = path.name.partition("-")
+        after_id, _, _ = span.partition("-")
         if not after_id.isdecimal() or int(after_id) < manifest.last_id:
             raise InputError("archive", str(path), "a file that the manifest names")
         path.unlink()

@@ -198,6 +198,13 @@ def test_archive_with_a_file_before_its_end_that_nobody_names_is_refused(archive
     assert len([*folder.glob("rows-*"), *folder.glob("_batches/*")]) == 6
 
 
+@pytest.mark.parametrize("name", ["_batches/copy.parquet", "rows-copy.parquet"])
+def test_archive_with_a_file_of_another_name_is_refused(archive: Path, name: str) -> None:
+    (chain_folder(archive, CHAIN_ID) / name).touch()
+    with pytest.raises(InputError, match=f"{name}.*a file that the manifest names"):
+        remove_unfinished(archive, manifest_of(archive))
+
+
 OTHER = "00000000-0000-4000-8000-000000000000"
 
 
